@@ -1,11 +1,11 @@
-"""Every LLM kernel behind one stable call: the fastest right kernel on this device, and why.
+"""Every LLM kernel behind one stable call: kernelhub runs the fastest correct kernel on this device and reports why.
 
 >>> import torch, kernelhub
 >>> q, k, v = torch.randn(3, 1, 64, 8, 64)
 >>> kernelhub.attention(q, k, v, causal=True).shape
 torch.Size([1, 64, 8, 64])
 
-Every name is loaded at its first use. Importing kernelhub imports the table of their modules, `homes`, and no more.
+Each public name is imported at its first use. `import kernelhub` imports only `homes`, the table of their modules.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _still_loading(name: str) -> Exception | None:
-    """The error of a name that is asked for from inside its own first use: half of what it needs is imported."""
+    """The error of a name that is used during its own import; None if no module of kernelhub is being imported."""
     half = [
         other
         for other, module in list(sys.modules.items())
@@ -48,16 +48,16 @@ def _still_loading(name: str) -> Exception | None:
     ]
     if not half:
         return None
-    said = (
-        f"kernelhub.{name} is asked for while {half[-1]} is still being imported, from inside of that: from a signal "
-        "handler, a logging handler or a finaliser; call it once that is done, or use the name once before such code "
-        "may run"
+    message = (
+        f"kernelhub.{name} is used while {half[-1]} is still being imported: by a signal handler, a logging handler "
+        "or a finaliser that interrupted the import; use it after the import, or use the name once before such code "
+        "can run"
     )
     try:
         from kernelhub.errors import KernelhubError
     except ImportError:  # it is the very module that is being imported
-        return ImportError(said)
-    return KernelhubError(said)
+        return ImportError(message)
+    return KernelhubError(message)
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,8 @@
-"""The modules of public names, ops and parts: the one place where strings name modules of kernelhub."""
+"""Module of each op, public name and part of kernelhub. No other module of kernelhub names modules in strings."""
 
 from __future__ import annotations
 
-# Every op and the module of its public function; the module `problem` beside that has its record.
+# Each op and the module of its public function. The module `problem` in the same folder has the op's record.
 OPS: dict[str, str] = {
     "attention": "kernelhub.ops.attention.attention",
     "paged_attention": "kernelhub.ops.attention.paged_attention",
@@ -29,7 +29,7 @@ OPS: dict[str, str] = {
     "fused_moe": "kernelhub.ops.moe.experts.op",
     "route_experts": "kernelhub.ops.moe.routing.op",
 }
-# What the hub gets from other rooms, by role. The hub imports each when it first needs it.
+# Objects of other rooms that the hub uses, by role. The hub imports each at its first use.
 PARTS: dict[str, str] = {
     "functions": "kernelhub.ops:functions",
     "records": "kernelhub.ops.records:OPS",

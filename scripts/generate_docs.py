@@ -414,7 +414,7 @@ def codes() -> str:
         "not_requested": "supported; another kernel was requested",
         "disabled": "switched off by a variable, file, context or `configure`",
         "refused_by_rank": "another rank cannot run it; the reason names the rank and its own reason",
-        "not_locked": "KERNELHUB_LOCK_MISSING is error, and the lock file holds no decision for the problem",
+        "not_locked": "KERNELHUB_LOCK_MISSING is error, and the lock file has no entry for the problem",
         "vendor": "made for another kind of device",
         "capability": "made for another generation of GPU",
         "dtype": "does not take this dtype",

@@ -1,6 +1,6 @@
-"""HOW a kernel is chosen, and nothing about which kernels there are.
+"""Selection and dispatch of kernels. This room names no backend and no kernel.
 
-Read in this order: `problem` (what selection may look at), `constraint` and `kernel` (what a kernel
-record says), `registry` (where records come from), `policy` (what the user said), `select` (the pure
-choice), `op` (the table of plans behind a call), `plan` (a choice bound and ready), `report`.
+Read in this order: `problem` (the inputs of a selection), `constraint` and `kernel` (kernel records), `registry`
+(where records come from), `policy` (requests and preferences), `select` (the pure selection), `op` (the table of
+bound kernels behind a call), `plan` (a bound selection), `report`.
 """

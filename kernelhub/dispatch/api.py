@@ -1,4 +1,7 @@
-"""Public functions that change or report the state of a process: preferences, registered backends, the report."""
+"""Public functions that set or report the state of a process: requests, preferences, backends, the report.
+
+This module checks the arguments. `dispatch.hub` holds the state.
+"""
 
 from __future__ import annotations
 
@@ -38,33 +41,39 @@ _PARAMETERS = (
 OverrideLike = NamesLike | Mapping[str, NamesLike]
 T = TypeVar("T")
 
-# Who entered each of `HUB.contexts`, in the same order: blocks may end in another order than they began, as those of
-# generators do, and each takes out its own layer. Layers alone do not tell, since equal words are one layer.
+# The `use` that entered each of `HUB.contexts`, in the same order. Blocks may exit in another order than they were
+# entered, as those of generators do, and each removes its own layer. Equal arguments give one layer, so that a layer
+# does not identify its block.
 _entered: ContextVar[tuple[use, ...]] = ContextVar("kernelhub contexts entered", default=())
 _ELSEWHERE = (
-    "a kernelhub.use() block ends in a task or thread that it was not entered in, most often that of a generator which "
-    "was not closed where it ran: its words stay in force where it was entered; close the generator there (aclosing)"
+    "a kernelhub.use() block ends in a task or thread that it was not entered in, usually because a generator was not "
+    "closed where it ran; its settings stay in force where it was entered: close the generator there (aclosing)"
 )
 
 
 class use(contextlib.ContextDecorator):
-    """Say what runs inside a block: task-local, nestable, also a decorator.
+    """Request, prefer or disable kernels inside a block. A context manager and decorator; task-local, nestable.
+
+    A name is that of a backend (``"triton"``), of a kernel (``"triton.split_kv"``), or a glob over kernels
+    (``"triton.*"``). The innermost block is the strongest, and an argument that is not given leaves the setting of
+    the outer blocks, `configure` and the environment.
 
     Args:
-        backend: these, for every op.
-        prefer: rank these first where they can run: names, or a mapping of op to names.
-        disable: never these: names, or a mapping of op to names.
-        deterministic: only kernels that repeat bit for bit.
-        batch_invariant: only kernels whose rows do not depend on the rest of the batch.
-        strict: never fall to another kernel; raise instead.
-        unsafe: let an explicit choice run past its kernel's own limits and known defects.
-        trust: on whose word a kernel may be chosen that nobody names: ``"here"``, it was verified on this family of
-            devices, by the project or on this machine; ``"vendor"``, a vendor's statement suffices too;
-            ``"measured"``, the project ran it on this family (docs/trust.md).
-        ops: for each op named, the backends or kernels that run it, first supported one.
+        backend: name or names that must run every op: the fastest supported kernel of the first name that has one.
+            A call that none of them supports raises `NoKernel`.
+        prefer: name or names to rank first where they are supported, or a mapping of op to such names.
+        disable: name or names that never run, or a mapping of op to such names.
+        deterministic: select only kernels whose results are bitwise equal from run to run.
+        batch_invariant: select only kernels whose rows do not depend on the other rows of the batch.
+        strict: raise `KernelUnavailable` when the selected kernel cannot be loaded, without a fallback.
+        unsafe: run a requested kernel even if its record's limits or a known defect reject it.
+        trust: evidence that a kernel needs to be selected without a request or preference. ``"here"`` (default): it
+            was verified on this family of devices by the project, or on this machine. ``"vendor"``: a vendor's
+            statement is enough. ``"measured"``: the project ran it on this family (docs/trust.md).
+        ops: op=names, e.g. ``attention="triton"``: as `backend`, for one op.
 
     Raises:
-        ConfigurationError: a name means no op, no backend and no kernel.
+        ConfigurationError: a name is not that of an op, backend or kernel, or a value is not supported.
 
     Example:
         >>> import kernelhub
@@ -117,7 +126,7 @@ def _without(items: tuple[T, ...], place: int) -> tuple[T, ...]:
 
 
 def _refuse_inside_compiled_code() -> None:
-    """A graph cannot hold a context: the choice would be frozen, or forgotten."""
+    """A compiled graph cannot contain a context: its selection would be frozen, or ignored."""
     if is_dynamo_compiling():
         raise ConfigurationError(
             "kernelhub.use() cannot be entered inside a torch.compile region; enter it around the compiled call"
@@ -125,7 +134,7 @@ def _refuse_inside_compiled_code() -> None:
 
 
 def strict() -> use:
-    """A block in which no choice may fall to another kernel: what cannot run raises."""
+    """A block without fallbacks: a call raises `KernelUnavailable` if its selected kernel cannot be loaded."""
     return use(strict=True)
 
 
@@ -143,13 +152,18 @@ def configure(
     audit_action: str | None = None,
     **ops: NamesLike,
 ) -> None:
-    """Say what runs in this process; arguments as of `use`. Replaces what an earlier call said.
+    """Request, prefer or disable kernels in the whole process. The other arguments are those of `use`.
 
-    Call it before serving: every choice made so far is made again at its next call.
+    A call replaces all settings of an earlier one; ``configure()`` removes them. Call it before serving: it discards
+    every selection, and the next call of each problem selects again.
 
     Args:
-        audit: the share of calls, from 0 to 1, that are recomputed and compared; by default KERNELHUB_AUDIT.
+        audit: share of calls that are recomputed and compared, from 0 to 1; by default KERNELHUB_AUDIT.
         audit_action: ``"record"`` or ``"quarantine"``; by default KERNELHUB_AUDIT_ACTION.
+
+    Raises:
+        ConfigurationError: a name is not that of an op, backend or kernel, a value is not supported, or kernelhub is
+            sealed.
     """
     requests = dict(ops) if backend is None else {**ops, "*": backend}
     if audit is not None and not (isinstance(audit, int | float) and 0 <= audit <= 1):
@@ -172,17 +186,23 @@ def configure(
 
 
 def report() -> Report:
-    """What ran in this process, how often, and why; print it, or take `to_dict()`.
+    """Return the `Report` of this process: the kernels that ran, their calls, and the reason of each selection.
 
-    Calls of ops, plans and steps are counted on the host. A call that is made while a CUDA graph is captured counts
-    once, and a replay of that graph not at all: the host makes no call then. Where a graph serves most steps, the
-    numbers tell which kernels are in it, and a profiler how often they ran.
+    Print it, or use its `to_dict()`. Calls of ops, plans and steps are counted on the host. A call that is captured in
+    a CUDA graph counts once; replays of the graph are not counted, because the host makes no call. If graphs serve
+    most steps, the report lists the kernels in them, and a profiler shows how often they ran.
     """
     return HUB.report()
 
 
 def reload() -> None:
-    """Read the KERNELHUB_* variables, the config file and the plugins again, and ask every probe again."""
+    """Read the KERNELHUB_* variables, the config file and the plugins again, and discard probe results and selections.
+
+    Settings of `configure` and backends of `register_backend` stay. An agreement of ranks ends.
+
+    Raises:
+        ConfigurationError: a variable or the config file is invalid, or kernelhub is sealed.
+    """
     HUB.reload()
 
 
@@ -191,27 +211,33 @@ class BackendHandle:
     """A backend registered at run time.
 
     Attributes:
-        registered: what was registered.
+        registered: its name, module and records.
     """
 
     registered: Registered
 
     def remove(self) -> None:
-        """Take the backend out again."""
+        """Unregister the backend, and discard every selection.
+
+        Raises:
+            ConfigurationError: kernelhub is sealed.
+        """
         HUB.remove_backend(self.registered.name)
 
 
 def register_backend(module: Any) -> BackendHandle:
-    """Register a backend in this process, as an entry point of `kernelhub.backends` would.
+    """Register a backend in this process, as an entry point of `kernelhub.backends` does, and discard every selection.
 
     Args:
-        module: anything with `BACKEND`, `KERNELS` and optionally `KNOWN_BAD`.
+        module: a module or object with the attributes `BACKEND` (a `Backend`), `KERNELS` (a tuple of `Kernel`) and
+            optionally `KNOWN_BAD` (a tuple of `KnownBad`); see `kernelhub.dispatch.kernel`.
 
     Returns:
-        A handle whose `remove()` takes it out again.
+        A handle whose `remove()` unregisters the backend.
 
     Raises:
-        RegistrationError: a record contradicts the schema of its op, or a name is taken.
+        RegistrationError: a record contradicts the schema of its op, or the name is already registered.
+        ConfigurationError: kernelhub is sealed.
     """
     return BackendHandle(HUB.add_backend(module))
 
@@ -228,10 +254,10 @@ def _layer(
     unsafe: bool | None,
     trust: str | None,
 ) -> Layer:
-    """The layer that the arguments describe; the same one each time the same is said."""
+    """The layer that the arguments describe; equal arguments give the same object."""
 
-    def overrides(said: OverrideLike, parameter: str) -> tuple[Override, ...]:
-        table = said if isinstance(said, Mapping) else {"*": said}
+    def overrides(given: OverrideLike, parameter: str) -> tuple[Override, ...]:
+        table = given if isinstance(given, Mapping) else {"*": given}
         return tuple(
             Override(op, names, source, _origin(word, parameter or op, op, names))
             for op, likes in table.items()
@@ -248,7 +274,7 @@ def _layer(
     for op in requests:
         close = difflib.get_close_matches(op, (*HUB.registry.contracts, *_PARAMETERS), n=1, cutoff=0.75)
         if close and close[0] in _PARAMETERS:
-            raise ConfigurationError(f"{word}({op}=...): {op!r} is no parameter and no op (did you mean {close[0]}?)")
+            raise ConfigurationError(f"{word}({op}=...): {op!r} is not a parameter or op (did you mean {close[0]}?)")
     HUB.registry.check_layer(layer)
     with HUB.lock:
         key = (*parts, *flags, trust)
@@ -260,7 +286,7 @@ def _layer(
 
 def _origin(word: str, parameter: str, op: str, names: Names) -> str:
     """The override as the user wrote it, e.g. ``use(disable='triton')``."""
-    said: Any = names[0] if len(names) == 1 else list(names)
+    given: Any = names[0] if len(names) == 1 else list(names)
     if parameter == op:
-        return f"{word}({'backend' if op == '*' else op}={said!r})"
-    return f"{word}({parameter}={said!r})" if op == "*" else f"{word}({parameter}={{{op!r}: {said!r}}})"
+        return f"{word}({'backend' if op == '*' else op}={given!r})"
+    return f"{word}({parameter}={given!r})" if op == "*" else f"{word}({parameter}={{{op!r}: {given!r}}})"

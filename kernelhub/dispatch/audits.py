@@ -1,6 +1,6 @@
-"""Calls that were recomputed in service (`KERNELHUB_AUDIT`): the settings, and the counts that reports read.
+"""Settings and counts of audits: calls that are recomputed in service (`KERNELHUB_AUDIT`).
 
-What recomputes them is `kernelhub.evidence.audit`; nothing of it is loaded while the share is 0.
+`kernelhub.evidence.audit` recomputes them. It is not imported while the share is 0.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ RECORD, QUARANTINE = ACTIONS = ("record", "quarantine")
 
 @dataclass(frozen=True)
 class AuditSettings:
-    """What is audited.
+    """Which calls are audited, and what happens to a wrong kernel.
 
     Attributes:
-        share: of the calls, from 0 (none) to 1 (all).
-        num_bytes: most memory for copies and recomputing at one time.
-        action: ``"record"``: a wrong kernel is quarantined for the next process; ``"quarantine"``: at once.
+        share: share of the calls, from 0 (none) to 1 (all).
+        num_bytes: maximum memory for copies and recomputing at one time.
+        action: ``"record"``: a wrong kernel is quarantined for the next process; ``"quarantine"``: immediately.
     """
 
     share: float = 0.0
@@ -37,26 +37,28 @@ SKIPPED = {
     "time": "its reference takes tokens one by one, and there are too many",
     "bytes": "its copies and recomputing it take more than KERNELHUB_AUDIT_BYTES",
     "memory": "the device has too little free memory",
-    "pending": "as many calls as may wait for the device are waiting",
+    "pending": "the maximum number of calls already waits for the device",
     "capture": "it was captured in a CUDA graph, or ran in the memory pool of one",
     "lost": "the device is lost",
-    "packed": "its weight is arranged for the kernel, and what it was made from is not known here",
-    "no_numbers": "the reference gives no number, or one beyond the result's range, where the result differs",
+    "packed": "its weight is packed for the kernel, and the original weight is not available",
+    "no_numbers": "where the result differs, the reference is NaN or outside the range of the result's dtype",
     "failed": "recomputing it raised an error",
-    "unread": "its launch was given what the audit does not know",
+    "unread": "its launch has an argument that the audit does not support",
 }
 
 
 @dataclass(frozen=True)
 class Audited:
-    """The audits of one kernel of one op.
+    """Counts of the audits of one kernel of one op.
 
     Attributes:
-        checked: calls that were compared.
-        wrong: calls of these whose numbers were wrong.
-        disputed: calls of these that another kernel answers otherwise, where the reference could not decide.
-        skipped: calls that were sampled and not compared, by a word of `SKIPPED`.
-        figures: of the first wrong call.
+        op: name of the op.
+        kernel: name of the kernel.
+        checked: compared calls.
+        wrong: compared calls with wrong numbers.
+        disputed: compared calls for which another kernel gives other numbers and the reference is inconclusive.
+        skipped: sampled calls that were not compared, by key of `SKIPPED`.
+        figures: errors of the first wrong call; empty if there is none.
     """
 
     op: str
@@ -68,12 +70,12 @@ class Audited:
     figures: str = ""
 
     def __str__(self) -> str:
-        told = f"audited {self.op} {self.kernel}: {self.checked} calls compared, {self.wrong} wrong"
+        text = f"audited {self.op} {self.kernel}: {self.checked} calls compared, {self.wrong} wrong"
         if self.disputed:
-            told += f", {self.disputed} disputed"
+            text += f", {self.disputed} disputed"
         if self.skipped:
-            told += ", skipped " + ", ".join(f"{count} ({word})" for word, count in sorted(self.skipped.items()))
-        return f"{told}: {self.figures}" if self.figures else told
+            text += ", skipped " + ", ".join(f"{count} ({word})" for word, count in sorted(self.skipped.items()))
+        return f"{text}: {self.figures}" if self.figures else text
 
 
 @dataclass
@@ -94,7 +96,7 @@ PAUSED = _Paused()
 
 @contextlib.contextmanager
 def unaudited() -> Iterator[None]:
-    """A block whose calls serve nobody, so that this thread audits none of them: they verify, tune or recompute."""
+    """A block in which this thread audits no call, because its calls verify, tune or recompute."""
     before, PAUSED.now = PAUSED.now, True
     try:
         yield
@@ -103,10 +105,11 @@ def unaudited() -> Iterator[None]:
 
 
 class Audits:
-    """What the audits of this process found since the report began.
+    """Counts of all audits of this process since the report was last cleared.
 
     Attributes:
-        settle: has results looked at that waited for a device, without waiting for it; None until calls are audited.
+        settle: function that compares the results which the device has finished, without waiting for others; None
+            until a call is audited.
     """
 
     def __init__(self) -> None:
@@ -115,7 +118,7 @@ class Audits:
         self.settle: Any = None
 
     def renew(self) -> None:
-        """After a fork: threads that are not here may have held the lock."""
+        """Replace the lock after a fork: a thread of the parent may have held it."""
         self._guard = threading.Lock()
 
     def note_checked(self, op: str, kernel: str) -> None:
@@ -139,15 +142,15 @@ class Audits:
     def _of(self, op: str, kernel: str) -> _Count:
         return self._counts.setdefault((op, kernel), _Count())
 
-    def told(self) -> tuple[Audited, ...]:
-        """The counts, one for each kernel of an op; takes no lock."""
+    def counts(self) -> tuple[Audited, ...]:
+        """The counts, one for each op and kernel. Does not take the lock."""
         return tuple(
             Audited(op, kernel, one.checked, one.wrong, one.disputed, dict(one.skipped.copy()), one.figures)
             for (op, kernel), one in list(self._counts.items())
         )
 
     def clear(self) -> None:
-        """Count anew."""
+        """Reset all counts."""
         with self._guard:
             self._counts.clear()
 

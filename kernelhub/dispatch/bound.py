@@ -1,4 +1,7 @@
-"""A selection made ready, and how the chosen adapter is made."""
+"""Bound selections: the adapter of a selected kernel, its instance, and the function that a call runs.
+
+`dispatch.hub` decides when an adapter is made; this module makes it, gives it its tuned sizes, and hooks its library.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,15 @@ watch_log = logging.getLogger("kernelhub.watch")
 
 @dataclass(eq=False)
 class Bound:
-    """A selection made ready: the adapter's instance and the function that a call runs; nothing of it changes.
+    """A selection with the adapter's instance and the function that a call runs. Immutable but for the call count.
 
     Attributes:
-        selection: the selection it came from.
+        selection: the selection.
         adapter: instance of the op's adapter class, made for the problem.
-        run: the call, with the op's arguments in the order that the op's module says.
+        run: the call; takes the op's arguments in the order that the op's module documents.
+        counter: `itertools.count` that `run` advances.
         device: index of the GPU that it was made for, -1 for the CPU.
-        calls: how often `run` was entered.
+        calls: number of calls of `run`.
     """
 
     selection: Selection[Any]
@@ -43,23 +47,23 @@ class Bound:
 
 
 def calls_of(counter: Any) -> int:
-    """The number that an `itertools.count` has come to."""
-    return int(repr(counter)[len("count(") : -1])  # the only way to read one that Python will keep
+    """The current value of an `itertools.count`."""
+    return int(repr(counter)[len("count(") : -1])  # the only way to read it that Python does not deprecate
 
 
 def make_adapter(
     kernel: Kernel, contract: Contract[Any], problem: Any, timeout_s: float, watch: Callable[[], None]
 ) -> Any:
-    """An instance of a kernel's adapter; `watch` is called whenever a library may have been imported.
+    """An instance of a kernel's adapter. `watch` is called each time a library may have been imported.
 
     Raises:
-        LoadFailure: its module cannot be imported, or it cannot be made for the problem here.
+        LoadFailure: the module of the adapter cannot be imported, or the adapter cannot be made for the problem.
     """
     make = load_attribute(kernel.target, timeout_s)
     watch()
     try:
         adapter = make(problem)
-    except (Exception, SystemExit) as error:  # some libraries are imported here, and leave where there is no GPU
+    except (Exception, SystemExit) as error:  # some libraries are imported here, and exit without a GPU
         raise failure_of("preparing it", error, "disable it and report this") from error
     if not isinstance(adapter, contract.adapter):
         raise LoadFailure(
@@ -72,23 +76,24 @@ def make_adapter(
 
 
 def configure(adapter: Any, kernel: Kernel, measured: Mapping[int, Configuration]) -> None:
-    """Have an adapter take the sizes that were measured for its problem, if some were."""
+    """Give an adapter the sizes that were measured for its problem, if there are any."""
     if not measured:
         return
     try:
         adapter.configure(measured)
     except (KeyError, TypeError, ValueError) as error:
         adapter.configure({})
-        told = "%s: %s does not understand its measured sizes and takes its own: %r; `kernelhub tune` measures anew"
-        fallback_log.warning(told, kernel.op, kernel.name, error)
+        message = "%s: %s rejected its tuned sizes and uses its defaults: %r; run `kernelhub tune` again"
+        fallback_log.warning(message, kernel.op, kernel.name, error)
 
 
 def watch_imported(watches: Iterable[Watch], watched: set[Watch], timeout_s: float) -> None:
-    """Have the libraries that are imported by now, and were not in `watched`, tell of what they compile."""
+    """Hook the libraries that are imported and not yet in `watched`, so that they log their compiles."""
     for watch in watches:
         if watch.module in sys.modules and watch not in watched and is_imported(watch.module):
             try:
                 load_attribute(watch.target, timeout_s)(watch.module, JOURNAL)
-            except Exception as error:  # a library may have changed; calls of it are as good as before
-                watch_log.warning("what %s compiles is neither counted nor refused: %r", watch.module, error)
+            except Exception as error:  # a library may have changed; its calls still work
+                message = "cannot hook %s: its compiles are neither counted nor refused: %r"
+                watch_log.warning(message, watch.module, error)
             watched.add(watch)

@@ -1,9 +1,8 @@
-"""Sizes that a kernel could take another of, such as tiles: tried by `kernelhub tune`, kept as data, looked up by call.
+"""Configurations: tunable sizes of a kernel, such as tiles. `kernelhub tune` measures them; calls look them up.
 
-A kernel whose record says `configurable` has an adapter that is a `Configurable`. To write one: name in
-`configurations` what is worth a try, as plain values that JSON can hold, and take one of them in `configure`. Every
-configuration must be right for every number of tokens; a configuration that is not is found by `tune`, which checks
-each before it times it, and is a defect.
+A kernel whose record has `configurable=True` has an adapter that is a `Configurable`. To write one, list candidates in
+`configurations` as plain JSON values, and apply one of them in `configure`. Every configuration must be correct for
+every number of tokens. `tune` checks each before it times it; a wrong one is a defect of the kernel.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ Configuration = Mapping[str, Any]
 
 EXACT, NEAREST, DEFAULT = "exact", "nearest", "default"
 
-# Measured sizes hold for as many tokens, and for up to this many times as many or as few. Tiles for 16 rows make a
-# product of 4096 several times slower; those for 1024 do not.
+# Measured sizes apply to a number of tokens up to this many times larger or smaller than the measured one. Tiles for
+# 16 rows make a product of 4096 rows several times slower; those for 1024 do not.
 REACH = 4.0
 
 
 class Found(NamedTuple):
-    """A configuration, and how well it fits.
+    """Result of `look_up`.
 
     Attributes:
-        configuration: what was measured; None where the kernel's own rule holds.
+        configuration: the measured configuration; None for the kernel's default.
         source: ``"exact"`` (measured for this number of tokens), ``"nearest"`` (for another, within `REACH`) or
             ``"default"``.
-        num_tokens: for how many tokens it was measured.
+        num_tokens: number of tokens that it was measured for; 0 for the default.
     """
 
     configuration: Configuration | None
@@ -37,7 +36,7 @@ class Found(NamedTuple):
 
 
 def look_up(measured: Mapping[int, Configuration], num_tokens: int) -> Found:
-    """The configuration for a call of so many tokens: measured for as many, for the nearest number, or none.
+    """The configuration for a call of `num_tokens`: measured for that number, for the nearest one, or the default.
 
     >>> table = {16: {"block_m": 16}, 64: {"block_m": 64}}
     >>> look_up(table, 64).source, look_up(table, 20).num_tokens, look_up(table, 4096).source
@@ -58,22 +57,25 @@ def look_up(measured: Mapping[int, Configuration], num_tokens: int) -> Found:
 
 
 class Configurable(abc.ABC):
-    """What an adapter also is whose record says `configurable`."""
+    """Base class of adapters whose record has `configurable=True`."""
 
     @abc.abstractmethod
     def configurations(self, num_tokens: int, stage: int, best: Configuration | None) -> Sequence[Configuration]:
-        """What is worth a try for a call of so many tokens; what the kernel takes by itself need not be among it.
+        """Candidates for a call of `num_tokens`. The kernel's default need not be among them.
 
         Args:
-            num_tokens: of the call, more than 0.
-            stage: 0 for the first answer. Where parts can be chosen one after another, a later stage gives variations
-                of what was best so far; a stage that gives nothing ends the search.
-            best: the fastest so far; None where that is what the kernel takes by itself.
+            num_tokens: tokens of the call, more than 0.
+            stage: 0 for the first candidates. A later stage returns variations of the best configuration so far; an
+                empty stage ends the search.
+            best: the fastest configuration so far; None if that is the kernel's default.
         """
 
     @abc.abstractmethod
     def configure(self, measured: Mapping[int, Configuration]) -> None:
-        """From now on take these, each for its number of tokens; as `look_up` says for others. None: as without.
+        """Use these configurations from now on, by number of tokens; `look_up` gives those of other numbers.
 
-        A configuration that this version of the kernel does not understand raises KeyError, TypeError or ValueError.
+        An empty mapping restores the kernel's defaults.
+
+        Raises:
+            KeyError, TypeError, ValueError: this version of the kernel does not support a configuration.
         """

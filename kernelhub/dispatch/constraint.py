@@ -1,8 +1,8 @@
-"""Constraints: conditions of a kernel record on a problem and on this machine.
+"""Constraints: conditions of a kernel record on the problem and the machine.
 
-A constraint is a small value with `fields` (the facets it reads) and `reject(problem, machine)`, which
-gives None or a `Rejection`: a stable code, a sentence, a remedy. Constraints never raise and never look
-past the problem: equal problems on equal facts get equal answers, whenever they are asked.
+A constraint is an immutable value with `fields` (the facets it reads) and `reject(problem, machine)`, which returns
+None or a `Rejection`: a stable code, a sentence, a remedy. Constraints do not raise and have no other inputs: equal
+problems on equal machines give equal results.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from kernelhub.probes.package import Library, Wanted, find_library, fits
 from kernelhub.probes.signature import Call, takes
 from kernelhub.probes.torch_build import TorchBuild
 
-# The code of what would first be compiled for minutes. It holds only of kernels that nobody asks for or prefers: who
-# does is taken at his word, and nobody else waits.
+# Code of a kernel that must first be compiled for minutes. It does not reject a kernel that a user requests or prefers,
+# since that user accepts the wait.
 NOT_BUILT = "not_built"
 
 
 class Constraint(Protocol):
-    """What the selector asks of a constraint."""
+    """A condition of a kernel record."""
 
     @property
     def fields(self) -> tuple[str, ...]:
         """Facets of the problem that `reject` reads."""
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        """None if the kernel may run, else why not."""
+        """None if the kernel may run, else the reason against it."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class OnDevice:
 
     Args:
         vendor: ``"nvidia"``, ``"amd"`` or ``"cpu"``.
-        at_least: lowest compute capability, inclusive.
-        below: lowest compute capability that is too new, exclusive; None for no limit.
-        only: exact capabilities; a kernel compiled for one architecture lists it here.
-        arch: exact architecture names, where there is no compute capability.
+        at_least: lowest compute capability, inclusive; None for no limit.
+        below: upper limit of the compute capability, exclusive; None for no limit.
+        only: exact capabilities, for kernels that are compiled for single architectures.
+        arch: exact architecture names, for devices without a compute capability.
     """
 
     vendor: str
@@ -95,8 +95,8 @@ def _sm(capability: tuple[int, int]) -> str:
 class AnyOf:
     """At least one of the alternatives must hold.
 
-    The reasons given are those of the alternatives that speak of the problem's kind of device; where none
-    does, that of the first.
+    The rejection joins the reasons of the alternatives for the problem's kind of device, or has the reason of the
+    first alternative if there is none.
     """
 
     alternatives: tuple[Constraint, ...]
@@ -146,7 +146,7 @@ def dtype_in(field: str, *dtypes: str, why: str = "", remedy: str = "") -> OneOf
 
 @dataclass(frozen=True)
 class Between:
-    """The facet lies between two bounds, both inclusive."""
+    """The facet is between two bounds, both inclusive."""
 
     field: str
     low: int
@@ -171,7 +171,7 @@ class Between:
 
 @dataclass(frozen=True)
 class MultipleOf:
-    """The facet is divisible by a number; the nearest legal value is offered."""
+    """The facet is divisible by a number. The remedy names the next larger value that is."""
 
     field: str
     divisor: int
@@ -214,7 +214,7 @@ class SameValue:
 
 @dataclass(frozen=True)
 class Anything:
-    """The kernel takes any value of these facets that the op's contract allows."""
+    """The kernel supports every value of these facets that the op's contract allows."""
 
     fields: tuple[str, ...]
 
@@ -223,19 +223,19 @@ class Anything:
 
 
 def anything(*fields: str) -> Anything:
-    """Say that the kernel has no limit on these facets; a record may not stay silent about one."""
+    """State that the kernel has no limit on these facets; a record must mention every structural facet."""
     return Anything(fields)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A limit that needs code: a function of the problem that gives a reason or None.
+    """A limit that needs code: a function of the problem that returns a reason or None.
 
     Args:
         reads: the facets that `check` reads.
-        check: problem -> what is wrong, as a sentence, or None.
+        check: takes the problem; returns the reason against it as a sentence, or None.
         code: stable code of the rejection.
-        remedy: what the user can do.
+        remedy: command or setting that helps; empty if there is none.
     """
 
     reads: tuple[str, ...]
@@ -254,7 +254,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Package(Wanted):
-    """A package that must be installed in a fitting version (see `probes.package`)."""
+    """A package that must be installed in a supported version (see `probes.package`)."""
 
     fields = ()
 
@@ -264,7 +264,7 @@ class Package(Wanted):
 
 @dataclass(frozen=True)
 class Takes:
-    """A library that takes a call as the adapter makes it (see `probes.signature`)."""
+    """A library function that must accept the arguments which the adapter passes (see `probes.signature`)."""
 
     call: Call
     remedy: str = ""
@@ -277,7 +277,7 @@ class Takes:
 
 @dataclass(frozen=True)
 class Compiled:
-    """The file of a compiled library, for the problem's device; `Package` rejects if its package is missing."""
+    """A compiled library that must have a file for the problem's device. `Package` rejects a missing package."""
 
     library: Library
 
@@ -292,7 +292,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class TorchBuilt:
-    """A torch that is built for this CUDA or a newer one, and of this version or a newer one if one is given."""
+    """torch must be built for this CUDA version or a newer one, and have at least this version if one is given."""
 
     cuda: str
     at_least: str = ""

@@ -1,4 +1,7 @@
-"""An op's record and contract: what it is asked, how a kernel must answer, and how an answer is judged."""
+"""An op's record (its facets and regimes) and contract (its adapter class, its call, its reference).
+
+Selection needs the record alone. The contract adds what a call needs, and imports torch.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,16 @@ def _any(problem: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class OpRecord(Generic[ProblemT]):
-    """One op as data, light to import: all that a kernel is selected by.
+    """One op as data for selection, cheap to import.
 
     Attributes:
         name: the op's public name.
         summary: one line.
         problem: the dataclass of its facets.
-        complete: facets that a user wrote out, with those that follow from them filled in.
-        contradiction: what is wrong with facets that cannot stand together, as a sentence, or None.
-        regimes: names of the phases that order lines may speak of.
-        regime: the phase of a problem.
+        complete: takes the facets that a user gave; returns them with those that follow from them.
+        contradiction: takes a problem; returns why its facets contradict each other, as a sentence, or None.
+        regimes: names of the phases that order lines may use.
+        regime: takes a problem; returns its phase.
     """
 
     name: str
@@ -52,16 +55,16 @@ class OpRecord(Generic[ProblemT]):
 
 @dataclass(frozen=True, kw_only=True)
 class Contract(OpRecord[ProblemT]):
-    """One op as its family's folder declares it: its record, and what calls of it are made of.
+    """An op's record with the parts of its calls, as its folder in `ops` declares them.
 
     Attributes:
-        problem_of: builds the problem from a table key and a device index (-1 for the CPU) and from nothing
-            else, so that equal keys are equal problems.
-        adapter: the class that every kernel's target must give an instance of, made from a problem.
-        bind: makes the function that a call runs, from adapter, problem, device index, a call counter, and a
-            function that gives the same for another device index.
-        reference: the op in plain torch, computed in float32 or the dtype asked for.
-        example: ``"module:function"`` that gives inputs with the shapes of real models.
+        problem_of: builds the problem from a table key and a device index (-1 for the CPU). It has no other inputs, so
+            that equal keys give equal problems.
+        adapter: base class of adapters; every kernel's target makes an instance of it from a problem.
+        bind: makes the function that a call runs, from the adapter, the problem, the device index, a call counter, and
+            a function that returns the bound function of another device index.
+        reference: the op in plain torch, computed in float32 or in a requested dtype.
+        example: ``"module:function"`` that returns inputs with the shapes of real models.
     """
 
     problem_of: Callable[[Any, int], ProblemT]
@@ -72,7 +75,7 @@ class Contract(OpRecord[ProblemT]):
 
     @classmethod
     def of(cls, record: OpRecord[ProblemT], **calls: Any) -> Contract[ProblemT]:
-        """The contract of an op out of its record, and of what its calls are made of, by name."""
+        """The contract of an op from its record and, by name, the attributes of its calls."""
         contract = cls(**{item.name: getattr(record, item.name) for item in fields(OpRecord)}, **calls)
         contract.__dict__["schema"] = record.schema
         return contract

@@ -1,4 +1,4 @@
-"""What is told as it happens: the logs of selections and of falls to another kernel."""
+"""The logs of selections and of fallbacks, and their output to stderr (`KERNELHUB_LOG`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ fallback_log = logging.getLogger("kernelhub.fallback")
 
 
 def print_events(events: Iterable[str]) -> None:
-    """Send the named events, ``"selection"`` or ``"fallback"``, to stderr."""
+    """Print the named events, ``"selection"`` or ``"fallback"``, to stderr."""
     for event in events:
         log = logging.getLogger(f"kernelhub.{event}")
         log.setLevel(logging.INFO)

@@ -1,4 +1,7 @@
-"""`explain`: the selection for a call or a configuration, for this machine or one that is not here."""
+"""`explain`: the selection for a call or for facets, on this machine, another device, or a simulated machine.
+
+It builds the problem; `dispatch.hub` selects, as for a call.
+"""
 
 from __future__ import annotations
 
@@ -39,23 +42,28 @@ def explain(
     packing: bool = False,
     **kwargs: Any,
 ) -> Selection[Any]:
-    """What would run, who decides, and why every other kernel does not. Nothing runs and nothing is loaded.
+    """Return the selection that a call would get, with the reason against every other kernel.
+
+    No kernel runs and no adapter is imported. The result is the object that the call itself uses.
 
     Args:
-        op: an op, or its name.
-        args: the call's arguments; the selection is for that call. Without any tensor, `kwargs` are facets of the
-            op's problem (``head_dim_qk=128, softcap=True``) and those not given keep their default.
-        device: a device that need not be here, by name (``"B200"``), by architecture (``"sm_137"``) or by
-            facts; by default that of the arguments, else the first GPU, else the CPU.
+        op: an op (``kernelhub.attention``) or its name (``"attention"``).
+        args: positional arguments of the call. If no argument is or contains a tensor, `kwargs` are facets of the
+            op's problem (``head_dim_qk=128, softcap=True``), and the other facets have their defaults.
+        device: name (``"B200"``), architecture (``"sm_137"``), torch device or `DeviceFacts`. The device need not be
+            in this machine. Default: the device of the arguments, else the first GPU, else the CPU.
         backend: as in the call.
-        machine: facts of another machine, e.g. a `SimulatedMachine`.
-        packing: as of ``prepare``: weights as in a checkpoint will be packed with the plan's ``pack`` before the kernel
-            runs, so that kernels which need that are ranked with the others.
-        kwargs: the call's keyword arguments, or facets.
+        machine: facts of another machine, e.g. a `SimulatedMachine`; by default this machine.
+        packing: as in ``prepare``: checkpoint weights will be packed with the plan's ``pack`` before the kernel runs,
+            so that kernels that require packed weights are candidates.
+        kwargs: keyword arguments of the call, or facets.
+
+    Returns:
+        A `Selection`. Its `selected` is None if no kernel supports the problem; `explain` does not raise then.
 
     Raises:
         InvalidArgument: the call breaks the op's contract.
-        ConfigurationError: unknown op, device, facet or backend; or `packing` for an op without weights to pack.
+        ConfigurationError: unknown op, device, facet or backend; or `packing` for an op without packed weights.
 
     Example:
         >>> import kernelhub
@@ -78,9 +86,9 @@ def explain(
 
 
 def _holds_tensor(value: object) -> bool:
-    """A tensor, or some in a list: an argument of a call, not a facet."""
+    """Whether a value is a tensor or a list with one, and so an argument of a call and not a facet."""
     torch = sys.modules.get("torch")
-    if torch is None:  # then there is no tensor
+    if torch is None:  # without torch no value is a tensor
         return False
     return isinstance(value, torch.Tensor) or (
         isinstance(value, list | tuple) and any(isinstance(item, torch.Tensor) for item in value)
@@ -88,7 +96,11 @@ def _holds_tensor(value: object) -> bool:
 
 
 def device_facts(device: DeviceLike) -> DeviceFacts:
-    """Facts of a device in any of the forms that `explain` takes; ``"cpu"`` and ``"cuda"`` are those here."""
+    """Facts of a device in any of the forms that `explain` accepts; ``"cpu"`` and ``"cuda"`` are those of this machine.
+
+    Raises:
+        ConfigurationError: the name is unknown, or this machine has no such GPU.
+    """
     if isinstance(device, DeviceFacts):
         return device
     if isinstance(device, str) and not device.startswith(("cuda", "cpu")):
@@ -120,14 +132,18 @@ def device_facts(device: DeviceLike) -> DeviceFacts:
         index, count = device.index or 0, torch.cuda.device_count()
         if index >= count:
             raise ConfigurationError(
-                f"device: there is no {device} here ({count} GPUs); name one to simulate, e.g. 'H200'"
+                f"device: this machine has no {device} ({count} GPUs); to simulate a device, name it, e.g. 'H200'"
             )
         device = torch.device("cuda", index)
     return facts(device)
 
 
 def problem_from(contract: OpRecord[Any], device: DeviceFacts, values: dict[str, Any]) -> Any:
-    """A problem written out by its facets."""
+    """The problem with these facets and the defaults of the others.
+
+    Raises:
+        ConfigurationError: a facet is unknown, its value is not supported, or facets contradict each other.
+    """
     facets = contract.schema.facets
     clean: dict[str, Any] = {}
     for name, value in values.items():
@@ -145,12 +161,16 @@ def problem_from(contract: OpRecord[Any], device: DeviceFacts, values: dict[str,
 
 
 def dtype_named(name: str) -> str:
-    """torch's name of a dtype that may be given by a shorter one, such as ``"fp8"`` or ``"bf16"``."""
+    """torch's name of a dtype; `name` may be a short form such as ``"fp8"`` or ``"bf16"``."""
     return _DTYPES.get(name, name)
 
 
 def _facet_value(op: str, facet: Any, value: Any) -> Any:
-    """The value in its normal form, or an error that says what the facet takes."""
+    """The value in its normal form.
+
+    Raises:
+        ConfigurationError: the facet does not allow the value.
+    """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.dtype):
         value = str(value).removeprefix("torch.")

@@ -1,7 +1,7 @@
-"""What a choice is, in a few characters that are equal in two processes exactly if both would run the same.
+"""Fingerprints of selections: short texts that are equal in two processes exactly if both run the same kernel.
 
-A fingerprint is made of the op, the problem class, the kernel, the versions of its libraries, its record, the layout of
-its weights and the table of tuned choices in force. `VERSION` stands before it, and grows when that list changes.
+A fingerprint is a digest of the op, the problem class, the kernel, the versions of its libraries, its record, the
+layout of its weights and its tuned sizes, after `VERSION`, which grows when this list changes.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """A choice, by everything that two processes must have in common to run the same.
+    """Everything that two processes must have in common to run the same kernel; `str` gives the digest.
 
     Attributes:
         op: name of the op.
-        facets: of the problem, without the device.
-        kernel: its name.
-        versions: of the kernel's libraries, by package, as sorted pairs.
+        facets: facets of the problem, without the device.
+        kernel: name of the kernel.
+        versions: versions of the kernel's libraries, as sorted pairs of package and version.
         record: digest of the kernel's record.
-        layout: of the weights; empty if the op has none.
-        tuned: digest of the tuned choices in force; empty if there are none.
+        layout: layout of the weights; empty if the op has none.
+        tuned: digest of the tuned sizes in use; empty if there are none.
     """
 
     op: str
@@ -59,13 +59,13 @@ class Fingerprint:
 def fingerprint_of(
     selection: Selection[Any], backend: Backend | None, machine: Machine, tuned: str = ""
 ) -> Fingerprint:
-    """The fingerprint of a selection that chose a kernel.
+    """The fingerprint of a selection that has a kernel.
 
     Args:
         selection: the selection.
-        backend: of the kernel.
-        machine: where it runs.
-        tuned: digest of a whole table; by default that of the measured sizes which the kernel takes.
+        backend: backend of the kernel.
+        machine: machine that the kernel runs on.
+        tuned: digest of a whole table; by default that of the tuned sizes of the kernel.
     """
     assert selection.kernel is not None
     sizes = sizes_of(machine, selection.kernel, selection.problem)
@@ -82,7 +82,7 @@ def fingerprint_of(
 
 
 def sizes_of(machine: Machine, kernel: Kernel, problem: Any) -> Mapping[int, Configuration]:
-    """Sizes of a kernel that were measured for a problem, by number of tokens; empty if it takes its own."""
+    """Tuned sizes of a kernel for a problem, by number of tokens; empty if it uses its defaults."""
     if not kernel.configurable:
         return {}
     tuned = machine.tuned(problem.device).find(kernel.op, problem)
@@ -90,7 +90,7 @@ def sizes_of(machine: Machine, kernel: Kernel, problem: Any) -> Mapping[int, Con
 
 
 def versions_of(kernel: Kernel, backend: Backend | None, machine: Machine) -> dict[str, str]:
-    """Versions of the libraries behind a kernel, by package; kernelhub's own where there is none."""
+    """Versions of the libraries of a kernel, by package; kernelhub's version if the kernel has no library."""
     wanted = [*packages_of(kernel.constraints)]
     if backend is not None and backend.package and backend.package not in {package.name for package in wanted}:
         wanted.append(Package(backend.package))
@@ -105,7 +105,7 @@ def own_version() -> str:
 
 
 def packages_of(constraints: Iterable[Constraint]) -> Iterator[Package]:
-    """The packages that constraints ask for, also as one of several."""
+    """The packages that constraints require, including those in an `AnyOf`."""
     for constraint in constraints:
         if isinstance(constraint, Package):
             yield constraint
@@ -115,18 +115,18 @@ def packages_of(constraints: Iterable[Constraint]) -> Iterator[Package]:
 
 @functools.lru_cache(maxsize=4096)
 def record_digest(kernel: Kernel) -> str:
-    """Digest of a record: its data, and the source of the functions in it."""
+    """Digest of a record: its data, and the source code of its functions."""
     return digest({item.name: _plain(getattr(kernel, item.name)) for item in dataclasses.fields(kernel)})
 
 
 def digest(value: Any) -> str:
-    """Sixteen characters that are equal for equal plain values."""
+    """Sixteen hexadecimal characters of a hash over plain values."""
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
-    """A value of a record in plain ones that are the same in every process."""
+    """A value of a record as plain JSON values that are the same in every process."""
     if value is None or isinstance(value, str | int | float | bool):
         return value.name if isinstance(value, enum.Enum) else value
     if isinstance(value, Mapping):
@@ -147,7 +147,7 @@ def _plain(value: Any) -> Any:
 
 
 def _source(function: Any) -> str:
-    """The text of a function, or its instructions where there is no text."""
+    """The source code of a function, or a hash of its bytecode if there is no source."""
     try:
         return inspect.getsource(function)
     except (OSError, TypeError):

@@ -1,9 +1,10 @@
-"""A call's arguments written down, without their values: enough to make such a call again.
+"""Forms: arguments of a call as plain data without tensor values, sufficient to repeat a similar call.
 
-A tensor is ``"bfloat16[8, 32, 128]"``, and after it, where they matter to a compiled kernel, strides
-``/(4096, 128, 1)``, elements past a 16-byte boundary ``@2``, and ``#1`` for tensors that overlap, whose ``@`` counts
-from the first of them. A tensor on another device than the call's begins with it: ``"cpu int32[4]"``. Integers on the
-CPU that are few are values: ``"int32[3]=0,5,9"``. Nothing here reads a GPU.
+The form of a tensor is ``"bfloat16[8, 32, 128]"``. It continues with what matters to a compiled kernel: strides
+``/(4096, 128, 1)``, the offset in elements from a 16-byte boundary ``@2``, and ``#1`` for tensors that overlap, whose
+``@`` counts from the first of them. A tensor on another device than the call's starts with the device:
+``"cpu int32[4]"``. At most 32 integers on the CPU are written as values: ``"int32[3]=0,5,9"``. This module does not
+read GPU memory.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_FEW = 32  # integers that are written out
+_FEW = 32  # integers that are written as values
 _ALIGNMENT_BYTES = 16
 _FORM = re.compile(
     r"(?:(?P<device>[a-z]+(?::\d+)?) )?(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\](?:/\((?P<strides>[-\d, ]*)\))?"
@@ -26,17 +27,13 @@ _FORM = re.compile(
 
 
 def written(arguments: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Arguments by name, each tensor by its form; tensors in lists and packed weights too."""
+    """The arguments with each tensor replaced by its form, also in lists and packed weights."""
     shared = _shared(arguments.values())
     return {name: _written(value, device, shared) for name, value in arguments.items()}
 
 
 def made(forms: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """Arguments of these forms; tensors hold zeros, or the integers that were written.
-
-    Raises:
-        ValueError: a text is no form.
-    """
+    """Arguments of these forms. Tensors contain zeros, or the integers in their forms."""
     pool: dict[str, Tensor] = {}
     for text in _texts(forms):
         form = _parsed(text)
@@ -49,7 +46,7 @@ def made(forms: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
 
 
 def is_form(value: object) -> bool:
-    """Is it the text of a tensor?"""
+    """Whether a value is the form of a tensor."""
     return isinstance(value, str) and _parsed(value) is not None
 
 
@@ -87,7 +84,7 @@ def _form_of(tensor: Tensor, device: torch.device, shared: Mapping[tuple[int, in
 
 
 def _shared(values: Any) -> dict[tuple[int, int], tuple[int, int]]:
-    """By address and bytes of each tensor that overlaps another: the number of such a group, and its first address."""
+    """For each tensor that overlaps another, by address and size: number and aligned start of its group."""
     spans = sorted({_span(tensor) for tensor in _tensors(values) if _has_memory(tensor) and tensor.numel()})
     counts: dict[tuple[int, int], int] = {}
     for tensor in _tensors(values):
@@ -114,7 +111,7 @@ def _has_memory(tensor: Tensor) -> bool:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """Address and bytes from the first element to the last."""
+    """Address of the first element, and bytes up to the end of the last one."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), (reach + 1) * tensor.itemsize
 
@@ -164,7 +161,7 @@ def _strides(form: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _elements(form: Mapping[str, Any]) -> int:
-    """From the start of the memory to the end of the tensor."""
+    """Number of elements from the start of the memory to the end of the tensor."""
     if 0 in form["shape"]:
         return 0
     reach = sum((size - 1) * stride for size, stride in zip(form["shape"], _strides(form), strict=True))
@@ -200,5 +197,5 @@ def _tensor(form: Mapping[str, Any], device: torch.device, pool: Mapping[str, Te
 
 
 def _is_packed(value: Any) -> bool:
-    """A weight packed for one kernel: told by what it has, since ops are above this."""
+    """Whether a value is a packed weight, recognized by its attributes, since this room may not import `ops`."""
     return dataclasses.is_dataclass(value) and all(hasattr(value, name) for name in ("layout", "tensors", "facts"))

@@ -1,7 +1,7 @@
-"""What this process may still do: all, or once sealed only what was made ready before; and which devices are lost.
+"""The gate: whether the process is sealed, and which devices are lost.
 
-Nothing here is read by a call that finds its function in a table: only by those that miss it, and by work such as
-compiling.
+A call that finds its function in a table does not read the gate. Calls that miss the table do, and so does work such
+as compiling.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from kernelhub.errors import ConfigurationError, DeviceLost, KernelhubError
 
 @dataclass(frozen=True)
 class Caller:
-    """On whose behalf work is done.
+    """The call that causes some work.
 
     Attributes:
         op: name of the op.
-        kernel: the kernel; empty while it is being decided.
-        problem: what is asked.
-        key: the call's key, or None if not known.
-        frame: the innermost frame that told so.
-        bound: the selection that runs, or None.
+        kernel: name of the kernel; empty while it is being selected.
+        problem: the problem of the call.
+        key: the call's key; None if it is unknown.
+        frame: the innermost frame that identifies the call.
+        bound: the bound selection that runs; None if there is none yet.
     """
 
     op: str
@@ -39,12 +39,12 @@ Refuse = Callable[[str, str, Caller], KernelhubError]
 
 
 class Gate:
-    """The state.
+    """State of the gate. `GATE` is the only instance.
 
     Attributes:
-        refuse: makes the error for work that is not allowed, from kind, what and caller; None until sealed.
-        changed: told whether the process is sealed, each time that this changes.
-        lost: devices that are lost, by index.
+        refuse: makes the error of work that is not allowed, from kind, object and caller; None while unsealed.
+        changed: callbacks; each is called with the new value of `sealed` when it changes.
+        lost: the first error of each lost device, by device index.
     """
 
     def __init__(self) -> None:
@@ -57,27 +57,27 @@ class Gate:
         return self.refuse is not None
 
     def close(self, refuse: Refuse) -> None:
-        """Seal: from now on work raises what `refuse` makes."""
+        """Seal the process: work on behalf of a call raises the error that `refuse` makes."""
         self.refuse = refuse
-        for tell in self.changed:
-            tell(True)
+        for notify in self.changed:
+            notify(True)
 
     def open(self) -> None:
-        """Allow all work again."""
+        """Unseal the process."""
         self.refuse = None
-        for tell in self.changed:
-            tell(False)
+        for notify in self.changed:
+            notify(False)
 
     def check_change(self, word: str) -> None:
-        """Raise if what a word of the API changes may not change any more."""
+        """Raise ConfigurationError if the process is sealed; `word` is the API function that discards selections."""
         if self.sealed:
             raise ConfigurationError(
-                f"{word}() would have every choice made again, and kernelhub is sealed; unseal() first, then warm "
-                "up and seal() again"
+                f"{word}() would discard every selection, and kernelhub is sealed; call unseal() first, then warm up "
+                "and seal() again"
             )
 
     def check_device(self, device: int) -> None:
-        """Raise if the device is lost."""
+        """Raise DeviceLost if the device is lost."""
         if device in self.lost:
             raise self.lost[device].again()
 

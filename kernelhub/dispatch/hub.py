@@ -1,12 +1,11 @@
-"""The one place that holds state and decides: registry, machine, settings, contexts, report.
+"""The state of dispatch in one process: registry, machine, settings, contexts, report.
 
-`HUB` is made empty at import. Records are loaded, variables read and probes asked at the first decision.
-Every question about a kernel goes through `HUB.select`; every call that misses its table through
-`HUB.bind`.
+`HUB` is empty at import. The first selection loads the records, reads the variables and runs the probes. `HUB.select`
+makes every selection; `HUB.bind` serves every call that misses its table.
 
-`HUB.lock` is for tables: nothing is imported, compiled or probed under it, but at the first decision and at a reload.
-What takes time has locks of its own, see `making`. A choice that was begun before something changed what choices are
-made by (`HUB.generation`) serves the call that it was made for, and is not remembered.
+`HUB.lock` protects tables. No import, compile or probe runs under it, except at the first selection and at a reload;
+slow work has its own locks (`making`). `HUB.generation` counts the changes of what selections depend on. A selection
+that started before such a change serves its call and is not stored.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
 from kernelhub.dispatch.lock_file import check_lock
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.making import Making, at_fork, check_not_importing, drop_half_imported, loading_registry
-from kernelhub.dispatch.policy import Agreed, Layer, Layers, Names, Pins, Policy, combine, names_asked_for
+from kernelhub.dispatch.policy import Agreed, Layer, Layers, Names, Pins, Policy, combine, requested_names
 from kernelhub.dispatch.reasons import kernels_on
 from kernelhub.dispatch.registry import Registered, Registry
 from kernelhub.dispatch.report import Report
@@ -46,26 +45,26 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import ConfigurationError
 from kernelhub.homes import PARTS
 
-_KEPT = 2048  # entries of a table that grows with what users write, not with what they compute
+_KEPT = 2048  # entries of a table that grows with the requests that users write, not with their problems
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
 
 
 class Outdated(Exception):
-    """What the choice was made by has changed while it was made."""
+    """The inputs of a selection changed while it was made or bound; the caller selects again."""
 
 
 class Hub:
-    """State of the library in one process.
+    """State of the library in one process; `HUB` is the only instance.
 
     Args:
-        parts: what the hub needs of ops, backends and evidence, by role, as ``"module:attribute"``; see `kernelhub`.
+        parts: objects of other rooms that the hub uses, by role, as ``"module:attribute"``; see `kernelhub.homes`.
 
     Attributes:
-        lock: for tables.
-        making: locks for what is loaded and bound.
-        patience_s: how long a thread waits for another one that loads the same.
-        generation: how often what choices are made by has changed.
+        lock: lock of all tables.
+        making: locks of loading and binding.
+        patience_s: longest wait, in seconds, for another thread that loads the same kernel.
+        generation: number of changes of what selections depend on.
     """
 
     def __init__(self, parts: Mapping[str, str]) -> None:
@@ -77,26 +76,26 @@ class Hub:
         self.registry = Registry({})
         self.machine = Machine()
         self.contexts: ContextVar[Layers] = ContextVar("kernelhub contexts", default=())
-        # Filled when the first context is entered, and never emptied, since a task started inside one keeps
-        # it after the block ends. Until then a call need not read the ContextVar.
+        # Not empty once a context was entered. It is never cleared, since a task that starts inside a context keeps
+        # the context after the block ends. While it is empty, a call does not read the ContextVar.
         self.contexts_used: list[bool] = []
-        self.layers: dict[Hashable, Layer] = {}  # those that users gave: equal ones are one object, for keys of tables
+        self.layers: dict[Hashable, Layer] = {}  # by arguments: equal arguments give one object, the key of tables
         self.configured: Layer = Layer()
-        self.agreed: Mapping[str, Agreed] = {}  # what ranks agreed on, by op; it holds until a reload
+        self.agreed: Mapping[str, Agreed] = {}  # agreements of ranks, by op; valid until a reload
         self._settings: Settings | None = None
-        self._missing_said = False  # that a lock file lacks a problem
+        self._unlocked_logged = False  # that a lock file lacks a problem
         self._policies: dict[tuple[Layers, Names | None, str], Policy] = {}
         self._caches: list[Callable[[], None]] = []
         self._on_loss: list[Callable[[int], None]] = []
         self._functions: dict[str, Any] = {}
-        self._added: dict[str, Any] = {}  # backends registered at run time, which outlive a reload
+        self._added: dict[str, Any] = {}  # backends registered at run time; a reload keeps them
         self.ledger = Ledger()
-        self._watched: set[Watch] = set()  # libraries that tell, which they do until the process ends
+        self._watched: set[Watch] = set()  # hooked libraries; they stay hooked until the process ends
         JOURNAL.caller = lambda: caller_on_stack(self.ledger.bound_of, Hub.bind.__code__)
 
     @property
     def settings(self) -> Settings:
-        """The environment and config file; reading them also loads the registry."""
+        """The settings of environment and config file. The first access also loads the registry."""
         if self._settings is None:
             check_not_importing()
             with loading_registry(), self.lock:
@@ -106,26 +105,32 @@ class Hub:
         return self._settings
 
     def function(self, op: str) -> Any:
-        """The public function of an op by its name."""
+        """The public function of an op by its name; ConfigurationError if there is no such op."""
         _ = self.settings
         if not self._functions:
             with loading_registry(), self.lock:
                 self._functions = self._functions or {item.op.contract.name: item for item in self.part("functions")()}
         if op not in self._functions:
             known = ", ".join(self._functions)
-            raise ConfigurationError(f"{op!r} is no op{did_you_mean(op, self._functions)}; there are {known}")
+            raise ConfigurationError(f"{op!r} is not an op{did_you_mean(op, self._functions)}; the ops are {known}")
         return self._functions[op]
 
     def record(self, op: str) -> OpRecord[Any]:
-        """The record of an op by its name."""
+        """The record of an op by its name; ConfigurationError if there is no such op."""
         _ = self.settings
         known = self.registry.contracts
         if op not in known:
-            raise ConfigurationError(f"{op!r} is no op{did_you_mean(op, known)}; there are {', '.join(known)}")
+            raise ConfigurationError(f"{op!r} is not an op{did_you_mean(op, known)}; the ops are {', '.join(known)}")
         return known[op]
 
     def policy(self, op: str, backend: Names | None = None, contexts: Layers = ()) -> Policy:
-        """What the user said about `op`, from every place."""
+        """The policy for `op`: all requests, preferences and settings.
+
+        Args:
+            op: name of the op.
+            backend: names of the call's ``backend=``.
+            contexts: layers of the `use` blocks that the call is in, outermost first.
+        """
         key = (contexts, backend, op)
         policy = self._policies.get(key)
         if policy is None:
@@ -134,7 +139,7 @@ class Hub:
             policy = combine(layers, registry.known_part(settings.foreign), op)
             if backend is not None:
                 registry.check_names(backend, f"{op}(backend=)")
-                policy = policy.asking(op, backend)
+                policy = policy.requesting(op, backend)
             pins = self._pins(op, settings, registry)
             policy = replace(policy, pins=pins) if pins else policy
             with self.lock:
@@ -143,7 +148,7 @@ class Hub:
         return policy
 
     def select(self, op: str, problem: Any, policy: Policy, machine: Machine | None = None) -> Selection[Any]:
-        """The selection on one problem. `explain` and every call get theirs here."""
+        """The selection for one problem. Both `explain` and calls use it."""
         check_not_importing()
         _ = self.settings
         contract = self.registry.contracts[op]
@@ -160,23 +165,23 @@ class Hub:
         packing: bool = False,
         barred: Mapping[str, tuple[Rejection, ...]] | None = None,
     ) -> Selection[Any]:
-        """The selection for a problem by a call with this ``backend=``, here and now; nothing is loaded.
+        """The selection for a problem under the current contexts. No adapter is imported.
 
         Args:
             op: name of the op.
-            problem: what is asked.
+            problem: the problem.
             backend: the call's ``backend=``.
-            machine: facts of another machine.
-            packing: weights as in a checkpoint will be packed for whichever kernel is chosen.
-            barred: what else speaks against kernels, by name.
+            machine: facts of another machine; by default this one.
+            packing: checkpoint weights will be packed for the selected kernel.
+            barred: further rejections, by kernel.
         """
-        policy = self.policy(op, names_asked_for(op, backend), self.contexts.get())
+        policy = self.policy(op, requested_names(op, backend), self.contexts.get())
         if packing or barred:
             policy = replace(policy, packing=packing, barred={**policy.barred, **(barred or {})})
         return self.select(op, problem, policy, machine)
 
     def ranked(self, op: str, problem: Any, policy: Policy) -> Sequence[Kernel]:
-        """The kernels that the policy leaves, in the order in which they are tried, whether or not they can run."""
+        """The kernels that requests leave, in the order in which they are tried, supported or not."""
         _ = self.settings
         on_device = kernels_on(self.registry.candidates(op), problem, self.machine)
         _, kernels = on_device.ranking(self.registry.contracts[op].regime(problem))
@@ -196,23 +201,23 @@ class Hub:
         made: Callable[[], Bound | None],
         remember: Callable[[Bound], None],
     ) -> Bound:
-        """Select a kernel, load its adapter and bind it; the only place where a choice may fall to the next.
+        """Select a kernel, import its adapter and bind it. Fallbacks happen only here.
 
         Args:
             op: name of the op.
-            problem: what is asked.
-            policy: what the user said.
-            device: for the contract's `bind`.
-            elsewhere: for the contract's `bind`.
-            generation: that of `policy`.
-            made: what another thread has made ready meanwhile, if it has.
-            remember: is given what was made ready before another thread that asks for the same is let in.
+            problem: the problem.
+            policy: the policy for the op.
+            device: device index, for the contract's `bind`.
+            elsewhere: function for other devices, for the contract's `bind`.
+            generation: `generation` when `policy` was made.
+            made: returns the result of another thread for the same call, or None.
+            remember: stores the result, before other threads that wait for it continue.
 
         Raises:
-            Outdated: the kernel could not be loaded, and what it was chosen by has changed meanwhile.
-            NoKernel: nothing that may run can run.
+            Outdated: the kernel could not be loaded, and the inputs of the selection changed meanwhile.
+            NoKernel: no kernel supports the problem, or none of the requested ones.
             RanksDisagree: ranks agreed on another kernel for this problem.
-            KernelUnavailable: the chosen adapter failed to load, and `strict` is on.
+            KernelUnavailable: the selected adapter cannot be loaded, and `strict` is on or kernelhub is sealed.
         """
         while True:
             selection = self.select(op, problem, policy)
@@ -238,7 +243,7 @@ class Hub:
                 bound = Bound(selection, adapter, run, counter, device)
                 self.ledger.add(bound)
                 remember(bound)
-            self._say_what_the_lock_lacks(selection)
+            self._log_unlocked(selection)
             if selection_log.isEnabledFor(logging.INFO):
                 selection_log.info("%s: %s for %s (%s)", op, kernel.name, problem, selection.because)
                 if selection.faster:
@@ -246,7 +251,7 @@ class Hub:
             return bound
 
     def watch(self) -> None:
-        """Have those backends' libraries that are imported by now tell of what they compile; imports none of them."""
+        """Hook the imported libraries of backends, so that they log their compiles. It imports no library."""
         settings, modules, watched = self.settings, sys.modules, self._watched
         for watch in self.registry.watches:
             if watch.module in modules and watch not in watched:
@@ -255,32 +260,32 @@ class Hub:
                 break
 
     def configure(self, layer: Layer) -> None:
-        """Replace what `configure` said, and forget every choice made under it."""
+        """Replace the layer of `configure`, and discard every selection."""
         GATE.check_change("configure")
         with self.lock:
             _ = self.settings
             self.registry.check_layer(layer)
             self.configured = layer
-            self.forget_choices()
+            self.forget_selections()
 
     def reload(self) -> None:
-        """Read the environment, the config file and the plugins again, and ask every probe again."""
+        """Read the environment, the config file and the plugins again; discard probe results and selections."""
         GATE.check_change("reload")
         with self.lock:
             self.machine.forget()
             self._settings = None
             self.agreed = {}
-            self.forget_choices()
+            self.forget_selections()
             _ = self.settings
 
     def agree(self, agreed: Mapping[str, Agreed]) -> None:
-        """Hold what ranks agreed on, beside what they agreed on before, and forget every choice made without it."""
+        """Add agreements of ranks to the earlier ones, and discard every selection."""
         with self.lock:
             self.agreed = {**self.agreed, **agreed}
-            self.forget_choices()
+            self.forget_selections()
 
     def try_load(self, op: str, kernel: Kernel, problem: Any) -> Rejection | None:
-        """Import and prepare a kernel's adapter, and say why that failed, if it did; later choices know it too."""
+        """Import and prepare a kernel's adapter; the reason of a failure, which later selections use, or None."""
         try:
             with self.making.alone(op, kernel.name, timeout_s=self.patience_s):
                 self._adapter(kernel, self.function(op).op.contract, problem)
@@ -292,18 +297,18 @@ class Hub:
         return None
 
     def versions_of(self, kernel: Kernel, machine: Machine | None = None) -> dict[str, str]:
-        """Versions of the libraries behind a kernel, by package."""
+        """Versions of the libraries of a kernel, by package."""
         return versions_of(kernel, self.registry.backends[kernel.backend].backend, machine or self.machine)
 
     def fingerprint_of(self, selection: Selection[Any], tuned: str = "") -> Fingerprint:
-        """What must be equal in two processes that are to run the same."""
+        """The fingerprint of a selection; processes that must run the same kernel compare it."""
         assert selection.kernel is not None
         return fingerprint_of(selection, self.registry.backends[selection.kernel.backend].backend, self.machine, tuned)
 
-    def chosen(self) -> list[Selection[Any]]:
-        """The selection on every problem that was met since the report began, as it is now, each once.
+    def selections(self) -> list[Selection[Any]]:
+        """The current selection for each problem since the report was last cleared.
 
-        One that a call or a block asked for by name stands as it was, since it would be asked for again.
+        A selection requested by a call or a `use` block stays as it was, since the request would be repeated.
         """
         contexts = self.contexts.get()
         return [
@@ -314,33 +319,33 @@ class Hub:
         ]
 
     def add_backend(self, module: Any) -> Registered:
-        """Register a backend at run time."""
+        """Register a backend at run time, and discard every selection."""
         GATE.check_change("register_backend")
         with self.lock:
             _ = self.settings
-            registry = self.registry.copied()  # a choice that is being made goes on with what it began with
+            registry = self.registry.copied()  # a selection in another thread continues with the old one
             registered = registry.add(module)
             self.registry = registry
             self._added[registered.name] = module
-            self.forget_choices()
+            self.forget_selections()
             return registered
 
     def is_of_this_process(self, backend: str) -> bool:
-        """Whether a backend was registered at run time, so that no other process has it."""
+        """Whether a backend was registered at run time, so that other processes do not have it."""
         return backend in self._added
 
     def remove_backend(self, name: str) -> None:
-        """Forget a backend that `add_backend` registered."""
+        """Unregister a backend of `add_backend`, and discard every selection."""
         GATE.check_change("remove")
         with self.lock:
             registry = self.registry.copied()
             registry.remove(name)
             self.registry = registry
             self._added.pop(name, None)
-            self.forget_choices()
+            self.forget_selections()
 
     def restore(self) -> None:
-        """Back to the state after import: nothing configured, registered, probed, chosen or reported."""
+        """Restore the state after import: no settings, backends, probe results, selections or report."""
         with self.lock:
             GATE.open()
             GATE.lost.clear()
@@ -351,35 +356,35 @@ class Hub:
             self.agreed = {}
             self.registry = Registry({})
             self._added.clear()
-            self.forget_choices()
+            self.forget_selections()
 
     @property
     def audit(self) -> AuditSettings:
-        """What share of calls is audited, and how."""
-        said, settings = self.configured, self.settings
-        share = settings["KERNELHUB_AUDIT"] if said.audit is None else said.audit
+        """The audit settings of `configure`, else of the environment."""
+        configured, settings = self.configured, self.settings
+        share = settings["KERNELHUB_AUDIT"] if configured.audit is None else configured.audit
         if not share:
             return OFF
         return AuditSettings(
-            share, settings["KERNELHUB_AUDIT_BYTES"], said.audit_action or settings["KERNELHUB_AUDIT_ACTION"]
+            share, settings["KERNELHUB_AUDIT_BYTES"], configured.audit_action or settings["KERNELHUB_AUDIT_ACTION"]
         )
 
     def on_change(self, forget: Callable[[], None]) -> None:
-        """Have `forget` called whenever choices made so far no longer hold."""
+        """Register `forget`, which is called when selections are discarded."""
         self._caches.append(forget)
 
     def on_loss(self, forget: Callable[[int], None]) -> None:
-        """Have `forget` called with the index of a device whose use a device error ended."""
+        """Register `forget`, which is called with the index of each device that is lost."""
         self._on_loss.append(forget)
 
     def forget_device(self, device: int) -> None:
-        """Have every table drop the functions that run on a device that is lost."""
+        """Remove the functions that run on a lost device from every table."""
         with self.lock:
             for forget in self._on_loss:
                 forget(device)
 
-    def forget_choices(self) -> None:
-        """Empty every table of plans."""
+    def forget_selections(self) -> None:
+        """Discard every selection: clear all tables of bound kernels."""
         with self.lock:
             self.generation += 1
             self._policies.clear()
@@ -388,13 +393,13 @@ class Hub:
             self.ledger.settle()
 
     def forget_evidence(self) -> None:
-        """Choose anew with what the store of evidence says now."""
+        """Read the store of evidence again, and discard every selection."""
         with self.lock:
             self.machine.forget_evidence()
-            self.forget_choices()
+            self.forget_selections()
 
     def renew(self) -> None:
-        """In a child that was forked: locks that other threads held are free, and what they had half made is gone."""
+        """In a forked child: replace locks that other threads held, and drop modules that they had half imported."""
         drop_half_imported()
         self.lock = threading.RLock()
         self.making.forget()
@@ -402,16 +407,16 @@ class Hub:
         AUDITS.renew()
 
     def report(self) -> Report:
-        """What ran so far; choices made again after a change of configuration are counted together."""
+        """The report. Repeated selections of the same problem with the same result share a row."""
         return self.ledger.report()
 
     def forget_report(self) -> None:
-        """Start the report anew."""
+        """Clear the report."""
         with self.lock:
             self.ledger.forget_report()
 
     def _load(self) -> None:
-        """Read the settings, and register everything that they may name."""
+        """Read the settings, and register ops, backends and plugins."""
         settings, registry = read_settings(), Registry(self.part("order"))
         plugins, timeout_s = settings["KERNELHUB_PLUGINS"], settings["KERNELHUB_LOAD_TIMEOUT_S"]
         registry.load(self.part("records"), self.part("backends")(), plugins, timeout_s)
@@ -429,17 +434,17 @@ class Hub:
         self.machine.load()
         JOURNAL.compile_timeout_s = settings["KERNELHUB_COMPILE_TIMEOUT_S"]
         self.patience_s = max(settings["KERNELHUB_LOAD_TIMEOUT_S"], settings["KERNELHUB_COMPILE_TIMEOUT_S"])
-        self._missing_said = False
+        self._unlocked_logged = False
         self.registry, self._settings = registry, settings
-        registry.tell_left_out()
+        registry.log_left_out()
 
     def _with_engine_variables(self, settings: Settings, registry: Registry) -> Settings:
-        """The settings with what other projects' variables ask for; a variable that names no kernel here is logged."""
+        """The settings with the requests of other projects' variables. A variable that names no kernel is logged."""
         settings = replace(settings, foreign=self.part("engine_variables")(os.environ))
         known = {override.origin for override in registry.known_part(settings.foreign).requests}
         for origin in dict.fromkeys(override.origin for override in settings.foreign.requests):
             if origin not in known:
-                fallback_log.warning("%s is not obeyed: none of the kernels it names is registered", origin)
+                fallback_log.warning("%s is ignored: none of the kernels it names is registered", origin)
         return settings
 
     def _pins(self, op: str, settings: Settings, registry: Registry) -> tuple[Pins, ...]:
@@ -452,21 +457,21 @@ class Hub:
         return tuple(pins)
 
     def part(self, role: str) -> Any:
-        """What the hub gets from another part of kernelhub, imported at its first use."""
+        """The object of another room with a role, imported at its first use."""
         module, _, attribute = self._parts[role].partition(":")
         return getattr(importlib.import_module(module), attribute)
 
-    def _say_what_the_lock_lacks(self, selection: Selection[Any]) -> None:
-        """Tell once that a problem was chosen for freely beside a lock file."""
+    def _log_unlocked(self, selection: Selection[Any]) -> None:
+        """Log the first problem that a lock file lacks."""
         lock = self.settings.lock
-        if lock is None or selection.explicit or self._missing_said:
+        if lock is None or selection.explicit or self._unlocked_logged:
             return
-        self._missing_said = True
-        fallback_log.warning(lock.lacks(selection))
+        self._unlocked_logged = True
+        fallback_log.warning(lock.missing_message(selection))
 
     def _adapter(self, kernel: Kernel, contract: Contract[Any], problem: Any) -> Any:
         timeout_s = self.settings["KERNELHUB_LOAD_TIMEOUT_S"]
-        if not is_imported(kernel.target.partition(":")[0]):  # parts of one library import each other
+        if not is_imported(kernel.target.partition(":")[0]):  # modules of one library import each other
             with self.making.alone("import", kernel.backend, timeout_s=self.patience_s):
                 load_attribute(kernel.target, timeout_s)
         adapter = make_adapter(kernel, contract, problem, timeout_s, self.watch)
@@ -477,11 +482,11 @@ class Hub:
     def _note_failure(
         self, selection: Selection[Any], kernel: Kernel, failure: LoadFailure, policy: Policy, generation: int
     ) -> None:
-        """Remember why a chosen kernel could not be loaded; raise if nothing may take its place."""
+        """Store why a selected kernel could not be loaded; raise if a fallback is not allowed."""
         rejection = Rejection(failure.code, failure.reason, failure.remedy)
         op = selection.op
         failed = [kernel]
-        if failure.code == "load_timeout":  # the rest of the backend would hang on the same import
+        if failure.code == "load_timeout":  # the other kernels of the backend would hang on the same import
             failed = [k for k in self.registry.candidates(op).kernels if k.backend == kernel.backend]
         with self.lock:
             if generation != self.generation:
@@ -490,16 +495,17 @@ class Hub:
                 self.machine.cannot_load(op, item.name, rejection)
         if policy.strict or GATE.sealed:
             raise unavailable(selection, failure, policy.strict) from failure
-        self.fall(op, kernel.name, failure)
+        self.add_fallback(op, kernel.name, failure)
 
-    def fall(self, op: str, kernel: str, failure: LoadFailure) -> None:
-        """Note that a chosen kernel gave way to the next, and say it once."""
-        if self.ledger.add_fall(op, kernel, failure):
-            fallback_log.warning("%s: falling past %s: %s; %s", op, kernel, failure.reason, failure.remedy)
+    def add_fallback(self, op: str, kernel: str, failure: LoadFailure) -> None:
+        """Count the fallback from a selected kernel to the next, and log it once."""
+        if self.ledger.add_fallback(op, kernel, failure):
+            message = "%s: %s cannot be loaded, using the next kernel: %s; %s"
+            fallback_log.warning(message, op, kernel, failure.reason, failure.remedy)
 
 
 def keep(table: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """Remember in a table that may not grow for ever: the oldest entry gives way, but once sealed none does."""
+    """Store an entry in a table of bounded size. The oldest entry is removed; a sealed process removes none."""
     if len(table) >= _KEPT:
         if GATE.sealed:
             return

@@ -1,14 +1,15 @@
-"""A kernel record: everything selection needs to know of one implementation, as data.
+"""Kernel records: all that selection needs of one implementation, as data.
 
-To add a kernel, write one record in the `kernels.py` of its backend and one adapter beside it:
+To add a kernel, write one record in the `kernels.py` of its backend, and one adapter in the same folder:
 
-1. Say what it is: `op`, `name`, `summary`, `target`.
-2. Say all its limits: `features`, and `constraints` that together mention every structural facet of the
-   op's problem, if only with `anything(...)`. What is not listed is not supported.
-3. Say what it promises: `band`, `graph`, `deterministic`, `batch_invariant`, `reads_lengths`.
-4. Say on which families of devices it ran: `standings`. Elsewhere `kernelhub verify` has to pass before it is chosen.
+1. Identify it: `op`, `name`, `summary`, `target`.
+2. List all its limits: `features`, and `constraints` that together mention every structural facet of the op's problem,
+   at least with `anything(...)`. A feature that is not listed is not supported.
+3. Declare its properties: `band`, `graph`, `deterministic`, `batch_invariant`, `reads_lengths`.
+4. List the families of devices on which it ran: `standings`. On others, `kernelhub verify` must pass before the kernel
+   is selected.
 
-Records are light to import; `target` is imported only once the kernel has been chosen.
+Records are cheap to import. `target` is imported once the kernel is selected.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kernelhub.dispatch.standing import Standing, standing_on
 
 
 class Band(enum.IntEnum):
-    """Where a kernel ranks that no line of `backends/order` mentions."""
+    """Rank of kernels that no line of `backends/order` mentions; a higher band comes first."""
 
     REFERENCE = 0
     PORTABLE = 1
@@ -42,26 +43,27 @@ class GraphLevel(enum.IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
-    """One implementation of one op by one backend. Records are told apart by identity.
+    """Record of one implementation of one op by one backend. Records compare by identity.
 
     Attributes:
         op: name of the op, e.g. ``"paged_attention"``.
         name: ``"backend.variant"``, e.g. ``"triton.split_kv"``.
-        target: ``"module:attribute"`` of the adapter; what it must be is said by the op's contract.
-        summary: what the kernel does and for whom, in one line.
-        band: rank where no order line mentions the kernel.
-        constraints: every limit that can be told from the problem and the machine.
-        features: semantic features that the kernel honours (see `problem.feature_name`).
-        layouts: layouts of weights that the kernel reads: as in a checkpoint unless said, and tags of packed ones.
-        packs_to: the one of `layouts` that its adapter's `pack` makes; empty if it packs nothing.
-        graph: what the kernel allows under CUDA-graph capture.
-        deterministic: the same call gives the same bits, run to run.
+        target: ``"module:attribute"`` of the adapter: called with the problem, it returns an instance of the adapter
+            class of the op's contract.
+        summary: what the kernel does and for which use, in one line.
+        band: rank if no order line mentions the kernel.
+        constraints: every limit on the problem and the machine.
+        features: supported semantic features (see `problem.feature_name`).
+        layouts: layouts of weights that the kernel reads: ``"checkpoint"``, or tags of packed weights.
+        packs_to: the layout of `layouts` that the adapter's `pack` makes; empty if it does not pack.
+        graph: which steps may be captured in a CUDA graph.
+        deterministic: results are bitwise equal from run to run.
         batch_invariant: a row's bits do not depend on the other rows of the batch.
-        reads_lengths: `begin` needs sequence lengths on the host, and syncs when they are not given.
+        reads_lengths: `begin` needs sequence lengths on the host, and syncs if they are not given.
         compiles_sizes: a ragged call is compiled for each number of sequences and longest sequence, as powers of two.
-        configurable: its adapter is a `Configurable`: `kernelhub tune` tries other sizes of it than its own.
-        source: where the algorithm or library comes from.
-        standings: what is known of the kernel on each family of devices; on a family that none names it is untested.
+        configurable: the adapter is a `Configurable`, whose sizes `kernelhub tune` measures.
+        source: origin of the algorithm or library.
+        standings: evidence for the kernel by family of devices; on a family that none names it is untested.
     """
 
     op: str
@@ -84,7 +86,7 @@ class Kernel:
 
     @property
     def needs_packing(self) -> bool:
-        """It cannot read weights as they lie in a checkpoint."""
+        """Whether the kernel cannot read checkpoint weights."""
         return CHECKPOINT not in self.layouts
 
     @property
@@ -92,21 +94,21 @@ class Kernel:
         return self.name.partition(".")[0]
 
     def standing_on(self, family: str) -> Standing:
-        """What is known of the kernel on a family of devices."""
+        """The standing of the kernel on a family of devices."""
         return standing_on(self.standings, family)
 
     def matches(self, pattern: str) -> bool:
-        """Does the user's word mean this kernel? A backend, a kernel's name, or a glob over names."""
+        """Whether a name in a request means this kernel: a backend, a kernel, or a glob over kernels."""
         return pattern in (self.backend, self.name) or fnmatch.fnmatchcase(self.name, pattern)
 
 
 @dataclass(frozen=True)
 class Watch:
-    """What makes a library tell of what it compiles, loads, downloads and tunes.
+    """A hook that logs what a library compiles, loads, downloads and tunes.
 
     Attributes:
-        module: the library's module, which is never imported for this.
-        target: ``"module:function"``; called once with that name and the `Journal`, when the module has been imported.
+        module: name of the library's module; the hook does not import it.
+        target: ``"module:function"``, called once with that name and the `Journal` after the module was imported.
     """
 
     module: str
@@ -115,16 +117,16 @@ class Watch:
 
 @dataclass(frozen=True)
 class Backend:
-    """Who provides kernels: the `BACKEND` of a backend's `kernels.py`.
+    """Record of a backend: the `BACKEND` of its `kernels.py`.
 
     Attributes:
         name: first part of its kernels' names.
         summary: what it is, in one line.
-        package: import name of the library behind it, or "" for kernelhub itself.
-        homepage: where to read about the library.
-        watches: what tells of the library's work besides launching.
-        portable: its kernels are the same program on every device that their constraints admit, and are what runs where
-            nothing else is trusted: trust does not ask for evidence about them.
+        package: import name of its library; empty for kernelhub itself.
+        homepage: URL of the library.
+        watches: hooks that log the library's work other than launches.
+        portable: its kernels are the same program on every device that their constraints admit. They run where no
+            other kernel is trusted, so that the policy of trust requires no evidence for them.
     """
 
     name: str
@@ -137,15 +139,15 @@ class Backend:
 
 @dataclass(frozen=True)
 class KnownBad:
-    """A kernel that gives wrong numbers somewhere: never chosen there, forced only with `unsafe=True`.
+    """A known defect: kernels that give wrong numbers for some problems. They are rejected there without `unsafe=True`.
 
     Attributes:
-        kernel: name or glob of the kernels it speaks of.
-        op: the op, or ``"*"``.
-        where: all of these must *hold* for the entry to apply.
+        kernel: name or glob of the kernels.
+        op: name of the op, or ``"*"``.
+        where: conditions; the entry applies if none of them rejects the problem.
         symptom: what goes wrong, as a sentence.
         issue: link to the report.
-        remedy: what gets rid of it; empty if nothing does yet.
+        remedy: command or version that fixes it; empty if there is none yet.
     """
 
     kernel: str

@@ -1,4 +1,7 @@
-"""What was made ready in this process and what gave way: the report is read from it."""
+"""The ledger: every bound selection of this process with its calls, and every fallback.
+
+`report()` is made from it. It also finds the op and kernel on whose behalf code on the stack works.
+"""
 
 from __future__ import annotations
 
@@ -21,19 +24,19 @@ from kernelhub.dispatch.report import Fallback, Report, Row
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.work import JOURNAL
 
-_REASONS = 64  # for one problem; what else was said for it is counted together
-_MORE = "asked for in many other ways, counted together"
-_WAITING = 4  # ended selections that wait to be added up: a change of what is chosen by does that, seldom a choice
+_REASONS = 64  # rows of one problem; calls of further reasons share a row
+_MORE = "requested in many other ways, counted together"
+_WAITING = 4  # ended selections before they are added up: a change of settings does that, a new selection seldom
 
 
 class _Counted(weakref.ref[Bound]):
-    """A selection made ready, whose calls are read from its counter.
+    """A weak reference to a bound selection, with what the report needs after the selection ended.
 
     Attributes:
-        place: how many were made ready before it; -1 where nobody counts it.
-        selection: what was selected.
-        counter: of its calls.
-        adapter: identity of its adapter.
+        place: number of selections bound before it; -1 if the report does not count it.
+        selection: the selection.
+        counter: counter of its calls.
+        adapter: `id` of its adapter.
     """
 
     __slots__ = ("adapter", "counter", "place", "selection")
@@ -45,11 +48,12 @@ class _Counted(weakref.ref[Bound]):
 
 @dataclass(eq=False)
 class _Met:
-    """A problem that was met: the last selection for it, and the calls by kernel, source and reason.
+    """A problem with its last selection, and its calls by kernel, source and reason.
 
     Attributes:
-        place: that of the last selection.
-        rows: for each kernel, source and reason, the place of the first selection, and calls.
+        place: place of the last selection.
+        selection: the last selection.
+        rows: by kernel, source and reason: place of the first selection, and number of calls.
     """
 
     place: int
@@ -62,13 +66,13 @@ class _Unreported(threading.local):
 
 
 class Ledger:
-    """Every selection made ready, and every fall to another kernel.
+    """Every bound selection and every fallback of the process.
 
-    It holds no selection itself: one that nothing else holds leaves its count behind, so that a process may configure
-    itself anew for as long as it runs.
+    It refers to bound selections weakly, and keeps the counts of those that ended. So memory does not grow when a
+    process changes its configuration again and again.
 
     Attributes:
-        plans: the plans that something still holds.
+        plans: all live plans, as weak references.
     """
 
     def __init__(self) -> None:
@@ -76,21 +80,21 @@ class Ledger:
         self._guard = threading.RLock()
         self._unreported = _Unreported()
         self._alive: dict[int, _Counted] = {}  # by the identity of the adapter
-        self._ended: deque[_Counted] = deque()  # noted by the garbage collector, which takes no lock
+        self._ended: deque[_Counted] = deque()  # appended by the garbage collector, which takes no lock
         self._start()
 
     def _start(self) -> None:
-        self._met: dict[tuple[str, Any], _Met] = {}  # of selections that nothing holds any more
+        self._met: dict[tuple[str, Any], _Met] = {}  # of selections that ended
         self._counted: dict[int, _Counted] = {}  # by place
         self._place = 0
         self._fallbacks: dict[tuple[str, str, str], Fallback] = {}
 
     def renew(self) -> None:
-        """After a fork: threads that are not here may have held the lock."""
+        """Replace the lock after a fork: a thread of the parent may have held it."""
         self._guard = threading.RLock()
 
     def add(self, bound: Bound) -> None:
-        """Note a selection made ready."""
+        """Add a bound selection."""
         made = _Counted(bound, self._ended.append)
         made.selection, made.counter, made.adapter = bound.selection, bound.counter, id(bound.adapter)
         with self._guard:
@@ -105,22 +109,22 @@ class Ledger:
             self._place += 1
 
     def settle(self) -> None:
-        """Let go of selections that nothing else holds any more."""
+        """Add up the calls of selections that ended, and drop them."""
         with self._guard:
             self._settle()
 
     def _settle(self) -> None:
-        """Add up the calls of selections that nothing holds any more."""
+        """`settle` for a caller that holds the lock."""
         while self._ended:
             ended = self._ended.popleft()
-            if self._alive.get(ended.adapter) is ended:  # its place in memory may be another's by now
+            if self._alive.get(ended.adapter) is ended:  # another adapter may have its `id` by now
                 del self._alive[ended.adapter]
             if self._counted.get(ended.place) is ended:
                 del self._counted[ended.place]
                 _add_up(self._met, ended)
 
     def _all_met(self) -> dict[tuple[str, Any], _Met]:
-        """Every problem that was met since the report began, with the calls up to now."""
+        """Every problem since the report was last cleared, with its calls so far."""
         with self._guard:
             self._settle()
             met = {key: replace(one, rows=dict(one.rows)) for key, one in self._met.items()}
@@ -128,8 +132,8 @@ class Ledger:
                 _add_up(met, counted)
         return met
 
-    def add_fall(self, op: str, kernel: str, failure: LoadFailure) -> bool:
-        """Note that a chosen kernel gave way; True if that was not known before."""
+    def add_fallback(self, op: str, kernel: str, failure: LoadFailure) -> bool:
+        """Count a fallback from a selected kernel; True if it is the first of its kind."""
         key = (op, kernel, failure.code)
         with self._guard:
             known = self._fallbacks.get(key)
@@ -138,23 +142,23 @@ class Ledger:
         return known is None
 
     def bound_of(self, adapter: Any) -> Bound | None:
-        """The selection that an adapter was made for."""
+        """The bound selection of an adapter; None if there is none."""
         made = self._alive.get(id(adapter))
         bound = None if made is None else made()
         return bound if bound is not None and bound.adapter is adapter else None
 
     @property
     def alive(self) -> list[Bound]:
-        """Every selection made ready that something still holds, oldest first."""
+        """Every live bound selection, oldest first."""
         return [bound for made in list(self._alive.values()) if (bound := made()) is not None]
 
     def selections(self) -> list[Selection[Any]]:
-        """The last selection on every problem that was met since the report began."""
+        """The last selection for each problem since the report was last cleared."""
         met = sorted(self._all_met().values(), key=lambda one: min(first for first, _ in one.rows.values()))
         return [one.selection for one in met]
 
     def report(self) -> Report:
-        """What ran so far; choices made again after a change of configuration are counted together."""
+        """The report. Repeated selections of the same problem with the same result share a row."""
         met = self._all_met()
         rows = [
             (first, Row(op, kernel, calls, source, because, as_dict(problem)))
@@ -166,11 +170,11 @@ class Ledger:
         if AUDITS.settle is not None:
             AUDITS.settle()
         made, fallbacks = tuple(row for _, row in rows), tuple(self._fallbacks.values())
-        return Report(made, fallbacks, JOURNAL.work, GATE.sealed, on_gpu, AUDITS.told())
+        return Report(made, fallbacks, JOURNAL.work, GATE.sealed, on_gpu, AUDITS.counts())
 
     @contextlib.contextmanager
     def unreported(self) -> Iterator[None]:
-        """A block whose choices neither the report nor an agreement of ranks counts, since nobody is served by them."""
+        """A block whose selections are left out of reports and of agreements of ranks, since they serve no user."""
         before, self._unreported.now = self._unreported.now, True
         try:
             yield
@@ -178,14 +182,14 @@ class Ledger:
             self._unreported.now = before
 
     def forget_report(self) -> None:
-        """Start the report anew."""
+        """Clear the report."""
         with self._guard:
             self._start()
         JOURNAL.clear()
         AUDITS.clear()
 
     def clear(self) -> None:
-        """Forget what something still holds, too."""
+        """Clear the report, and drop live selections and plans from the ledger."""
         self._alive.clear()
         self.plans.clear()
         self.forget_report()
@@ -207,20 +211,21 @@ def _add_up(met: dict[tuple[str, Any], _Met], counted: _Counted) -> None:
     one.rows[row] = min(first, place), calls + calls_of(counted.counter)
 
 
-def caller_on_stack(bound_of: Callable[[Any], Bound | None], deciding: CodeType) -> Caller | None:
-    """On behalf of which op the calling code works: told by the adapter whose method is on the stack.
+def caller_on_stack(bound_of: Callable[[Any], Bound | None], binding: CodeType) -> Caller | None:
+    """The op and kernel on whose behalf the calling code works, found by the adapter on the stack, or None.
 
     Args:
-        bound_of: the selection that an adapter was made for.
-        deciding: code whose local variables `op`, `kernel` and `problem` say it while an adapter is being made.
+        bound_of: returns the bound selection of an adapter.
+        binding: code of `Hub.bind`, whose local variables `op`, `kernel` and `problem` are read while an adapter is
+            being made.
     """
     frame = sys._getframe(1)
     while frame is not None:
-        said = frame.f_locals
-        if frame.f_code is deciding:
-            kernel = said.get("kernel")
-            return Caller(said["op"], kernel.name if kernel else "", said["problem"], None, frame)
-        for holder in (said.get("self"), said.get("adapter"), getattr(said.get("launch"), "__self__", None)):
+        local = frame.f_locals
+        if frame.f_code is binding:
+            kernel = local.get("kernel")
+            return Caller(local["op"], kernel.name if kernel else "", local["problem"], None, frame)
+        for holder in (local.get("self"), local.get("adapter"), getattr(local.get("launch"), "__self__", None)):
             bound = None if holder is None else bound_of(holder)
             if bound is not None:
                 selection = bound.selection

@@ -1,7 +1,7 @@
-"""Importing foreign code so that it can neither crash nor hang the caller.
+"""Imports of foreign code that neither crash nor hang the caller.
 
-The import runs in a thread of its own: whatever it raises, SystemExit included, becomes a
-`LoadFailure`, and one that does not return in time is left behind.
+An import runs in its own thread. Every exception, including SystemExit, becomes a `LoadFailure`. An import that does
+not return in time is abandoned.
 """
 
 from __future__ import annotations
@@ -13,41 +13,40 @@ import threading
 from types import ModuleType
 from typing import Any
 
-# What the dynamic linker says of a compiled library, and what is said of a compiler that was run; the code of such a
-# failure, and what helps.
+# Phrases in errors of the dynamic linker and of compilers, with the code of such a failure and its remedy.
 _KINDS = (
     (
         ("undefined symbol", "symbol not found"),
         "load_symbol",
-        "it was compiled for another torch, or for another version of what it names: install the build for this one",
+        "it was compiled for another version of torch or of the library in the message: install the matching build",
     ),
     (
         ("cannot open shared object file", "image not found"),
         "load_library",
-        "install the library that it names, in that version, or the build of the package for the CUDA that is here",
+        "install the library in the message, in that version, or the package's build for the installed CUDA",
     ),
     (
         ("wrong ELF class", "invalid ELF header", "file too short", "cannot read file data", "GLIBC", "CXXABI"),
         "load_file",
-        "it is damaged, or was compiled for another system or processor: install the package anew, for this one",
+        "it is damaged, or was compiled for another system or processor: reinstall the package for this one",
     ),
     (
         ("Killed signal", "(exit 137)", "(exit -9)"),
         "load_killed",
-        "something ended the compiler, most often for lack of memory: see dmesg, and the limit of the container",
+        "the compiler was killed, usually because memory ran out: see dmesg and the memory limit of the container",
     ),
     (
         ("timed out after",),
         "load_hangs",
-        "look at what the program that it names waits for: a file system that is gone, a wrapper, a licence",
+        "check what the program in the message waits for: an unreachable file system, a compiler wrapper, a licence",
     ),
 )
 
-IMPORTING: set[int] = set()  # the threads that import now; a child that is forked meanwhile has none of them
+IMPORTING: set[int] = set()  # threads that are importing; a forked child has none of them
 
 
 class LoadFailure(Exception):
-    """An import that failed, with a stable code, a reason and a remedy: each code of `_KINDS` has one of its own."""
+    """An import or adapter that failed, with a stable code, a reason and a remedy."""
 
     def __init__(self, code: str, reason: str, remedy: str) -> None:
         super().__init__(reason)
@@ -60,8 +59,8 @@ def load_attribute(target: str, timeout_s: float) -> Any:
     """The attribute that ``"module:attribute"`` names.
 
     Raises:
-        LoadFailure: ``load_failed`` (the import raised, or there is no such attribute), ``load_timeout``,
-            or one of `_KINDS`, by what it raised.
+        LoadFailure: with code ``load_failed`` (the import raised, or the attribute is missing), ``load_timeout``, or a
+            code of `_KINDS` that matches the error.
     """
     name, _, attribute = target.partition(":")
     module = load_module(name, timeout_s)
@@ -72,13 +71,13 @@ def load_attribute(target: str, timeout_s: float) -> Any:
 
 
 def is_imported(name: str) -> bool:
-    """Has a module been imported to its end?"""
+    """Whether a module is completely imported."""
     module = sys.modules.get(name)
     return module is not None and not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
 
 def load_module(name: str, timeout_s: float) -> ModuleType:
-    """Import a module, waiting at most `timeout_s`."""
+    """Import a module, and wait at most `timeout_s`; raises as `load_attribute`."""
     if is_imported(name):
         return sys.modules[name]
     outcome: list[ModuleType | BaseException] = []
@@ -87,12 +86,12 @@ def load_module(name: str, timeout_s: float) -> ModuleType:
         IMPORTING.add(threading.get_ident())
         try:
             outcome.append(importlib.import_module(name))
-        except BaseException as error:  # SystemExit from a foreign package must not end the process
+        except BaseException as error:  # a SystemExit of a foreign package must not end the process
             outcome.append(error)
         finally:
             IMPORTING.discard(threading.get_ident())
 
-    inside = contextvars.copy_context()  # what the import calls is called on behalf of this thread: see `making`
+    inside = contextvars.copy_context()  # calls from the import count as calls of this thread: see `making`
     thread = threading.Thread(target=inside.run, args=(work,), name=f"import {name}", daemon=True)
     thread.start()
     thread.join(timeout_s)
@@ -105,13 +104,13 @@ def load_module(name: str, timeout_s: float) -> ModuleType:
     result = outcome[0]
     if isinstance(result, ModuleType):
         return result
-    remedy = "mend or remove the package it comes from, or disable its backend"
+    remedy = "fix or remove its package, or disable its backend"
     raise failure_of(f"importing {name}", result, remedy) from result
 
 
 def failure_of(doing: str, error: BaseException, remedy: str) -> LoadFailure:
-    """What an error means, which was raised while something was done; `remedy` is for an error of no known kind."""
-    said = str(error)
-    kinds = ((code, of_kind) for phrases, code, of_kind in _KINDS if any(phrase in said for phrase in phrases))
+    """The `LoadFailure` of an error that `doing` raised; `remedy` is for errors that match none of `_KINDS`."""
+    text = str(error)
+    kinds = ((code, of_kind) for phrases, code, of_kind in _KINDS if any(phrase in text for phrase in phrases))
     code, remedy = next(kinds, ("load_failed", remedy))
-    return LoadFailure(code, f"{doing} raised {type(error).__name__}: {said}", remedy)
+    return LoadFailure(code, f"{doing} raised {type(error).__name__}: {text}", remedy)

@@ -1,9 +1,9 @@
-"""Lock files: the kernels that were chosen for problem classes of one machine, kept from one run to the next.
+"""Lock files: the selected kernels of one machine by problem class, which later runs repeat (`KERNELHUB_LOCK`).
 
-A file is JSON that `kernelhub lock` writes and people read as a diff. ``decisions`` lists, for each problem class,
-the kernel, the versions it was chosen in, who decided, and the runner-ups with why not. Only op, problem, device and
-kernel are obeyed; the rest tells a reader what was known. A facet that the file does not name has its default, so that
-a version of kernelhub that knows more facets still finds its decisions.
+`kernelhub lock` writes the file as JSON that is readable in a diff. Each entry of ``decisions`` has the problem class,
+the kernel, its versions, the source of the selection, and the runner-ups with reasons. Only op, problem, device and
+kernel have an effect; the rest is information. A facet that the file omits has its default, so that a version of
+kernelhub with more facets still finds the entries.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ _SCHEMA = {
 
 @dataclass(frozen=True)
 class Locked:
-    """One decision of a lock file.
+    """One entry of a lock file: the selected kernel of a problem class.
 
     Attributes:
         op: name of the op.
-        problem: the facets that the file names.
-        kernel: what was chosen; empty if nothing could run.
-        versions: of the kernel's libraries, by package.
-        decided_by: who chose it, and why.
-        phases, layers: when and where a model needs it.
-        runner_ups: other kernels that could have run, best first, each with why it did not.
-        refused: kernels that could not run, by name, each with code and reason.
-        line: where it stands in the file; 0 if it was not read from one.
+        problem: the facets in the file.
+        kernel: the selected kernel; empty if no kernel supports the problem.
+        versions: versions of the kernel's libraries, by package.
+        decided_by: source and reason of the selection.
+        phases, layers: phases and layers of the model with this problem.
+        runner_ups: other supported kernels, best first, each with the reason of its rank.
+        refused: rejected kernels by name, each with code and reason.
+        line: line in the file; 0 if the entry was not read from a file.
     """
 
     op: str
@@ -79,16 +79,16 @@ class Locked:
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock file.
+    """The content of a lock file.
 
     Attributes:
-        device: the kind of device that it is for.
-        decisions: one for each problem class.
-        model: what it was made for: name, ranks, number formats, packing, as `kernelhub lock` was told.
-        kernelhub: version that wrote it.
-        packages: versions of the libraries behind the kernels chosen.
-        path: the file; empty if it was not read from one.
-        digest: of its text.
+        device: vendor, architecture and name of the device that it is for.
+        decisions: one entry for each problem class.
+        model: the model, ranks, number formats and packing that `kernelhub lock` was given.
+        kernelhub: version of kernelhub that wrote the file.
+        packages: versions of the libraries of the selected kernels.
+        path: path of the file; empty if it was not read from a file.
+        digest: SHA-256 of the file's text.
     """
 
     device: DeviceKey
@@ -100,16 +100,15 @@ class Lock:
     digest: str = ""
 
     def pins(self, contract: OpRecord[Any], layouts: Mapping[str, tuple[str, ...]], closed: bool) -> Pins:
-        """What the file says of one op.
+        """The pins of the file for one op.
 
-        Where it says that no kernel could run, none may: another choice would be as free as without the file.
-
-        A decision about weights as in a checkpoint is one about the same weights as its kernel packs them, too.
+        An entry without a kernel rejects every kernel of its problem. An entry for checkpoint weights also applies to
+        the same weights packed for its kernel.
 
         Args:
             contract: the op.
-            layouts: of weights that its kernels read, by kernel.
-            closed: whether a problem that is not in the file may not run.
+            layouts: layouts of weights that each kernel reads, by kernel.
+            closed: reject problems that are not in the file.
         """
         overrides: dict[ProblemClass, Override] = {}
         implied: dict[ProblemClass, Override] = {}
@@ -117,10 +116,10 @@ class Lock:
         for item in self.decisions:
             if item.op == contract.name and not item.kernel:
                 reason = f"{self.path}:{item.line} says that no kernel could run this problem"
-                said = Rejection("not_locked", reason, f"write the file anew: {self.command}")
-                none[ProblemClass(self.device, whole_problem(contract, item.problem))] = {"*": said}
+                rejection = Rejection("not_locked", reason, f"regenerate the file: {self.command}")
+                none[ProblemClass(self.device, whole_problem(contract, item.problem))] = {"*": rejection}
             elif item.op == contract.name:
-                undo = f"unset KERNELHUB_LOCK, or write the file anew: {self.command}"
+                undo = f"unset KERNELHUB_LOCK, or regenerate the file: {self.command}"
                 override = Override(item.op, (item.kernel,), LOCK, f"{self.path}:{item.line}", undo=undo)
                 facets = whole_problem(contract, item.problem)
                 overrides[ProblemClass(self.device, facets)] = override
@@ -128,39 +127,39 @@ class Lock:
                     implied[ProblemClass(self.device, packed)] = override
         otherwise = None
         if closed:
-            reason = f"{self.path} holds no decision for this problem, and KERNELHUB_LOCK_MISSING is error"
-            otherwise = Rejection("not_locked", reason, f"write the file anew: {self.command}")
+            reason = f"{self.path} has no entry for this problem, and KERNELHUB_LOCK_MISSING is error"
+            otherwise = Rejection("not_locked", reason, f"regenerate the file: {self.command}")
         return Pins({**implied, **overrides}, none, otherwise=otherwise)
 
-    def lacks(self, selection: Selection[Any]) -> str:
-        """That a problem is not in the file, and what follows."""
+    def missing_message(self, selection: Selection[Any]) -> str:
+        """The warning about a problem that is not in the file."""
         facets, here = dict(facets_of(selection.problem)), selection.problem.device
         return (
-            f"{selection.op}: {self.path} (for {self.device[2]}, {self.device[1]}) holds no decision for {facets} on "
-            f"{here}; {selection.selected} was chosen by {selection.source}. Said once; KERNELHUB_LOCK_MISSING=error "
-            "refuses such problems, and `kernelhub lock` writes those of a model down"
+            f"{selection.op}: {self.path} (for {self.device[2]}, {self.device[1]}) has no entry for {facets} on "
+            f"{here}; {selection.selected} was selected by {selection.source}. This is logged once; "
+            "KERNELHUB_LOCK_MISSING=error rejects such problems, and `kernelhub lock` adds those of a model"
         )
 
     @property
     def command(self) -> str:
-        """The command that writes this file anew."""
+        """The command that regenerates this file."""
         model = {"name": "MODEL", **self.model}
-        said = {f"--{name.replace('_', '-')}": value for name, value in model.items() if name != "name"}
-        options = "".join(f" {flag}" if value is True else f" {flag} {value}" for flag, value in said.items())
+        flags = {f"--{name.replace('_', '-')}": value for name, value in model.items() if name != "name"}
+        options = "".join(f" {flag}" if value is True else f" {flag} {value}" for flag, value in flags.items())
         return f"kernelhub lock --model {model['name']}{options} --out {self.path or 'FILE'}"
 
 
 def whole_problem(contract: OpRecord[Any], written: Mapping[str, Any]) -> Facets:
-    """The problem class that written facets mean; what is not written has its default."""
+    """The problem class of some facets; the others have their defaults."""
     known = {item.name: item.default for item in dataclasses.fields(contract.problem) if item.name != "device"}
     return tuple(sorted({**known, **written}.items()))
 
 
 def read_lock(path: Path) -> Lock:
-    """A lock file.
+    """Read a lock file.
 
     Raises:
-        ConfigurationError: it cannot be read, or is no lock file of a version known here.
+        ConfigurationError: the file cannot be read, is not a lock file, or has an unsupported version.
     """
     where = f"lock file {path}"
     try:
@@ -198,21 +197,22 @@ def read_lock(path: Path) -> Lock:
             str(path),
             hashlib.sha256(text.encode()).hexdigest(),
         )
-    except ValueError as error:  # a name twice, of which one is read and the other has the lines
+    except ValueError as error:  # a duplicate key: JSON reads the last one, and the lines are of the first
         raise ConfigurationError(
-            f"{where}: it tells its decisions twice: {error}; write it with `kernelhub lock`"
+            f"{where}: it has two lists of decisions: {error}; write it with `kernelhub lock`"
         ) from None
 
 
 def check_lock(lock: Lock, contracts: Mapping[str, OpRecord[Any]]) -> None:
-    """Refuse decisions about ops, facets and values that do not exist, for several kernels, and two for one problem.
+    """Check the entries of a lock file.
 
     Raises:
-        ConfigurationError: naming the line.
+        ConfigurationError: an op, facet or value does not exist, a kernel is not one name, or two entries have the
+            same problem. The message names the line.
     """
     seen: dict[tuple[str, Facets], int] = {}
     for item in lock.decisions:
-        where, anew = f"{lock.path}:{item.line}", f"write the file anew: {lock.command}"
+        where, anew = f"{lock.path}:{item.line}", f"regenerate the file: {lock.command}"
         contract = contracts.get(item.op)
         if contract is None:
             raise ConfigurationError(f"{where}: there is no op {item.op!r} in this version; {anew}")
@@ -226,16 +226,16 @@ def check_lock(lock: Lock, contracts: Mapping[str, OpRecord[Any]]) -> None:
         if item.kernel and not _KERNEL.fullmatch(item.kernel):
             raise ConfigurationError(f"{where}: {item.kernel!r} is not the name of one kernel; {anew}")
         key = item.op, whole_problem(contract, item.problem)
-        unsaid = [name for name, value in key[1] if value is dataclasses.MISSING]
-        if unsaid:
-            raise ConfigurationError(f"{where}: {item.op} has a facet {unsaid[0]!r}, which it does not tell; {anew}")
+        missing = [name for name, value in key[1] if value is dataclasses.MISSING]
+        if missing:
+            raise ConfigurationError(f"{where}: the facet {missing[0]!r} of {item.op} is missing; {anew}")
         if key in seen:
-            raise ConfigurationError(f"{where}: line {seen[key]} decides the same problem; remove one of them")
+            raise ConfigurationError(f"{where}: line {seen[key]} has the same problem; remove one of them")
         seen[key] = item.line
 
 
 def lock_text(lock: Lock) -> str:
-    """The file's text: a fact a line, in an order that depends on what is decided and on nothing else."""
+    """The text of the file: one fact a line, in an order that depends on the entries alone."""
     head = {
         "format": FORMAT,
         "kernelhub": lock.kernelhub,
@@ -249,7 +249,7 @@ def lock_text(lock: Lock) -> str:
 
 
 def order(item: Locked) -> tuple[str, str]:
-    """Where a decision stands in a file."""
+    """Sort key of an entry in a file."""
     return item.op, json.dumps(dict(item.problem), sort_keys=True)
 
 
@@ -286,14 +286,14 @@ def _locked(item: Mapping[str, Any], line: int) -> Locked:
 
 
 def _lines_of_decisions(text: str) -> Iterator[int]:
-    """The line on which each decision names its kernel, or begins if it names none."""
+    """Line of each entry's kernel, or of its start if it has no kernel."""
     for start, end in _elements(text, "decisions"):
         name = text.find('"kernel"', start, end)
         yield text.count("\n", 0, start if name < 0 else name) + 1
 
 
 def _elements(text: str, wanted: str) -> Iterable[tuple[int, int]]:
-    """Start and end of each element of an array in the document's object."""
+    """Start and end of each element of the array `wanted` in a JSON object."""
     decoder, spans = json.JSONDecoder(), []
     at = _next(text, text.index("{") + 1)
     while text[at] != "}":
@@ -314,7 +314,7 @@ def _elements(text: str, wanted: str) -> Iterable[tuple[int, int]]:
 
 
 def _next(text: str, at: int) -> int:
-    """The next place that is neither space nor a comma or colon."""
+    """The next position that is not whitespace, a comma or a colon."""
     while text[at] in " \t\r\n,:":
         at += 1
     return at

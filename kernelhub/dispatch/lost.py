@@ -1,8 +1,7 @@
-"""Errors of a device: told from others, remembered, and final for the process.
+"""Lost devices: recognizes final device errors, and makes every later call on the device raise `DeviceLost`.
 
-After an illegal access, a failed launch or an uncorrectable memory error every call of the CUDA context fails, so that
-trying another kernel only hides what happened. A launch that raises comes here, through `failed`; one that does not
-costs nothing for it.
+After an illegal access, a failed launch or an uncorrectable memory error, every call of the CUDA context fails. Running
+another kernel would only hide the error. A launch that raises calls `failed`; other launches have no extra cost.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import DeviceLost, KernelhubError
 
-# What CUDA's runtime and driver, and HIP's, say of an error after which the context is lost; lower case. Others, such
-# as an invalid configuration or an operation that a capture does not allow, end a call only.
+# Messages of the CUDA and HIP runtimes and drivers after which the context is lost, in lower case. Other errors, such
+# as an invalid configuration or an operation that is not allowed during capture, end only the call.
 _FINAL = (
     "illegal memory access",  # 700
     "unspecified launch failure",  # 719
@@ -42,25 +41,25 @@ _FINAL = (
     *("cuda_error_misaligned_address", "cudaerrorillegalinstruction", "cuda_error_illegal_instruction"),
     *("cudaerrorassert", "cuda_error_assert", "cudaerrorlaunchtimeout", "cuda_error_launch_timeout"),
 )
-# What those who report such an error write beside it: "CUDA error:", "Triton Error [CUDA]:", "cudaErrorAssert".
+# Words that libraries write beside such a message: "CUDA error:", "Triton Error [CUDA]:", "cudaErrorAssert".
 _OF_DEVICES = re.compile(r"\b(?:cu(?:da|blas|dnn)|hip|rocm|nvlink|nccl|rccl)(?:_error|error)?\w*\b")
 _ACCELERATOR_ERROR = getattr(torch, "AcceleratorError", ())  # torch 2.8 and later
 _NOT_OF_DEVICES = (KernelhubError, NotImplementedError, RecursionError, torch.OutOfMemoryError)
 _OUT_OF_MEMORY = ("out of memory", "cudaerrormemoryallocation", "cuda_error_out_of_memory")
-_TOLD = 5  # plans in an error
+_MAX_PLANS = 5  # in the message of an error
 
 
 def is_final(error: BaseException) -> bool:
-    """Does an exception say that a GPU is lost? Told from its type, and from its text, the same in all torch versions.
+    """Whether an exception means that a GPU is lost, by its type and its text.
 
-    It comes as RuntimeError up to torch 2.7, as `torch.AcceleratorError` since, and as RuntimeError from Triton and
-    other libraries, which name CUDA or HIP. Running out of memory is not final.
+    torch raises RuntimeError up to version 2.7 and `torch.AcceleratorError` since. Triton and other libraries raise
+    RuntimeError that mentions CUDA or HIP. Running out of memory is not final.
     """
     if isinstance(error, _NOT_OF_DEVICES) or not isinstance(error, RuntimeError):
         return False
     try:
         text = str(error).lower()
-    except Exception:  # a foreign error need not have a text
+    except Exception:  # a foreign error may have no text
         return False
     if not isinstance(error, _ACCELERATOR_ERROR) and _OF_DEVICES.search(text) is None:
         return False
@@ -68,15 +67,15 @@ def is_final(error: BaseException) -> bool:
 
 
 def failed(method: Any, error: Exception) -> None:
-    """Look at what a launch raised; the caller raises it again when this returns.
+    """Handle the exception of a launch. The caller raises it again when this returns.
 
     Args:
-        method: the method of the adapter that raised.
-        error: what it raised.
+        method: the adapter's method that raised.
+        error: the exception.
 
     Raises:
         DeviceLost: the device was lost before.
-        NotWarmed: work was refused inside foreign code, which lost the refusal and raised this instead.
+        NotWarmed: the sealed process refused work inside foreign code, which raised `error` in its place.
     """
     refusal = JOURNAL.swallowed()
     if refusal is not None and error is not refusal and not isinstance(error, KernelhubError):
@@ -93,12 +92,12 @@ def failed(method: Any, error: Exception) -> None:
 
 
 def _can_be_lost(device: int) -> bool:
-    """A CPU is not: what a GPU reports late, out of a call on the CPU, is no matter of that call."""
+    """Whether a device can be lost. A CPU cannot: a late GPU error during a call on the CPU is not its error."""
     return device >= 0
 
 
 def _name_kernel(error: Exception, bound: Bound) -> None:
-    """Have the traceback of an error say which kernel raised it, and who made that where it is not ours."""
+    """Add a note to an error: the kernel that raised it, and its plugin if it is not kernelhub's."""
     if isinstance(error, KernelhubError):
         return
     name = str(bound.selection.selected)
@@ -106,7 +105,7 @@ def _name_kernel(error: Exception, bound: Bound) -> None:
     note = f"kernelhub: raised by kernel {name} of {bound.selection.op}"
     if registered is not None and not registered.builtin:
         where = f"{registered.distribution}, " if registered.distribution else ""
-        note += f", which is not kernelhub's but of {where}{registered.origin}; report it there, or disable {name}"
+        note += f", a third-party kernel of {where}{registered.origin}; report the error there, or disable {name}"
     if hasattr(error, "add_note"):  # Python 3.11
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
@@ -115,13 +114,13 @@ def _name_kernel(error: Exception, bound: Bound) -> None:
 
 
 def _lose(bound: Bound, error: Exception) -> None:
-    """Remember the error, and have every call on the device raise it."""
+    """Store the error, and make every call on the device raise it."""
     with HUB.lock:
         first = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         selection, device = bound.selection, bound.device
         there = [other for other in HUB.ledger.alive if other.device == device]
-        told = [bound, *[other for other in reversed(there) if other is not bound]][:_TOLD]
-        plans = tuple(f"{one.selection.op} {one.selection.selected}, {one.calls} calls" for one in told)
+        last = [bound, *[other for other in reversed(there) if other is not bound]][:_MAX_PLANS]
+        plans = tuple(f"{one.selection.op} {one.selection.selected}, {one.calls} calls" for one in last)
         GATE.lost[device] = DeviceLost(device, selection.op, str(selection.selected), first, time.time(), plans)
         HUB.forget_device(device)
         for other in there:

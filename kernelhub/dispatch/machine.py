@@ -1,6 +1,6 @@
-"""The facts of this machine that are not facts of a device: packages, caches, what failed to load.
+"""Machines: the facts that selection reads besides the device, such as packages, toolkits, evidence, failed loads.
 
-A `Machine` is handed to the pure selector, so that a test or `explain` can hand it another one.
+The selector takes a `Machine` as an argument, so that tests and `explain` can pass a `SimulatedMachine`.
 """
 
 from __future__ import annotations
@@ -19,43 +19,43 @@ from kernelhub.probes.finding import Finding, Rejection, found, lacking
 from kernelhub.probes.package import Wanted, fits, package
 from kernelhub.probes.torch_build import TorchBuild, torch_build, torch_build_of
 
-# What a machine may be said to lack: the code of such a finding, what is said of it, and what to do.
+# What a simulated machine may lack: code, reason and remedy of the finding.
 ABSENT: dict[str, tuple[str, str, str]] = {
-    "nvcc": ("toolkit_missing", "it would be compiled, but there is no CUDA toolkit", "install a CUDA toolkit"),
-    "c++": ("compiler_missing", "it would be compiled, but there is no C++ compiler", "install g++ or clang++"),
-    "modules": ("symbol_missing", "none of its modules is built ahead", "install the library's modules built ahead"),
-    "cubins": ("cubins_missing", "its binaries are not here", "install the library's binaries"),
+    "nvcc": ("toolkit_missing", "must be compiled, but no CUDA toolkit is installed", "install a CUDA toolkit"),
+    "c++": ("compiler_missing", "must be compiled, but no C++ compiler is installed", "install g++ or clang++"),
+    "modules": ("symbol_missing", "has no prebuilt module", "install the library's prebuilt modules"),
+    "cubins": ("cubins_missing", "its binaries are not installed", "install the library's binaries"),
 }
 
 
 _READ_WITH = ("packaging.specifiers", "packaging.version", "kernelhub.probes.distributions")
-# Under which keys `Machine.on` keeps what was read of a device.
+# Keys of `Machine.on` for what was read about a device.
 _QUARANTINED, _EARNED, _ASSUMED = "quarantined", "earned", "assumed"
 _NOBODY: Mapping[tuple[str, str], Rejection] = MappingProxyType({})
 _NOTHING: Mapping[tuple[str, str], Collection[Any]] = MappingProxyType({})
 
 
 class Evidence(Protocol):
-    """What is known about the kernels of a device, from the store of evidence; asked once for each device."""
+    """The store of evidence about kernels. It is read once for each device."""
 
     def quarantined(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
-        """By (op, kernel), what `kernelhub verify` or an audit found wrong."""
+        """By (op, kernel), the rejection of a kernel that `kernelhub verify` or an audit found wrong."""
 
     def verified(self, device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Any]]:
         """By (op, kernel), the problem classes that the kernel was verified for."""
 
     def measured(self, device: DeviceFacts, files: Sequence[str]) -> TunedTable:
-        """What `kernelhub tune` measured here, and what these table files and folders say."""
+        """The measurements of `kernelhub tune` on this machine, then those of these table files and folders."""
 
     def measured_by(self, document: Mapping[str, Any], device: DeviceFacts) -> TunedTable:
-        """What another rank measured, as it sent it."""
+        """The measurements in the document of another rank."""
 
     def check(self, document: Mapping[str, Any]) -> None:
-        """Raise ConfigurationError if `measured_by` could not read a document."""
+        """Raise ConfigurationError if `measured_by` cannot read a document."""
 
 
 class _NoTable:
-    """Where nothing was measured, or nothing of it is heeded."""
+    """An empty table: nothing was measured, or evidence is off."""
 
     def find(self, op: str, problem: Any) -> Tuned | None:
         return None
@@ -65,48 +65,48 @@ class _NoTable:
 
 
 class Machine:
-    """What probes find here, each asked once until `forget`.
+    """The facts of this machine. Each probe runs once until `forget`.
 
     Attributes:
-        load_failures: (op, kernel) whose adapter could not be imported or prepared here, and why.
-        evidence: which kernels are quarantined, verified and fastest here; None if KERNELHUB_EVIDENCE is off.
-        tables: table files, and folders of them, that are read beside what was measured here.
+        load_failures: by (op, kernel), why the adapter could not be imported or prepared.
+        evidence: the store of evidence; None if KERNELHUB_EVIDENCE is off.
+        tables: tuning tables, as files or folders, that are read after this machine's own (KERNELHUB_TUNED).
     """
 
     evidence: Evidence | None = None
     tables: tuple[str, ...] = ()
 
     def __init__(self) -> None:
-        # Each is replaced rather than emptied, since what `as_it_is` gave goes on with it.
+        # `forget` replaces these and does not clear them, since copies of `snapshot` still use them.
         self._findings: dict[Hashable, Finding] = {}
         self._on_devices: dict[DeviceFacts, dict[Any, Any]] = {}
         self.load_failures: Mapping[tuple[str, str], Rejection] = {}
         self._of_first_rank: Mapping[str, Any] | None = None
 
     def load(self) -> None:
-        """Import all that answers of this machine are read with, so that no selection begins by importing it."""
+        """Import the modules that probes use, so that the first selection does not import them."""
         for name in _READ_WITH:
             importlib.import_module(name)
 
-    def as_it_is(self) -> Machine:
-        """The same facts, which neither `forget` nor a failure to load changes later.
+    def snapshot(self) -> Machine:
+        """A copy that neither `forget` nor a later load failure changes.
 
-        What was not asked by then is asked when it is needed, and remembered for both.
+        Probes that have not run yet run when they are needed; both machines share their results.
         """
         same = object.__new__(type(self))
         same.__dict__.update(self.__dict__)
         return same
 
     def cannot_load(self, op: str, kernel: str, rejection: Rejection) -> None:
-        """Remember why a kernel's adapter could not be imported or prepared."""
+        """Store why a kernel's adapter could not be imported or prepared."""
         self.load_failures = {**self.load_failures, (op, kernel): rejection}
 
     def forget_failure(self, op: str, kernel: str) -> None:
-        """Let a kernel be tried again whose adapter could not be prepared."""
+        """Drop the load failure of a kernel, so that it is tried again."""
         self.load_failures = {key: why for key, why in self.load_failures.items() if key != (op, kernel)}
 
     def quarantined(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
-        """By (op, kernel), what was found wrong on a device; read from disk at the first question, until `forget`."""
+        """By (op, kernel), the rejections of kernels found wrong on a device; read from disk once until `forget`."""
         kept = self.on(device)
         found: Mapping[tuple[str, str], Rejection] | None = kept.get(_QUARANTINED)
         if found is None:
@@ -114,7 +114,7 @@ class Machine:
         return found
 
     def earned(self, device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Any]]:
-        """By (op, kernel), the problem classes that it was verified for on a device; read once until `forget`."""
+        """By (op, kernel), the problem classes verified on a device; read from disk once until `forget`."""
         kept = self.on(device)
         found: Mapping[tuple[str, str], Collection[Any]] | None = kept.get(_EARNED)
         if found is None:
@@ -122,7 +122,7 @@ class Machine:
         return found
 
     def tuned(self, device: DeviceFacts) -> TunedTable:
-        """What was measured on a device: that which ranks agreed on, else what is on disk, read once until `forget`."""
+        """The tuning table of a device: the one that ranks agreed on, else that on disk; read once until `forget`."""
         kept = self.on(device)
         table: TunedTable | None = kept.get(TUNED)
         if table is None:
@@ -130,21 +130,21 @@ class Machine:
         return table
 
     def check_tuned(self, document: Mapping[str, Any]) -> None:
-        """Refuse a table that `give_tuned` could not heed.
+        """Check a table for `give_tuned`.
 
         Raises:
-            ConfigurationError: naming what is wrong.
+            ConfigurationError: the table is invalid.
         """
         if self.evidence is not None and document.get("entries"):
             self.evidence.check(document)
 
     def give_tuned(self, document: Mapping[str, Any]) -> None:
-        """Heed a table of another rank, in place of what is on disk, until `forget`."""
+        """Use the table of another rank instead of that on disk, until `forget`."""
         self._of_first_rank = document
         self.forget_evidence()
 
     def forget_evidence(self) -> None:
-        """Read what was found wrong and what was measured again at the next question."""
+        """Drop quarantine, verifications and measurements; they are read again at their next use."""
         for kept in self._on_devices.values():
             kept.pop(_QUARANTINED, None)
             kept.pop(_EARNED, None)
@@ -168,76 +168,79 @@ class Machine:
         return self.evidence.measured(device, self.tables)
 
     def on(self, device: DeviceFacts) -> dict[Any, Any]:
-        """Where the selector keeps what only depends on this machine and a device, until `forget`."""
+        """The selector's cache of what depends on this machine and a device alone, until `forget`."""
         kept = self._on_devices.get(device)
         if kept is None:
             kept = self._on_devices[device] = {}
         return kept
 
     def package(self, wanted: Wanted) -> Finding:
-        """Is the package here, in a version that fits?"""
+        """The finding for a package: whether it is installed in a supported version."""
         return self.ask(
             wanted,
             lambda: package(wanted.name, wanted.versions, distribution=wanted.distribution, install=wanted.install),
         )
 
     def variable(self, name: str) -> str:
-        """An environment variable of another project that a record depends on, as it was first seen."""
+        """An environment variable of another project, as first read; empty if it is unset."""
         return self.ask(("variable", name), lambda: found(name, os.environ.get(name), name)).value or ""
 
     def ask(self, key: Hashable, probe: Callable[[], Finding], kind: str = "") -> Finding:
-        """The finding of `probe`, remembered under `key`.
+        """The finding of `probe`, cached under `key`.
 
         Args:
-            key: what is asked.
-            probe: finds the answer.
-            kind: which of `ABSENT` is looked for, if one is: a machine that is not here may be said to lack it.
+            key: identifies the probe.
+            probe: function that returns the finding.
+            kind: key of `ABSENT` that the probe looks for, since a simulated machine may lack it; else empty.
         """
-        findings = self._findings  # `forget` may take another one while the probe looks
+        findings = self._findings  # `forget` may replace it while the probe runs
         finding = findings.get(key)
         if finding is None:
             finding = findings[key] = probe()
         return finding
 
     def torch_for(self, device: DeviceFacts) -> TorchBuild:
-        """The build of torch beside a device: this one, or for a device that is not here one that can use it."""
+        """The build of torch for a device: the installed one, or for a simulated device one that supports it."""
         build = torch_build()
         return build.assumed_for(device.vendor) if device.simulated else build
 
     def assumed(self, device: DeviceFacts) -> str:
-        """What an answer for a device that is not here takes for granted; empty for a device that is here."""
+        """What a selection for a simulated device assumes, as a phrase; empty for a device of this machine."""
         return self._assumed_once(device) if device.simulated else ""
 
     def _assumed_once(self, device: DeviceFacts) -> str:
         kept = self.on(device)
-        said: str | None = kept.get(_ASSUMED)
-        if said is None:
-            said = kept[_ASSUMED] = self._taken_for_granted(device)
-        return said
+        phrase: str | None = kept.get(_ASSUMED)
+        if phrase is None:
+            phrase = kept[_ASSUMED] = self._assumptions(device)
+        return phrase
 
-    def _taken_for_granted(self, device: DeviceFacts) -> str:
+    def _assumptions(self, device: DeviceFacts) -> str:
         build, here = self.torch_for(device), torch_build()
         return f"{build}{'' if build == here else f' (here: {here})'}; packages, toolkit and variables are those here"
 
     def forget(self) -> None:
-        """Run every probe again at its next use."""
+        """Drop all findings; every probe runs again at its next use."""
         self._findings, self._on_devices, self.load_failures = {}, {}, {}
         self._of_first_rank = None
 
 
 class SimulatedMachine(Machine):
-    """A machine with exactly these packages, for golden tables and what-if questions.
+    """A machine with exactly these packages, for `explain` and tests. No probe of this machine runs.
 
     Args:
-        packages: import name to version. That of torch may name its build (``"2.11.0+cu126"``, ``"2.13.0+cpu"``);
-            where it does not, or is not given, torch is the newest release, built for CUDA 13.0.
-        variables: environment variables, as `Machine.variable` would see them.
-        findings: answers of other probes by their key; a probe not listed here finds what it asks for.
-        lacks: which of ``"nvcc"`` (a CUDA toolkit), ``"c++"`` (a compiler), ``"modules"`` (libraries' own, built ahead)
-            and ``"cubins"`` (libraries' own binaries) are not there.
-        verified: kernels, backends or globs that `kernelhub verify` passed there, for every problem class; or a mapping
-            of a kernel's name to its classes, as of ``kernelhub.dispatch.problem_class.facets_of``.
-        wrong: kernels, backends or globs that it found wrong there.
+        packages: import name to version. The version of torch may include its build (``"2.11.0+cu126"``,
+            ``"2.13.0+cpu"``). Without a build, or without torch, it is the newest release, built for CUDA 13.0.
+        variables: environment variables of other projects that records read.
+        findings: findings of other probes by their key; a probe that is not listed succeeds.
+        lacks: what is not installed: ``"nvcc"`` (a CUDA toolkit), ``"c++"`` (a compiler), ``"modules"`` (prebuilt
+            modules of libraries), ``"cubins"`` (binaries of libraries).
+        verified: kernels, backends or globs that passed `kernelhub verify` there, for every problem class; or a mapping
+            of kernel name to problem classes, as ``kernelhub.dispatch.problem_class.facets_of`` returns them.
+        wrong: kernels, backends or globs that `kernelhub verify` found wrong there.
+
+    Raises:
+        ConfigurationError: `lacks` has an unknown name.
 
     Example:
         >>> import kernelhub
@@ -284,7 +287,7 @@ class SimulatedMachine(Machine):
     def assumed(self, device: DeviceFacts) -> str:
         return self._assumed_once(device)
 
-    def _taken_for_granted(self, device: DeviceFacts) -> str:
+    def _assumptions(self, device: DeviceFacts) -> str:
         packages = [f"{name} {version}" for name, version in self._packages.items() if name != "torch"]
         lacks = f", without {' or '.join(sorted(self._lacks))}" if self._lacks else ""
         return f"{self.torch_for(device)}; {', '.join(packages) or 'nothing'} installed beside it{lacks}"
@@ -296,8 +299,8 @@ class SimulatedMachine(Machine):
         return _Named(self._verified) if self._verified else _NOTHING
 
     def _read_quarantine(self, device: DeviceFacts) -> Mapping[tuple[str, str], Rejection]:
-        said = Rejection("quarantined", "found wrong on the simulated machine", "leave it out of wrong=")
-        return _Named(dict.fromkeys(self._wrong, said)) if self._wrong else _NOBODY
+        rejection = Rejection("quarantined", "found wrong on the simulated machine", "leave it out of wrong=")
+        return _Named(dict.fromkeys(self._wrong, rejection)) if self._wrong else _NOBODY
 
     def ask(self, key: Hashable, probe: Callable[[], Finding], kind: str = "") -> Finding:
         given = self._given.get(key)
@@ -323,7 +326,7 @@ _EVERY = _Every()
 
 
 class _Named(Mapping[tuple[str, str], Any]):
-    """What is said of (op, kernel) by a table of names: backends, kernels or globs."""
+    """A mapping of (op, kernel) that looks the kernel up in a table of backends, kernels and globs."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
         self._table = table

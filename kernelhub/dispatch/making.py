@@ -1,13 +1,12 @@
-"""Loading and binding: one thread at a time for each kernel and each problem, while everything else goes on.
+"""Locks for loading and binding, one for each kernel of an op, and checks against re-entry and forks.
 
-`HUB.lock` protects tables and is held for no longer than it takes to read or write one. What takes time (imports,
-compilers, libraries) is done under a lock of its own, by these rules:
+`HUB.lock` protects tables and is held only while one is read or written. Slow work (imports, compilers, libraries) is
+done under these locks, by three rules:
 
-- A thread that loads nothing waits for the one that loads what it asks for, and finds it made.
-- A thread inside a load never waits: it makes itself what it needs. So no circle of threads can wait for each other,
-  also where a kernel's load calls another op, or the same one. The thread that imports a module for a load counts as
-  part of that load.
-- No wait is longer than its time limit; after it the thread makes what it asks for itself.
+- A thread outside of any load waits for the thread that loads the same kernel, and uses its result.
+- A thread inside a load never waits: it loads what it needs itself. So threads cannot deadlock, also if a kernel's
+  load calls another op, or the same one. The thread that imports a module for a load counts as part of that load.
+- Every wait has a time limit; after it the thread loads the kernel itself.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from kernelhub.errors import KernelhubError, KernelUnavailable
 _inside: ContextVar[tuple[Hashable, ...]] = ContextVar("kernelhub loads", default=())
 _OURS = tuple(f"kernelhub.{room}" for room in ("backends", "dispatch", "evidence", "ops", "probes", "runtime"))
 _NESTED = (
-    2  # a signal handler may ask once more for what its thread is loading; a load that asks for itself does not end
+    2  # a signal handler may request the kernel that its thread is loading; a load that requires itself does not end
 )
 
 
 class _Alone:
-    """A block in which no other thread makes a thing; see `Making.alone`. A class, since every miss enters one."""
+    """The context manager of `Making.alone`. A class and not a generator, since every table miss enters one."""
 
     __slots__ = ("_held", "_lock", "_making", "_outer", "_thing", "_timeout_s")
 
@@ -46,7 +45,7 @@ class _Alone:
             raise _endless(thing)
         lock = making.locks.get(thing)
         if lock is None:
-            lock = making.locks.setdefault(thing, threading.Lock())  # one step: no other thread comes between
+            lock = making.locks.setdefault(thing, threading.Lock())  # atomic
         self._lock, self._outer = lock, outer
         self._held = lock.acquire(False) or (not outer and not making.busy() and lock.acquire(timeout=self._timeout_s))
         _inside.set((*outer, thing))
@@ -60,16 +59,16 @@ class _Alone:
 def _endless(thing: tuple[Hashable, ...]) -> KernelUnavailable:
     words = " ".join(part for part in thing if isinstance(part, str))
     return KernelUnavailable(
-        f"{words} is being loaded, and its load calls what it is loaded for; fix the backend: a load calls no op that "
-        "may choose the kernel it loads"
+        f"the load of {words} calls an op that selects the same kernel again; fix the backend: a load must not call an "
+        "op that may select the kernel being loaded"
     )
 
 
 class Making:
-    """The locks of what is being made now.
+    """The locks of loads.
 
     Args:
-        busy: tells whether this thread holds a lock that those who make things need, so that it must not wait.
+        busy: returns whether this thread holds a lock that loads need, so that it must not wait for one.
     """
 
     def __init__(self, busy: Callable[[], bool]) -> None:
@@ -77,14 +76,14 @@ class Making:
         self.forget()
 
     def forget(self) -> None:
-        """Drop every lock: after a fork the threads that held them are not here."""
-        self.locks: dict[Hashable, threading.Lock] = {}  # one for each kernel that was loaded, and stays
+        """Drop every lock: after a fork the threads that held them do not exist."""
+        self.locks: dict[Hashable, threading.Lock] = {}  # one for each loaded kernel; never removed
 
     def alone(self, *thing: Hashable, timeout_s: float) -> _Alone:
-        """A block that makes a thing while no other thread makes it, by the rules of this module.
+        """A block in which no other thread loads the same thing, by the rules of this module.
 
         Raises:
-            KernelUnavailable: on entry, if making it asks for itself without end.
+            KernelUnavailable: on entry, if the load of the thing requires itself.
         """
         return _Alone(self, thing, timeout_s)
 
@@ -94,16 +93,17 @@ _REGISTRY = ("registry",)
 
 @contextlib.contextmanager
 def loading_registry() -> Iterator[None]:
-    """The first load, or a reload, of ops and backends; the caller holds the lock of the tables.
+    """A block that loads ops and backends; the caller takes the lock of the tables inside it.
 
     Raises:
-        KernelhubError: it is asked for from inside itself, by a backend's import or a signal handler.
+        KernelhubError: this thread is already inside such a block: a backend's import or a signal handler calls
+            kernelhub.
     """
     if _REGISTRY in _inside.get():
         raise KernelhubError(
-            "kernelhub is still loading its ops and backends, and this call comes from inside of that: from a "
-            "backend's import, a signal handler or a logging handler; call kernelhub once that is done, or load it "
-            "early with kernelhub.reload()"
+            "kernelhub is still loading its ops and backends, and this call was made during that load: by a backend's "
+            "import, a signal handler or a logging handler; call kernelhub after the load, or load it early with "
+            "kernelhub.reload()"
         )
     token = _inside.set((*_inside.get(), _REGISTRY))
     try:
@@ -113,13 +113,13 @@ def loading_registry() -> Iterator[None]:
 
 
 def check_not_importing() -> None:
-    """Refuse a choice from inside an import of what makes choices, or of a search for a module.
+    """Refuse a selection while this thread imports a module of kernelhub, or searches for any module.
 
-    Only code that interrupts this thread, such as a signal handler, comes from there. What it would load, in a thread
-    of its own, could wait for that very import until its time limit.
+    Only code that interrupts this thread, such as a signal handler, can call from there. Its load, in another thread,
+    could wait for this import until the time limit.
 
     Raises:
-        KernelhubError: naming what this thread is importing.
+        KernelhubError: the message names what this thread is importing.
     """
     if _imp.lock_held() and _searches(sys._getframe(1)):
         raise _from_inside("a search for a module")
@@ -133,7 +133,7 @@ def check_not_importing() -> None:
 
 
 def _searches(frame: FrameType | None) -> bool:
-    """Whether a stack is inside of importlib's search for a module, during which no other thread can import."""
+    """Whether a stack is inside importlib's search for a module, during which no other thread can import."""
     while frame is not None:
         if frame.f_code.co_name == "_find_spec" and frame.f_globals.get("__name__") == "importlib._bootstrap":
             return True
@@ -143,16 +143,16 @@ def _searches(frame: FrameType | None) -> bool:
 
 def _from_inside(what: str) -> KernelhubError:
     return KernelhubError(
-        f"this call of kernelhub comes from inside of {what}, in the same thread: from a signal handler, a logging "
-        "handler or a finaliser; call kernelhub once that is done, or load it early with kernelhub.reload()"
+        f"this call of kernelhub was made during {what}, in the same thread: by a signal handler, a logging handler "
+        "or a finaliser; call kernelhub after it, or load it early with kernelhub.reload()"
     )
 
 
 def drop_half_imported() -> None:
-    """After a fork: forget the modules that threads which are not here were importing, so that they are imported anew.
+    """After a fork: drop the modules that the parent's other threads were importing, so that they are imported again.
 
-    CPython keeps the lock of such a module with its dead thread, and an import in the child would wait for it without
-    end. Only what kernelhub was importing is dropped: its own modules, and all that the same threads were at.
+    CPython keeps the lock of such a module with its dead thread, so that an import in the child would wait forever.
+    Only modules of kernelhub, and those that the same threads were importing, are dropped.
     """
     machinery: Any = sys.modules.get("_frozen_importlib")
     locks: dict[str, Any] = getattr(machinery, "_module_locks", {})
@@ -169,6 +169,6 @@ def drop_half_imported() -> None:
 
 
 def at_fork(renew: Callable[[], None]) -> None:
-    """Have `renew` called in every child that is forked from now on."""
+    """Register `renew`, which is called in every child that is forked from now on."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew)

@@ -1,13 +1,12 @@
-"""The table of plans behind one op, and what its public function is.
+"""`Op`: the table of bound kernels behind one op, and the type of its public function.
 
-An op's function computes a key from its arguments and asks `table.get(key)`, or under an override
-`Op.override`, for the function to run. Where that gives none it checks its arguments and asks
-`Op.decide`, which decides once and remembers. The key is made of the op's declared facets, and the
-problem is made from the key and the device alone: equal keys on equal devices give equal selections.
+An op's function computes a key from its arguments and looks up the function to run in `table`, or under a request in
+`Op.override`. On a miss it checks its arguments and calls `Op.decide`, which selects once and stores the result. The
+key consists of the op's declared facets, and the problem is made from the key and the device alone: equal keys on equal
+devices give equal selections.
 
-The device is not in the key, because it hardly ever changes and reading it costs as much as hashing the
-rest: the function that a table holds knows the device it was bound for, and passes a call from another
-device on to the one bound there.
+The device is not in the key, because it seldom changes and reading it costs as much as hashing the rest. The function
+in a table stores the device that it was bound for, and passes a call from another device to the function bound there.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from kernelhub.dispatch.forms import written
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.hub import HUB, Outdated, keep
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.dispatch.policy import Layers, Names, Policy, names_asked_for
+from kernelhub.dispatch.policy import Layers, Names, Policy, requested_names
 from kernelhub.dispatch.problem import ProblemT
 from kernelhub.dispatch.select import no_kernel
 from kernelhub.dispatch.selection import Selection
@@ -45,11 +44,11 @@ Run = Callable[..., Any]
 
 
 class Request(NamedTuple):
-    """What a kernel is selected for.
+    """Key of the tables of bound selections.
 
     Attributes:
         backend: the call's ``backend=``.
-        contexts: the layers of the blocks that the call is in.
+        contexts: layers of the `use` blocks that the call is in.
         key: the call's key.
         device: index of the operands' GPU, -1 for the CPU.
     """
@@ -62,9 +61,9 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class DryRun:
-    """Given as ``backend=``, it makes an op check its arguments and return a `ParsedCall` instead of running.
+    """A value of ``backend=`` with which an op checks its arguments and returns a `ParsedCall` instead of running.
 
-    So `prepare` and `explain` parse a call exactly as the call itself does.
+    `prepare` and `explain` use it, so that they parse a call exactly as the call itself does.
     """
 
     backend: Backend
@@ -72,13 +71,13 @@ class DryRun:
 
 @dataclass(frozen=True)
 class ParsedCall:
-    """What an op returns for a `DryRun`.
+    """The result of an op for a `DryRun`.
 
     Attributes:
         key: the call's key.
         device: index of the operands' GPU, -1 for the CPU.
-        arguments: as the op passes them to the function that its table holds.
-        shapes: parameters that were given as meta tensors; zeros stand for them in `arguments`.
+        arguments: arguments of the bound function, in its order.
+        shapes: parameters that were given as meta tensors; `arguments` has zeros in their place.
     """
 
     key: Key
@@ -87,7 +86,7 @@ class ParsedCall:
     shapes: frozenset[str] = frozenset()
 
     def check_kept(self, op: str, *parameters: str) -> None:
-        """Values that a plan keeps must be given.
+        """Check that parameters whose values a plan keeps were not given as meta tensors.
 
         Raises:
             InvalidArgument: one of the parameters was given as a meta tensor.
@@ -100,13 +99,13 @@ class ParsedCall:
 
 
 class Op(Generic[ProblemT]):
-    """Decides for one op and remembers.
+    """Selection and tables of one op.
 
     Attributes:
-        contract: what the op is.
+        contract: contract of the op.
         function: the public function.
-        traced: what stands for it in traced code.
-        table: key -> function to run, where neither the call nor a context says otherwise.
+        traced: the function that torch.compile calls instead.
+        table: by key, the bound function for calls without ``backend=`` and outside of `use` blocks.
     """
 
     def __init__(self, contract: Contract[ProblemT]) -> None:
@@ -115,24 +114,24 @@ class Op(Generic[ProblemT]):
         self.traced: Callable[..., Any]
         self.table: dict[Key, Run] = {}
         self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
-        self._bound: dict[Request, Bound] = {}  # where neither the call nor a context says otherwise
-        self._bound_otherwise: dict[Request, Bound] = {}
+        self._bound: dict[Request, Bound] = {}  # without ``backend=`` and contexts
+        self._bound_otherwise: dict[Request, Bound] = {}  # with one of them
         self._prepared: dict[Key, dict[str, Any]] = {}  # forms of the arguments that plans were prepared with
         HUB.on_change(self._forget)
         HUB.on_loss(self._forget_device)
 
     def override(self, key: Key, backend: Backend | DryRun) -> Run | None:
-        """The function to run where the call or a context says what it wants; None if not yet decided."""
+        """The bound function for a call with ``backend=`` or inside a `use` block; None if there is none yet."""
         if type(backend) is list:
             backend = tuple(backend)
         try:
             return self._overrides.get((cast(Backend, backend), HUB.contexts.get(), key))
-        except TypeError:  # one of the two cannot be a key; of the rest of the key the op's checks report it
-            names_asked_for(self.contract.name, backend.backend if isinstance(backend, DryRun) else backend)
+        except TypeError:  # one of the two is unhashable; the op's checks report other parts of the key
+            requested_names(self.contract.name, backend.backend if isinstance(backend, DryRun) else backend)
             raise
 
     def decide(self, key: Key, device: int, backend: Backend | DryRun) -> Run:
-        """The function to run for a key that is new; the op has checked its arguments.
+        """Select and bind the function for a new key, and store it. The op has checked its arguments.
 
         Args:
             key: the call's key.
@@ -157,15 +156,15 @@ class Op(Generic[ProblemT]):
         return bound.run
 
     def bound_for(self, key: Key, device: int, backend: Backend) -> Bound:
-        """The selection on a key on one device, made ready.
+        """The bound selection for a key on one device.
 
         Raises:
             NotWarmed: there is none yet, and kernelhub is sealed.
-            DeviceLost: a device error ended the use of the device.
+            DeviceLost: the device is lost.
         """
         if GATE.lost:
             GATE.check_device(device)
-        request = Request(names_asked_for(self.contract.name, backend), HUB.contexts.get(), key, device)
+        request = Request(requested_names(self.contract.name, backend), HUB.contexts.get(), key, device)
         table = self._bound_otherwise if request.backend is not None or request.contexts else self._bound
         bound = table.get(request)
         if bound is not None:
@@ -173,7 +172,7 @@ class Op(Generic[ProblemT]):
         _ = HUB.settings
         op, problem = self.contract.name, self.contract.problem_of(key, device)
         if GATE.refuse is not None:
-            for other, made in self._requests():  # another key may mean the same
+            for other, made in self._requests():  # another key may give the same problem
                 if other == request._replace(key=other.key) and made.selection.problem == problem:
                     return made
             raise GATE.refuse("decide", "which kernel runs", Caller(op, "", problem, key, sys._getframe(1)))
@@ -186,7 +185,7 @@ class Op(Generic[ProblemT]):
                 if GATE.lost:
                     GATE.check_device(device)
                 if generation != HUB.generation:
-                    return  # it serves this call
+                    return  # outdated: it serves only this call
                 if table is self._bound:
                     table[request] = bound
                 else:
@@ -202,19 +201,19 @@ class Op(Generic[ProblemT]):
                 continue
 
     def ready(self) -> tuple[ProblemT, ...]:
-        """The problems that were decided and made ready, oldest first."""
+        """The problems with a bound selection, oldest first."""
         return tuple(dict.fromkeys(bound.selection.problem for _, bound in self._requests()))
 
     def _requests(self) -> list[tuple[Request, Bound]]:
         return [*self._bound.items(), *self._bound_otherwise.items()]
 
     def forms_of(self, key: Key, bound: Bound | None) -> dict[str, Any]:
-        """Forms of the arguments that `prepare` was called with for a key, or for one of those that are bound so."""
+        """Forms of the arguments of `prepare` for a key, or without a key for any key of `bound`; empty if unknown."""
         keys = [key] if key is not None else [request.key for request, other in self._requests() if other is bound]
         return next((self._prepared[key] for key in keys if key in self._prepared), {})
 
     def parse(self, backend: Backend, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ParsedCall:
-        """How the op's function reads these arguments; meta tensors are read as tensors of unknown values."""
+        """The `ParsedCall` of these arguments. Meta tensors count as tensors with unknown values."""
         if type(backend) is list:
             backend = tuple(backend)
         shapes: frozenset[str] = frozenset()
@@ -238,28 +237,28 @@ class Op(Generic[ProblemT]):
         packing: bool = False,
         barred: Mapping[str, tuple[Rejection, ...]] | None = None,
     ) -> Selection[ProblemT]:
-        """The selection alone; nothing is loaded.
+        """The selection for a problem. No adapter is imported.
 
         Args:
-            problem: what is asked.
+            problem: the problem.
             backend: the call's ``backend=``.
-            machine: facts of another machine.
-            packing: weights as in a checkpoint will be packed for whichever kernel is chosen.
-            barred: what else speaks against kernels, by name.
+            machine: facts of another machine; by default this one.
+            packing: checkpoint weights will be packed for the selected kernel.
+            barred: further rejections, by kernel.
         """
         return HUB.select_as_called(self.contract.name, problem, backend, machine, packing=packing, barred=barred)
 
     def no_kernel(self, selection: Selection[ProblemT], backend: Backend) -> NoKernel:
-        """The error that nothing may run what a selection found no kernel for."""
+        """The error of a selection without a kernel."""
         return no_kernel(selection, self.policy(backend).about(selection.problem, HUB.machine))
 
     def ranked(self, problem: ProblemT, backend: Backend) -> Sequence[Kernel]:
-        """The kernels that may run, best first, whether or not they can run this."""
+        """The kernels that requests leave, best first, supported or not."""
         return HUB.ranked(self.contract.name, problem, self.policy(backend))
 
     def policy(self, backend: Backend) -> Policy:
-        """What the user said about the op, here and now."""
-        return HUB.policy(self.contract.name, names_asked_for(self.contract.name, backend), HUB.contexts.get())
+        """The current policy for the op."""
+        return HUB.policy(self.contract.name, requested_names(self.contract.name, backend), HUB.contexts.get())
 
     def kernels(self) -> tuple[str, ...]:
         """Names of every registered kernel, sorted."""
@@ -274,7 +273,7 @@ class Op(Generic[ProblemT]):
         self._prepared.clear()
 
     def _forget_device(self, device: int) -> None:
-        """Have the next call on the device come to `bound_for`, which refuses it."""
+        """Remove the device's functions from the tables. Its next call reaches `bound_for`, which raises DeviceLost."""
         runs = {id(bound.run) for request, bound in self._requests() if request.device == device}
         for key in [key for key, run in self.table.items() if id(run) in runs]:
             del self.table[key]
@@ -283,12 +282,12 @@ class Op(Generic[ProblemT]):
 
 
 def device_of(index: int) -> torch.device:
-    """The device that operands of this index lie on."""
+    """The torch device of a device index, -1 for the CPU."""
     return torch.device("cpu") if index < 0 else torch.device("cuda", index)
 
 
 class OpFunction(Protocol[P, R, PlanT]):
-    """A public op: a function, with its plans, selections and reference hanging on it."""
+    """A public op: a function with the attributes `prepare`, `explain`, `kernels` and `reference`."""
 
     __name__: str
     __doc__: str | None
@@ -298,17 +297,17 @@ class OpFunction(Protocol[P, R, PlanT]):
 
     @overload
     def prepare(self, *args: P.args, **kwargs: P.kwargs) -> PlanT:
-        """Choose once, for arguments like these; see `kernelhub.dispatch.plan`.
+        """Select once for arguments like these, and return a plan; see `kernelhub.dispatch.plan`.
 
-        Meta tensors are taken too, for shapes and dtypes alone (`kernelhub.dispatch.shapes`).
+        Tensors may be meta tensors, of which only shapes, strides and dtypes matter (`kernelhub.dispatch.shapes`).
         """
 
     @overload
     def prepare(self, *args: Any, packing: bool, **kwargs: Any) -> PlanT:
-        """The same of an op whose weights can be packed; see `kernelhub.ops.packed`."""
+        """`prepare` of an op whose weights can be packed; see `kernelhub.ops.packed`."""
 
     def explain(self, *args: Any, **kwargs: Any) -> Selection[Any]:
-        """The selection on arguments like these; see `kernelhub.explain`."""
+        """The selection for arguments like these; see `kernelhub.explain`."""
 
     def kernels(self) -> tuple[str, ...]:
         """Names of every registered kernel, sorted."""

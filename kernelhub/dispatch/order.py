@@ -1,8 +1,8 @@
-"""The heuristic: which kernel is expected fastest, read from data in `backends/order`.
+"""The ranking of kernels by expected speed, from the lines of `backends/order` and the bands of records.
 
-A line says, for a family of devices and a regime of the op, in which order kernels are tried, and on
-what evidence. A kernel in no line is placed by its band: before the first listed kernel of a lower
-band, so a new kernel can be reached without touching any line.
+A line gives, for a family of devices and a regime of the op, kernels in the order in which they are tried, with
+evidence. A kernel that is not in the line ranks by its band, before the first listed kernel of a lower band. So a new
+kernel can be selected without a change of any line. This module does not test whether a kernel is supported.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class Line:
     """One line of an order file.
 
     Attributes:
-        family: `DeviceFacts.family` it holds for, or ``"*"`` for every GPU without a line of its own.
+        family: a `DeviceFacts.family`, or ``"*"`` for every GPU without its own line.
         regime: a regime of the op's contract, or ``"*"``.
         kernels: names, best first.
         evidence: a measurement with device, versions and date, or a source.
-        expected: the order is what others publish, or what is expected of the hardware: nobody measured it here.
+        expected: the order comes from publications or from the hardware; this project did not measure it.
     """
 
     family: str
@@ -36,13 +36,13 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The records of one op. They are told apart by identity: what a machine keeps of them is kept under them.
+    """The records of one op. It compares by identity, since it is a key of a machine's cache.
 
     Attributes:
-        kernels: all records of the op; they are kept by name.
-        lines: the op's heuristic.
-        known_bad: entries that speak of any of the kernels.
-        portable: those of backends whose kernels are the same program everywhere.
+        kernels: all records of the op, sorted by name.
+        lines: the op's order lines.
+        known_bad: known defects, of any backend.
+        portable: the kernels of portable backends.
     """
 
     kernels: tuple[Kernel, ...]
@@ -55,7 +55,7 @@ class Candidates:
         object.__setattr__(self, "kernels", tuple(sorted(self.kernels, key=lambda kernel: kernel.name)))
 
     def known_bad_of(self, kernel: Kernel) -> tuple[KnownBad, ...]:
-        """The entries that speak of a kernel, looked for once."""
+        """The known defects of a kernel, cached."""
         found = self._about.get(kernel)
         if found is None:
             found = tuple(e for e in self.known_bad if e.op in ("*", kernel.op) and kernel.matches(e.kernel))
@@ -64,12 +64,12 @@ class Candidates:
 
 
 def first(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
-    """These names, then all others in their order: a line that differs from another in its beginning."""
+    """These names, then all others in their order: a line that differs from another at its start."""
     return tuple(dict.fromkeys((*names, *others)))
 
 
 def line_for(lines: Iterable[Line], device: DeviceFacts, regime: str) -> Line | None:
-    """The line that holds: the device's own family before ``"*"``, then the exact regime before ``"*"``."""
+    """The line for a device and regime: the device's family before ``"*"``, then the exact regime before ``"*"``."""
     families = (device.family,) if device.type == "cpu" else (device.family, "*")
     fitting = [line for line in lines if line.family in families and line.regime in (regime, "*")]
     return min(fitting, key=lambda line: (line.family == "*", line.regime == "*"), default=None)

@@ -1,9 +1,7 @@
-"""Plans, and the decorator that makes a function a public op.
+"""`Plan`, the base class of plans, and the decorator that makes a function a public op.
 
-A plan is a selection with its adapter made: `plan.run(...)` selects nothing.
-
-An engine prepares one plan for each layer configuration. Plan classes of attention add `begin`, which takes the
-metadata of one engine step for all layers.
+A plan has a bound selection, so that `plan.run(...)` does not select. An engine prepares one plan for each layer
+configuration. Plan classes of attention add `begin`, which takes the metadata of one engine step for all layers.
 """
 
 from __future__ import annotations
@@ -28,24 +26,23 @@ _Call = TypeVar("_Call", bound=Callable[..., Any])
 
 
 def traced_as(run: _Call, traced: Callable[..., Any]) -> _Call:
-    """`run`, which torch.compile replaces by `traced`.
+    """`run`, marked so that torch.compile replaces it by `traced`.
 
-    The attribute is the one that torch's own wrappers carry for it. Unlike a test of `is_compiling` it costs an
-    eager call nothing.
+    torch's own wrappers use the same attribute. Unlike a test of `is_compiling`, it adds no cost to an eager call.
     """
     run._torchdynamo_inline = traced  # type: ignore[attr-defined]
     return run
 
 
 class Plan:
-    """What all plans have in common.
+    """Base class of plans, which `prepare` of an op returns.
 
     Attributes:
-        selection: the selection that the plan was made from.
-        run: the call; its arguments are said by the op's plan class.
-        adapter: the chosen kernel's adapter, made for the problem.
-        bound: the selection made ready.
-        weights: parameters of `run` that keep the values which the plan was prepared with, if a run is given none.
+        selection: the `Selection` of the plan.
+        run: the call; the op's plan class documents its arguments.
+        adapter: adapter of the selected kernel, made for the problem.
+        bound: the bound selection.
+        weights: parameters of `run` that default to the values given to `prepare`.
     """
 
     weights: ClassVar[tuple[str, ...]] = ()
@@ -66,33 +63,34 @@ class Plan:
 
     @property
     def graph(self) -> GraphLevel:
-        """What may be captured in a CUDA graph."""
+        """Which steps may be captured in a CUDA graph."""
         assert self.selection.kernel is not None
         return self.selection.kernel.graph
 
     @property
     def reads_lengths(self) -> bool:
-        """Whether a step needs sequence lengths on the host, and syncs if they are not given."""
+        """Whether `begin` needs sequence lengths on the host, and syncs if they are not given."""
         assert self.selection.kernel is not None
         return self.selection.kernel.reads_lengths
 
     @property
     def syncs(self) -> bool:
-        """Whether `begin` waits for the device where host lengths are not given. With them it never does."""
+        """Whether `begin` waits for the device if host lengths are not given. With host lengths it never waits."""
         return self.reads_lengths and self.selection.problem.device.type != "cpu"
 
     def workspace_bytes(self, **sizes: int) -> int:
-        """Device memory beyond operands and result that runs within these sizes take, at most.
+        """Maximum device memory, in bytes, of a run within these sizes, without operands and result.
 
         Args:
-            sizes: as of the adapter of the op; for attention ``num_seqs``, ``num_tokens``, ``max_kv_len``.
+            sizes: sizes that the op's adapter class documents; for attention ``num_seqs``, ``num_tokens``,
+                ``max_kv_len``.
         """
         num_bytes: int = self.adapter.workspace_bytes(**sizes)
         return num_bytes
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal choices, in every process: see `dispatch.fingerprint`."""
+        """Text that is equal in two processes exactly if both run the same kernel; see `dispatch.fingerprint`."""
         return str(HUB.fingerprint_of(self.selection))
 
     def __repr__(self) -> str:
@@ -101,7 +99,7 @@ class Plan:
 
 @runtime_checkable
 class Tracing(Protocol):
-    """Derives from a function the one that torch.compile calls instead; see `kernelhub.ops.operators.Traced`."""
+    """Makes from a function the one that torch.compile calls instead; see `kernelhub.ops.operators.Traced`."""
 
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]: ...
 
@@ -113,8 +111,8 @@ def publish(
 
     Args:
         op: the op.
-        prepare: makes plans of it.
-        traced: the function that torch.compile calls instead, of the same signature, or what derives one from it.
+        prepare: function that makes the op's plans.
+        traced: the function that torch.compile calls instead, with the same signature, or a `Tracing` that makes it.
     """
 
     def decorate(function: Callable[P, R]) -> OpFunction[P, R, PlanT]:

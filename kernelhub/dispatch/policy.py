@@ -1,6 +1,6 @@
-"""What the user said, from every place it can be said, as one value.
+"""The policy: all requests, preferences, removals and settings that apply to a call, as one value.
 
-Order of decision, from the strongest:
+From the strongest to the weakest:
 
 1. ``disable`` from anywhere removes a kernel.
 2. ``KERNELHUB_FORCE``
@@ -13,9 +13,9 @@ Order of decision, from the strongest:
    op, then their preferences
 9. tuned evidence, then the order line of the device, then the band, then the name
 
-1 to 6 are explicit: the kernel asked for runs, or the call fails with every reason. 7 and 9 only rank. So does a
-foreign request as soon as anybody prefers anything for the op, and a foreign removal spares a kernel that
-KERNELHUB_FORCE, KERNELHUB_PREFER, the config file or KERNELHUB_LOCK names. `unsafe` is for 2 to 5 alone.
+1 to 6 are explicit: the requested kernel runs, or the call fails with every reason. 7 and 9 only rank. A request by a
+variable of another project also only ranks if any preference exists for the op, and a removal by one does not apply to
+a kernel that KERNELHUB_FORCE, KERNELHUB_PREFER, the config file or KERNELHUB_LOCK names. `unsafe` applies to 2 to 5.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from kernelhub.errors import ConfigurationError
 Names = tuple[str, ...]
 
 
-def names_asked_for(op: str, backend: Any) -> Names | None:
-    """``backend=`` of a call of an op as a tuple of names."""
+def requested_names(op: str, backend: Any) -> Names | None:
+    """``backend=`` of a call of an op as a tuple of names; ConfigurationError if it has none."""
     if backend is None:
         return None
     names = names_of(backend, f"{op}: backend")
@@ -46,14 +46,18 @@ def names_asked_for(op: str, backend: Any) -> Names | None:
     return names
 
 
-def names_of(said: Any, where: str) -> Names:
-    """What names backends or kernels, as a tuple; `where` is what it was said with, for the error."""
+def names_of(given: Any, where: str) -> Names:
+    """Names of backends or kernels as a tuple; `where` is the parameter, for the error."""
     names = (
-        (said,) if isinstance(said, str) else tuple(said) if isinstance(said, (list, tuple, set, frozenset)) else None
+        (given,)
+        if isinstance(given, str)
+        else tuple(given)
+        if isinstance(given, (list, tuple, set, frozenset))
+        else None
     )
     if names is None or not all(isinstance(name, str) for name in names):
         raise ConfigurationError(
-            f"{where} is {said!r}; give the name of a backend or a kernel, or a list of names: "
+            f"{where} is {given!r}; give the name of a backend or a kernel, or a list of names: "
             "`kernelhub backends` lists them"
         )
     return tuple(names)
@@ -67,16 +71,16 @@ _NO_REFUSALS: Mapping[str, Rejection] = {}
 
 @dataclass(frozen=True)
 class Override:
-    """Backends or kernels named for some ops, and where that was said.
+    """A request, preference or removal: names of backends or kernels for some ops, with its source.
 
     Attributes:
         ops: op name or glob.
         names: backends, kernels or globs over kernels, in order.
-        source: stable word for the place: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``,
-            ``"ranks"``, ``"lock"``, ``"environment"``, ``"file"``, ``"engine"``.
-        origin: the place as a user would write it, e.g. ``KERNELHUB_FORCE=triton``.
-        where: the override is about those problems only that all of these take.
-        undo: what takes the override back, where that is not clear from `origin`.
+        source: stable word for the source: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``, ``"ranks"``,
+            ``"lock"``, ``"environment"``, ``"file"``, ``"engine"``.
+        origin: the source as a user writes it, e.g. ``KERNELHUB_FORCE=triton``.
+        where: constraints; the override applies to the problems that none of them rejects.
+        undo: how to remove the override, if `origin` does not show it.
     """
 
     ops: str
@@ -88,26 +92,26 @@ class Override:
 
     @property
     def pinned(self) -> bool:
-        """It repeats an earlier selection; no user wrote it for this run."""
+        """Whether it repeats an earlier selection, of a lock file or an agreement of ranks."""
         return self.source in (LOCK, RANKS)
 
     def concerns(self, op: str) -> bool:
         return self.ops == "*" or self.ops == op or fnmatch.fnmatchcase(op, self.ops)
 
     def means(self, kernel: Kernel) -> bool:
-        """Does it name this kernel?"""
+        """Whether it names this kernel."""
         return any(kernel.matches(name) for name in self.names)
 
 
 @dataclass(frozen=True, eq=False)
 class Pins:
-    """Kernels that a lock file, or an agreement of ranks, pins for the problem classes of one op.
+    """Kernels that a lock file, or an agreement of ranks, fixes for the problem classes of one op.
 
     Attributes:
-        overrides: the kernels that run, by problem class.
-        refusals: kernels that may not run, by problem class, each with the reason.
-        of_device: whether a class belongs to one device; else it holds on any.
-        otherwise: what rejects every kernel of a class that is not in `overrides`, or None.
+        overrides: the kernel that runs, by problem class.
+        refusals: kernels that may not run, by problem class, each with its rejection; ``"*"`` means every kernel.
+        of_device: whether a problem class includes the device; else it applies to any device.
+        otherwise: rejection of every kernel for a class that is not in `overrides`; None if such classes are free.
     """
 
     overrides: Mapping[ProblemClass, Override]
@@ -121,22 +125,22 @@ class Pins:
 
 
 class Agreed(Protocol):
-    """What ranks agreed on for one op."""
+    """An agreement of ranks for one op."""
 
     @property
     def pins(self) -> Pins: ...
 
     def check(self, selection: Selection[Any]) -> None:
-        """Raise if this rank selected another kernel than was agreed on."""
+        """Raise RanksDisagree if this rank selected another kernel than was agreed on."""
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What one place says: a context, a `configure` call, the environment or a config file.
+    """The overrides and settings of one source: a `use` block, `configure`, the environment or a config file.
 
-    Layers are told apart by identity, which keeps them cheap in the key of a table.
-    `deterministic`, `batch_invariant`, `strict`, `unsafe` and `trust` are None where the place is silent, and so are
-    `audit` and `audit_action`, which `configure` alone says.
+    Layers compare by identity, which keeps them cheap in the key of a table. `deterministic`, `batch_invariant`,
+    `strict`, `unsafe` and `trust` are None if the source does not set them. So are `audit` and `audit_action`, which
+    only `configure` sets.
     """
 
     requests: tuple[Override, ...] = ()
@@ -156,18 +160,18 @@ Layers = tuple[Layer, ...]
 
 @dataclass(frozen=True)
 class Policy:
-    """All layers put together for one call; what the selector reads.
+    """All layers of one call combined, as the selector reads them.
 
     Attributes:
-        requests: explicit choices, strongest first; the first that concerns the op decides.
-        prefers: soft overrides, strongest first.
-        disables: every removal, whoever said it.
-        trust: on whose word a kernel may be chosen: ``"here"``, ``"vendor"`` or ``"measured"``; ``"any"`` asks nothing,
-            for those who look for what could be verified.
-        packing: weights that are as in a checkpoint will be packed for whichever kernel is chosen, before it runs.
-        pins: of the op's problem classes, strongest first.
-        barred: kernels that the pins reject, once the policy is about one problem; under ``"*"`` what rejects every
-            kernel.
+        requests: requests, strongest first; the first that concerns the op applies.
+        prefers: preferences, strongest first.
+        disables: removals from every source.
+        deterministic, batch_invariant, strict, unsafe: as in `kernelhub.use`.
+        trust: evidence that a kernel needs: ``"here"``, ``"vendor"`` or ``"measured"``, as in `kernelhub.use`; or
+            ``"any"``, none, for commands that list what can be verified.
+        packing: checkpoint weights will be packed for the selected kernel before it runs.
+        pins: pins of the op's problem classes, strongest first; empty once the policy is for one problem.
+        barred: further rejections, by kernel; under ``"*"`` those of every kernel.
     """
 
     requests: tuple[Override, ...] = ()
@@ -183,26 +187,26 @@ class Policy:
     barred: Mapping[str, tuple[Rejection, ...]] = field(default_factory=dict)
 
     def request_for(self, op: str) -> Override | None:
-        """The explicit choice that decides for `op`, or None if nothing explicit was said."""
+        """The strongest request for `op`, or None."""
         return next((override for override in self.requests if override.concerns(op)), None) if self.requests else None
 
     def preferences_for(self, op: str) -> tuple[Override, ...]:
-        """The soft overrides that concern `op`, strongest first."""
+        """The preferences for `op`, strongest first."""
         return tuple([override for override in self.prefers if override.concerns(op)]) if self.prefers else ()
 
     def names(self, op: str, kernel: Kernel) -> bool:
-        """Is the kernel requested, preferred or pinned, by its name or its backend's?"""
+        """Whether the kernel is requested, preferred or pinned, by its name or its backend's."""
         request = self.request_for(op)
         return (request is not None and request.means(kernel)) or any(
             override.means(kernel) for override in self.preferences_for(op)
         )
 
     def has_pinned(self) -> bool:
-        """Is a kernel pinned for the problem that this policy is about?"""
+        """Whether a kernel is pinned for the problem of this policy."""
         return bool(self.requests) and any(override.pinned for override in self.requests)
 
     def removing(self, op: str, kernel: Kernel) -> list[Override]:
-        """The overrides by which a kernel of `op` may not run."""
+        """The removals that apply to a kernel of `op`."""
         removals = [override for override in self.disables if override.concerns(op) and override.means(kernel)]
         if any(override.source == FOREIGN for override in removals) and self._named_by_own_variables(op, kernel):
             return [override for override in removals if override.source != FOREIGN]
@@ -215,11 +219,11 @@ class Policy:
         )
 
     def about(self, problem: Any, machine: Machine) -> Policy:
-        """The same policy without overrides that are about other problems, and with the pins of this one."""
+        """The same policy for one problem: without overrides for other problems, and with the problem's pins."""
         if self.pins:
             return self.pinning(problem).about(problem, machine)
-        said = (*self.requests, *self.prefers, *self.disables)
-        if not said or not any(override.where for override in said):
+        overrides = (*self.requests, *self.prefers, *self.disables)
+        if not overrides or not any(override.where for override in overrides):
             return self
 
         def kept(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
@@ -232,7 +236,7 @@ class Policy:
         return replace(self, requests=kept(self.requests), prefers=kept(self.prefers), disables=kept(self.disables))
 
     def pinning(self, problem: Any) -> Policy:
-        """The same policy with the pins of a problem: weaker than users' requests, stronger than the rest.
+        """The same policy with the pins of a problem, weaker than users' requests and stronger than preferences.
 
         `Pins.otherwise` rejects a problem that is not pinned only if no user requested a kernel.
         """
@@ -250,7 +254,7 @@ class Policy:
         foreign = self.requests[len(own) :]
         return replace(self, requests=(*own, *overrides, *foreign), pins=(), barred=barred)
 
-    def asking(self, op: str, names: Names) -> Policy:
+    def requesting(self, op: str, names: Names) -> Policy:
         """The same policy with ``backend=names`` on the call."""
         override = Override(op, names, "kwarg", f"backend={names[0] if len(names) == 1 else names!r}")
         forces = sum(1 for request in self.requests if request.source == "force")
@@ -259,12 +263,12 @@ class Policy:
 
 
 def combine(layers: tuple[Layer, ...], foreign: Layer | None = None, op: str = "*") -> Policy:
-    """One policy out of layers given strongest first.
+    """The policy of some layers.
 
     Args:
-        layers: what was said to kernelhub.
-        foreign: what variables of other projects say, weaker than all of it.
-        op: the op that the policy is for; foreign requests depend on whether anybody prefers anything for it.
+        layers: kernelhub's own layers, strongest first.
+        foreign: the layer of other projects' variables, weaker than all others.
+        op: the op that the policy is for; foreign requests only rank if a preference exists for it.
     """
     if foreign is not None:
         preferred = any(override.concerns(op) for layer in layers for override in layer.prefers)

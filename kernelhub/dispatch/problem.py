@@ -1,13 +1,14 @@
-"""A problem is all that selection may look at for one call, and its schema is closed.
+"""Problems: all that selection may read of one call, as facets of a closed schema.
 
-An op declares its problem as a frozen dataclass of facets. A facet is a device, a dtype, a dimension,
-a layout, a bit or a size *bucket*; never a token count. Facets are of three kinds:
+An op declares its problem as a frozen dataclass of facets. A facet is a device, a dtype, a dimension, a layout, a bit
+or a size *bucket*; never a token count. There are three kinds of facets:
 
-* structural (`facet`): dtypes, dimensions. Every kernel record must say something about each.
-* layout (`weight_layout`): how the weights lie. A record says which layouts it reads; see `kernelhub.ops.packed`.
-* semantic (`feature`): softcap, window, sinks, ... Away from its neutral value such a facet changes
-  the result, and a record that does not list it cannot be chosen. A feature whose value is True is
-  listed by its name (``"softcap"``), any other value by name and value (``"kv_layout=HND"``).
+* structural (`facet`): dtypes, dimensions. Every kernel record must mention each of them.
+* layout (`weight_layout`): the layout of the weights. A record lists the layouts that it reads; see
+  `kernelhub.ops.packed`.
+* semantic (`feature`): softcap, window, sinks, ... A value other than the neutral one changes the result. A kernel
+  whose record does not list that value is rejected. A record lists the value True by the facet's name (``"softcap"``),
+  and any other value by name and value (``"kv_layout=HND"``).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Problem(Protocol):
-    """What every op's problem has in common: a frozen dataclass that knows its device."""
+    """A problem of any op: a frozen dataclass with a `device`."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -38,17 +39,17 @@ def facet(doc: str, *, values: tuple[Any, ...] = (), **default: Any) -> Any:
     """A structural field of a problem, which every kernel record must constrain.
 
     Args:
-        doc: what it is.
-        values: the values that the op's contract allows; any positive number if empty.
-        default: ``default=...`` as of a dataclass field.
+        doc: description of the facet.
+        values: values that the op's contract allows; if empty, every positive integer.
+        default: ``default=...`` of the dataclass field.
     """
     return field(metadata={"doc": doc, "kind": "structural", "values": values}, **default)
 
 
 def feature(doc: str, neutral: Any, values: tuple[Any, ...] = (True,), *, usual: Any = None) -> Any:
-    """A semantic field of a problem: `neutral` asks for nothing, each of `values` for a feature.
+    """A semantic field of a problem: `neutral` needs no feature, and each of `values` needs one.
 
-    `usual` is the value of a problem that is written out without it, where that is not `neutral`.
+    `usual` is the default of the field if it is not `neutral`.
     """
     return field(
         default=neutral if usual is None else usual,
@@ -56,14 +57,15 @@ def feature(doc: str, neutral: Any, values: tuple[Any, ...] = (True,), *, usual:
     )
 
 
-CHECKPOINT = "checkpoint"  # the layout of weights as published models hold them
+CHECKPOINT = "checkpoint"  # the layout of weights in published models
 WEIGHT_LAYOUT = "weight_layout"
 
 
 def weight_layout() -> Any:
-    """The field of a problem, called `weight_layout`, that says how the op's weights lie: a tag, or as in a checkpoint.
+    """The field `weight_layout` of a problem: the layout of the op's weights, ``"checkpoint"`` or a tag.
 
-    Tags are made by kernels that pack, so the set is open; a kernel whose record does not name a tag is rejected.
+    Kernels that pack weights define the tags, so that the set is open. A kernel whose record does not list the tag is
+    rejected.
     """
     doc = f"layout of the weights: {CHECKPOINT}, or the tag of a kernel that packs them"
     return field(default=CHECKPOINT, metadata={"doc": doc, "kind": "layout", "values": ()})
@@ -71,7 +73,7 @@ def weight_layout() -> Any:
 
 @dataclass(frozen=True)
 class Facet:
-    """One declared field of a problem, as read back from its dataclass."""
+    """One field of a problem, read from its dataclass; the attributes are the arguments of its declaration."""
 
     name: str
     doc: str
@@ -83,11 +85,11 @@ class Facet:
 
     @property
     def is_number(self) -> bool:
-        """Its values have an order and remainders: a dimension, not a dtype, a name or a bit."""
+        """Whether its values are numbers (a dimension), not dtypes, names or bits."""
         return self.annotation in ("int", "float")
 
     def wrong_with(self, value: Any) -> str:
-        """What it takes, as a phrase, where that is not a value; empty where it is. A value is of its kind exactly."""
+        """Why the facet does not allow a value, as a phrase; empty if it does. Types must match exactly."""
         if self.layout:
             return "" if isinstance(value, str) and value else f"it takes {CHECKPOINT!r} or a packed layout's tag"
         allowed = (self.neutral, *self.values) if self.semantic else self.values
@@ -98,14 +100,14 @@ class Facet:
 
 
 def shown(value: Any) -> str:
-    """A facet's value as it is written on the command line."""
+    """A facet's value as written on the command line."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "none" if value is None else str(value)
 
 
 def flag_of(facet: Facet, value: Any) -> str:
-    """A facet and its value as the commands take them: ``--head-dim-qk 128``, ``--softcap``, ``--no-causal``."""
+    """A facet and its value as a flag of the commands: ``--head-dim-qk 128``, ``--softcap``, ``--no-causal``."""
     name = facet.name.replace("_", "-")
     if facet.semantic and facet.values == (True,):
         return f"--{name}" if value else f"--no-{name}"
@@ -117,7 +119,12 @@ class Schema:
 
     Args:
         problem_type: the dataclass of its problem.
-        complete: facets that a user wrote out, with those that follow from them filled in.
+        complete: takes the facets that a user gave; returns them with those that follow from them.
+
+    Attributes:
+        facets: by name, in the order of the dataclass.
+        structural: names of the structural facets.
+        features: names of all features; see `feature_name`.
     """
 
     def __init__(self, problem_type: type, complete: Callable[[dict[str, Any]], dict[str, Any]] | None = None) -> None:
@@ -147,18 +154,18 @@ class Schema:
         )
 
     def flags(self, facets: Mapping[str, Any]) -> list[str]:
-        """Facets as flags of the commands, without those that are as usual or follow from the others."""
+        """Facets as flags of the commands, without defaults and facets that follow from the others."""
         usual = {item.name: item.default for item in dataclasses.fields(self.problem_type)}
-        said = {name: value for name, value in facets.items() if value != usual[name]}
+        given = {name: value for name, value in facets.items() if value != usual[name]}
         while True:
-            made = {**usual, **self.complete(dict(said))}
-            other = {name: value for name, value in facets.items() if made[name] != value and name not in said}
+            made = {**usual, **self.complete(dict(given))}
+            other = {name: value for name, value in facets.items() if made[name] != value and name not in given}
             if not other:
-                return [flag_of(self.facets[name], said[name]) for name in facets if name in said]
-            said |= other
+                return [flag_of(self.facets[name], given[name]) for name in facets if name in given]
+            given |= other
 
     def features_used(self, problem: Problem) -> list[str]:
-        """Names of the features that `problem` asks for."""
+        """Names of the features that a problem needs."""
         if not self._neutral or self._values(problem) == self._neutral:
             return []
         used = []
@@ -170,12 +177,12 @@ class Schema:
 
 
 def feature_name(name: str, value: object) -> str:
-    """How a record lists a feature: by name if it is a bit, else by name and value."""
+    """Name of a feature in records: the facet's name for True, else name and value."""
     return name if value is True else f"{name}={value}"
 
 
 def as_dict(problem: Problem) -> dict[str, Any]:
-    """The facets of a problem as plain values, the device by its name and architecture."""
+    """The facets of a problem as plain values; the device as its name and architecture."""
     plain = {item.name: getattr(problem, item.name) for item in dataclasses.fields(problem)}
     plain["device"] = str(problem.device)
     return plain

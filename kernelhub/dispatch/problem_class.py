@@ -1,7 +1,7 @@
-"""Problem classes: an op's problem without what no other process could have.
+"""Problem classes: problems as plain values that are the same in every process.
 
-A class is made of plain values, the same in every process and every version that has the same facets. Lock files,
-agreements of ranks and the store of evidence are keyed by it.
+Lock files, agreements of ranks and the store of evidence use them as keys. Versions of kernelhub with the same facets
+have the same classes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class ProblemClass(NamedTuple):
     """One problem class.
 
     Attributes:
-        device: of `device_key`; None for a class that holds on any device.
-        facets: of `facets_of`.
+        device: result of `device_key`; None for a class that applies to any device.
+        facets: result of `facets_of`.
     """
 
     device: DeviceKey | None
@@ -31,7 +31,7 @@ class ProblemClass(NamedTuple):
 
 
 def facets_of(problem: Any) -> Facets:
-    """Name and value of every facet but the device, in the order of names."""
+    """Name and value of every facet except the device, sorted by name."""
     kind: Any = type(problem)
     return tuple([(name, getattr(problem, name)) for name in _names(kind)])
 
@@ -42,9 +42,9 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 def unpacked_facets(problem: Any) -> Facets:
-    """The facets that a verification covers: weights as they lie in a checkpoint.
+    """The facets of a problem with the weight layout ``"checkpoint"``, under which verifications are stored.
 
-    Packed weights are the arrangement of one kernel, made from a checkpoint's, and are verified with it.
+    A kernel packs its weights from checkpoint weights, so that a verification covers both layouts.
     """
     facets = facets_of(problem)
     if getattr(problem, WEIGHT_LAYOUT, CHECKPOINT) == CHECKPOINT:
@@ -53,7 +53,7 @@ def unpacked_facets(problem: Any) -> Facets:
 
 
 def as_packed(facets: Facets, layouts: Iterable[str]) -> list[Facets]:
-    """The facets of the same problem with weights in other layouts, if they now lie as in a checkpoint."""
+    """The facets of the same problem for each packed layout of checkpoint weights; else empty."""
     if (WEIGHT_LAYOUT, CHECKPOINT) not in facets:
         return []
     packed = [layout for layout in layouts if layout != CHECKPOINT]
@@ -61,5 +61,5 @@ def as_packed(facets: Facets, layouts: Iterable[str]) -> list[Facets]:
 
 
 def device_key(device: DeviceFacts) -> DeviceKey:
-    """Vendor, architecture and name: a device that is described and one that is here are the same."""
+    """Vendor, architecture and name of a device; equal for a simulated device and a real one."""
     return device.vendor, device.arch, device.name

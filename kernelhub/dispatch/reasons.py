@@ -1,8 +1,8 @@
-"""Every reason against a kernel, one after the other, so that selection stops at the first.
+"""The reasons against a kernel, evaluated lazily, so that selection stops at the first.
 
 Many reasons do not depend on the problem: the kernel is for other devices, or its library is not installed.
-`DeviceKernels` evaluates those once for each device. `Inputs` holds everything else that a selection depends on, as it
-was at that moment, so that the full explanation can be made later and is the same.
+`DeviceKernels` evaluates those once for each device. `Inputs` stores everything else that a selection depends on, as it
+was at that time, so that a later explanation gives the same reasons.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kernelhub.dispatch.standing import (
     Standing,
 )
 
-OF_DEVICES = ("vendor", "capability")  # codes of rejections that hold for a device, whatever the problem
+OF_DEVICES = ("vendor", "capability")  # codes of rejections of a device, for every problem
 CONSTRAINT_ERROR = "constraint_error"  # code of a constraint that raises, or returns no Rejection
 _DEVICE = frozenset({"device"})
 _FIX = "fix the backend that the kernel is from, or disable it"
@@ -41,7 +41,7 @@ class OnDevice(NamedTuple):
     Attributes:
         parts: in the order of the constraints: rejections of those that read the device alone, and the constraints
             that still need the problem. A kernel for other devices has no constraints here.
-        refused: whether a rejection in `parts` holds even for a user who requests the kernel.
+        refused: whether a rejection in `parts` applies even if a user requests the kernel.
         standing: of the kernel on the device's family.
     """
 
@@ -64,7 +64,7 @@ class DeviceKernels:
         self._rankings: dict[str, tuple[Line | None, tuple[Kernel, ...]]] = {}
 
     def ranking(self, regime: str) -> tuple[Line | None, tuple[Kernel, ...]]:
-        """The order line that holds in a phase, if there is one, and all kernels, best first."""
+        """The order line of a regime, or None, and all kernels, best first."""
         known = self._rankings.get(regime)
         if known is None:
             line = line_for(self._candidates.lines, self._device, regime)
@@ -73,7 +73,7 @@ class DeviceKernels:
 
 
 def kernels_on(candidates: Candidates, problem: Any, machine: Machine) -> DeviceKernels:
-    """The kernels on the problem's device; nothing else of the problem is read."""
+    """The kernels on the problem's device, cached. It reads no other facet of the problem."""
     kept = machine.on(problem.device)
     kernels: DeviceKernels | None = kept.get(candidates)
     if kernels is None:
@@ -82,7 +82,7 @@ def kernels_on(candidates: Candidates, problem: Any, machine: Machine) -> Device
 
 
 def evaluate(constraint: Constraint, problem: Any, machine: Machine) -> Rejection | None:
-    """The rejection of a constraint; one that raises rejects its own kernel and affects no other."""
+    """The rejection of a constraint. A constraint that raises rejects its own kernel and affects no other."""
     try:
         rejection = constraint.reject(problem, machine)
         if rejection is None or (isinstance(rejection, Rejection) and all(type(text) is str for text in rejection)):
@@ -94,7 +94,7 @@ def evaluate(constraint: Constraint, problem: Any, machine: Machine) -> Rejectio
 
 
 def _text(value: object) -> str:
-    """A foreign value as text; its type if it cannot be written."""
+    """A foreign value as text; its type if its `repr` raises."""
     try:
         return repr(value) if not isinstance(value, BaseException) else str(value)
     except Exception:
@@ -118,19 +118,19 @@ def _on_device(kernel: Kernel, problem: Any, machine: Machine) -> OnDevice:
 
 
 class Inputs(NamedTuple):
-    """Everything that a selection depends on.
+    """Everything that a selection depends on, at the time of the selection.
 
     Attributes:
         op: name of the op.
-        schema: its facets.
+        schema: facets of the op.
         problem: the problem.
-        features: those that the problem uses.
-        candidates: the kernels there are, and their known defects.
+        features: features that the problem needs.
+        candidates: the registered kernels and their known defects.
         on_device: the same kernels, evaluated for the problem's device.
-        machine: facts of the machine, as they were at the time.
-        quarantined: by (op, kernel), what was found wrong on the device, as it was at the time.
-        earned: by (op, kernel), the problem classes that it was verified for on the device, as they were at the time.
-        policy: what the user said about this problem.
+        machine: facts of the machine.
+        quarantined: by (op, kernel), rejections of kernels that were found wrong on the device.
+        earned: by (op, kernel), the problem classes that were verified on the device.
+        policy: the policy for this problem.
     """
 
     op: str
@@ -146,18 +146,18 @@ class Inputs(NamedTuple):
 
 
 def can_run(inputs: Inputs, kernel: Kernel) -> bool:
-    """Is there no reason against a kernel?"""
+    """Whether there is no reason against a kernel."""
     if inputs.on_device.by_kernel[kernel].refused and not forced_past_limits(inputs, kernel):
         return False
-    if _distrusts(inputs, kernel):  # first, since composing the rejection's command takes a while
+    if _distrusts(inputs, kernel):  # before the reasons, since composing the rejection's command is slow
         return False
     return next(reasons(inputs, kernel, trusted=True), None) is None
 
 
 def reasons(inputs: Inputs, kernel: Kernel, *, trusted: bool = False) -> Iterator[Rejection]:
-    """Every reason against one kernel; for a kernel of other devices, only that.
+    """Every reason against one kernel. A kernel for other devices has only that reason.
 
-    `trusted` says that the policy of trust was evaluated before and accepts the kernel.
+    `trusted` means that the policy of trust was evaluated before and accepts the kernel.
     """
     policy, machine = inputs.policy, inputs.machine
     if policy.disables:
@@ -170,7 +170,7 @@ def reasons(inputs: Inputs, kernel: Kernel, *, trusted: bool = False) -> Iterato
         yield from policy.barred.get(kernel.name, ())
     failure = machine.load_failures.get((inputs.op, kernel.name)) if machine.load_failures else None
     if forced_past_limits(inputs, kernel):
-        if failure is not None:  # `unsafe` cannot run what cannot be loaded
+        if failure is not None:  # `unsafe` cannot run a kernel that cannot be loaded
             yield failure
         return
     for part in inputs.on_device.by_kernel[kernel].parts:
@@ -183,15 +183,15 @@ def reasons(inputs: Inputs, kernel: Kernel, *, trusted: bool = False) -> Iterato
     if failure is not None:
         yield failure
     if policy.deterministic and not kernel.deterministic:
-        yield Rejection("nondeterministic", "may give other bits from run to run")
+        yield Rejection("nondeterministic", "results may differ in bits from run to run")
     if policy.batch_invariant and not kernel.batch_invariant:
         yield Rejection("batch_variant", "a row's bits may depend on the rest of the batch")
     for entry in inputs.candidates.known_bad_of(kernel):
         for condition in entry.where:
-            said = evaluate(condition, inputs.problem, machine)
-            if said is not None:
-                if said.code == CONSTRAINT_ERROR:  # whether the defect applies is unknown
-                    yield said
+            rejection = evaluate(condition, inputs.problem, machine)
+            if rejection is not None:
+                if rejection.code == CONSTRAINT_ERROR:  # whether the defect applies is unknown
+                    yield rejection
                 break
         else:
             yield Rejection("known_bad", f"{entry.symptom} ({entry.issue})", entry.remedy)
@@ -205,14 +205,14 @@ def reasons(inputs: Inputs, kernel: Kernel, *, trusted: bool = False) -> Iterato
 
 
 def distrusted(inputs: Inputs, kernel: Kernel) -> Rejection | None:
-    """The rejection by the policy of trust on this family of devices, if there is one."""
+    """The rejection of a kernel by the policy of trust on this family of devices, or None."""
     if not _distrusts(inputs, kernel):
         return None
     standing = inputs.on_device.by_kernel[kernel].standing
     if standing.word == KNOWN_BAD:
-        return Rejection(KNOWN_BAD, standing.evidence, "use(unsafe=True) with backend= runs it as it is")
+        return Rejection(KNOWN_BAD, standing.evidence, "to run it anyway: backend= inside use(unsafe=True)")
     if standing.word == OPT_IN:
-        return Rejection(OPT_IN, f"runs only where it is asked for: {standing.evidence}", f"backend={kernel.name!r}")
+        return Rejection(OPT_IN, f"opt-in: {standing.evidence}", f"backend={kernel.name!r}")
     known = f" (published: {standing.figure or standing.evidence})" if standing.word == PUBLISHED else ""
     reason = f"untested on {inputs.problem.device.arch}{known}"
     if inputs.policy.trust == MEASURED:
@@ -226,9 +226,9 @@ def distrusted(inputs: Inputs, kernel: Kernel) -> Rejection | None:
 def _distrusts(inputs: Inputs, kernel: Kernel) -> bool:
     """Whether the policy of trust rejects a kernel that is not forced past its limits.
 
-    Portable kernels need no evidence: something must run if nothing else is trusted. Nor does a kernel that weights are
-    packed for: it was selected or requested when they were packed. If several kernels read one layout, and one of them
-    is trusted, the weights were packed for that one.
+    Portable kernels need no evidence: they run if no other kernel is trusted. A kernel that the weights are packed for
+    needs none either: it was selected or requested when they were packed. If several kernels read one layout, and one
+    of them is trusted, the weights were packed for that one.
     """
     doubts = _doubts(inputs, kernel)
     layout = getattr(inputs.problem, WEIGHT_LAYOUT, CHECKPOINT)
@@ -242,7 +242,7 @@ def _distrusts(inputs: Inputs, kernel: Kernel) -> bool:
 
 
 def _doubts(inputs: Inputs, kernel: Kernel) -> bool:
-    """Whether the policy of trust rejects a kernel, however the weights lie."""
+    """Whether the policy of trust rejects a kernel, regardless of the layout of the weights."""
     word, trust = inputs.on_device.by_kernel[kernel].standing.word, inputs.policy.trust
     if word == VERIFIED:
         return False
@@ -257,20 +257,20 @@ def _doubts(inputs: Inputs, kernel: Kernel) -> bool:
 
 
 def _has_earned(inputs: Inputs, kernel: Kernel) -> bool:
-    """Whether the kernel was verified on this device for exactly this problem class, weights as in a checkpoint."""
+    """Whether the kernel was verified on this device for exactly this problem class with checkpoint weights."""
     classes = inputs.earned.get((inputs.op, kernel.name)) if inputs.earned else None
     return classes is not None and unpacked_facets(inputs.problem) in classes
 
 
 def flags_of(schema: Schema, problem: Any) -> list[str]:
-    """A problem class as flags of the commands: at least one, since a command without flags names no class."""
+    """A problem class as flags of the commands; at least one, since a command without flags means all classes."""
     facets = dict(unpacked_facets(problem))
     first = next(iter(facets))
     return schema.flags(facets) or [flag_of(schema.facets[first], facets[first])]
 
 
 def forced_past_limits(inputs: Inputs, kernel: Kernel) -> bool:
-    """Does the user request the kernel with `unsafe`, against every reason?"""
+    """Whether the user requests the kernel with `unsafe`, which overrules every reason."""
     return inputs.policy.unsafe and _requested(inputs, kernel)
 
 
@@ -287,12 +287,12 @@ def _named(inputs: Inputs, kernel: Kernel) -> bool:
 
 
 def _layout_rejection(kernel: Kernel, layout: str, kernels: Sequence[Kernel]) -> Rejection:
-    """Why a kernel cannot read these weights, and which kernels can."""
+    """The rejection of a kernel that does not read this layout; the remedy names the kernels that do."""
     reason = f"reads weights as {' or '.join(kernel.layouts)}; these are {layout}"
     if layout == CHECKPOINT:
         return Rejection(
             "layout", reason, f"pack them as {kernel.packs_to or kernel.layouts[0]}: prepare(...).pack(...)"
         )
     readers = [other.name for other in kernels if layout in other.layouts]
-    unpack = "give them as in the checkpoint, which PackedWeight.unpack() gives back"
+    unpack = "pass checkpoint weights, which PackedWeight.unpack() returns"
     return Rejection("layout", reason, f"run {' or '.join(readers)}, or {unpack}" if readers else unpack)

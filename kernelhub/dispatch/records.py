@@ -1,7 +1,7 @@
-"""What a backend's module must hold before anything of it is registered: records that their ops' schemas know.
+"""Checks of a backend's module before it is registered: types, names, and the schemas of its ops.
 
-Records of third parties are data that nobody has looked at. All that selection, reports and commands later read of one
-is looked at here, so that a broken one is left out as a whole, by name, and nothing else notices.
+Records of third parties are unchecked data. This module checks everything that selection, reports and commands read
+later, so that a broken backend is left out as a whole, with a reason, and affects nothing else.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _TARGET = re.compile(rf"{_WORD}(\.{_WORD})*:{_WORD}")
 
 
 class Records(NamedTuple):
-    """What a backend's module holds."""
+    """The checked content of a backend's module."""
 
     backend: Backend
     kernels: tuple[Kernel, ...]
@@ -95,14 +95,14 @@ def records_of(module: Any, contracts: Mapping[str, OpRecord[Any]], *, builtin: 
     """The records of a backend's module.
 
     Raises:
-        RegistrationError: one is none, or says what its op's schema does not know, or stays silent where it must speak.
+        RegistrationError: the module has no records, or one is invalid or contradicts the schema of its op.
     """
     origin = getattr(module, "__name__", repr(module))
     try:
         return _checked(module, contracts, builtin)
     except RegistrationError as error:
         raise RegistrationError(f"{origin}: {error}") from None
-    except Exception as error:  # a foreign record may raise whatever is asked of it
+    except Exception as error:  # any access to a foreign record may raise
         raise RegistrationError(f"{origin}: its records cannot be read: {type(error).__name__}: {error}") from error
 
 
@@ -137,7 +137,7 @@ def _checked(module: Any, contracts: Mapping[str, OpRecord[Any]], builtin: bool)
 
 
 def check_record(kernel: Kernel, backend: Backend, schema: Schema, *, builtin: bool) -> None:
-    """Refuse a record that says something the schema does not know, or stays silent where it must speak."""
+    """Raise RegistrationError if a record has unknown facets or features, or does not mention a structural facet."""
     where = f"kernel {kernel.name} for {kernel.op}"
     variant = kernel.name.removeprefix(f"{backend.name}.")
     if variant == kernel.name or not _NAME.fullmatch(variant):
@@ -158,15 +158,15 @@ def check_record(kernel: Kernel, backend: Backend, schema: Schema, *, builtin: b
     silent = sorted(schema.structural - mentioned)
     if silent:
         raise RegistrationError(
-            f"{where}: says nothing about {', '.join(silent)}; constrain them, or write anything(...)"
+            f"{where}: does not mention {', '.join(silent)}; constrain them, or write anything(...)"
         )
     layouts = _all(f"{where}: layouts", kernel.layouts, str)
     if not layouts:
-        raise RegistrationError(f"{where}: names no layout of weights that it reads; {CHECKPOINT!r} is the usual one")
+        raise RegistrationError(f"{where}: layouts is empty; list those it reads, usually {CHECKPOINT!r}")
     if kernel.packs_to and kernel.packs_to not in layouts:
         raise RegistrationError(f"{where}: packs to {kernel.packs_to!r}, which is not among its layouts")
     if layouts != (CHECKPOINT,) and WEIGHT_LAYOUT not in schema.facets:
-        raise RegistrationError(f"{where}: names layouts of weights, but {kernel.op} takes no packed weights")
+        raise RegistrationError(f"{where}: has layouts of weights, but {kernel.op} takes no packed weights")
     _check_standings(where, kernel)
     if not builtin and kernel.band is not Band.PLUGIN:
         raise RegistrationError(f"{where}: a third-party kernel has band PLUGIN, not {kernel.band.name}")
@@ -183,29 +183,29 @@ def _check_backend(backend: Any) -> None:
     for watch in _all("BACKEND: watches", backend.watches, Watch):
         _check_types("BACKEND: a watch", watch, _WATCH)
         if not _MODULE.fullmatch(watch.module) or not _TARGET.fullmatch(watch.target):
-            raise RegistrationError(f"BACKEND: watch {watch!r} names no 'module' and 'module:function'")
+            raise RegistrationError(f"BACKEND: watch {watch!r} does not name a 'module' and a 'module:function'")
 
 
 def _check_standings(where: str, kernel: Kernel) -> None:
-    """Refuse a standing that says nothing, or that speaks of a family twice or of none."""
+    """Raise RegistrationError for a standing without evidence or families, and for two standings on one family."""
     spoken: set[str] = set()
     for standing in _all(f"{where}: standings", kernel.standings, Standing):
         _check_types(f"{where}: a standing", standing, _STANDING)
         if standing.word not in WORDS:
             known = did_you_mean(standing.word, WORDS)
-            raise RegistrationError(f"{where}: {standing.word!r} is no standing{known}; give {', '.join(WORDS)}")
+            raise RegistrationError(f"{where}: {standing.word!r} is not a standing{known}; give {', '.join(WORDS)}")
         wanted = NEEDS_EVIDENCE.get(standing.word)
         if wanted and not standing.evidence:
-            raise RegistrationError(f"{where}: its standing {standing.word} gives no evidence; say {wanted}")
+            raise RegistrationError(f"{where}: its standing {standing.word} has no evidence; give {wanted}")
         families = _all(f"{where}: families of its standing {standing.word}", standing.families, str)
         for family in families:
             if family not in (*FAMILIES, "*"):
                 known = did_you_mean(family, FAMILIES)
                 raise RegistrationError(
-                    f"{where}: {family!r} is no family of devices{known}; give {', '.join(FAMILIES)}"
+                    f"{where}: {family!r} is not a family of devices{known}; give {', '.join(FAMILIES)}"
                 )
             if family in spoken:
-                raise RegistrationError(f"{where}: two standings speak of {family}")
+                raise RegistrationError(f"{where}: two standings name {family}")
             spoken.add(family)
         if not families:
             raise RegistrationError(f"{where}: its standing {standing.word} names no family of devices")
@@ -226,18 +226,18 @@ def _check_known_bad(
 
 
 def _fields_of(where: str, constraint: Any) -> tuple[str, ...]:
-    """The facets that a constraint reads, once it is known to be one."""
+    """The facets that a constraint reads; RegistrationError if it is not a valid constraint."""
     if isinstance(constraint, type) or not callable(getattr(constraint, "reject", None)):
-        raise RegistrationError(f"{where}: {constraint!r} is no constraint: it has no method reject")
+        raise RegistrationError(f"{where}: {constraint!r} is not a constraint: it has no method reject")
     if not hasattr(constraint, "fields"):
-        raise RegistrationError(f"{where}: {constraint!r} is no constraint: it does not say in `fields` what it reads")
+        raise RegistrationError(f"{where}: {constraint!r} is not a constraint: it has no `fields`")
     kind = type(constraint)
     for known in kind.__mro__:
         _check_types(f"{where}: {kind.__name__}", constraint, _CONSTRAINTS.get(known, {}))
-    str(constraint)  # commands write it
+    str(constraint)  # commands print it
     if isinstance(constraint, Package):
         if not re.fullmatch(_WORD, constraint.name):
-            raise RegistrationError(f"{where}: {constraint!r} names no package that can be imported")
+            raise RegistrationError(f"{where}: {constraint!r} does not name a package that can be imported")
         _check_versions(where, constraint)
     if isinstance(constraint, AnyOf):
         for alternative in _all(f"{where}: {type(constraint).__name__}", constraint.alternatives, object):
@@ -246,7 +246,7 @@ def _fields_of(where: str, constraint: Any) -> tuple[str, ...]:
 
 
 def _check_numbers(where: str, constraint: Any, schema: Schema) -> None:
-    """Refuse a bound or a divisor of a facet whose values are words or bits."""
+    """Raise RegistrationError for a bound or a divisor of a facet whose values are not numbers."""
     if isinstance(constraint, AnyOf):
         for alternative in constraint.alternatives:
             _check_numbers(where, alternative, schema)
@@ -264,12 +264,14 @@ def _check_numbers(where: str, constraint: Any, schema: Schema) -> None:
 def _check_versions(where: str, package: Package) -> None:
     if not package.versions:
         return
-    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # milliseconds that our own records need not take
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # slow to import; built-in records do not need it
 
     try:
         SpecifierSet(package.versions)
     except InvalidSpecifier:
-        raise RegistrationError(f"{where}: versions {package.versions!r} of {package.name} is no specifier") from None
+        raise RegistrationError(
+            f"{where}: versions {package.versions!r} of {package.name} is not a version specifier"
+        ) from None
 
 
 def _check_types(where: str, record: Any, kinds: _Kinds) -> None:
@@ -281,7 +283,7 @@ def _check_types(where: str, record: Any, kinds: _Kinds) -> None:
 
 
 def _all(where: str, values: Any, kind: type) -> tuple[Any, ...]:
-    """The values as a tuple, all of one kind."""
+    """The values as a tuple; RegistrationError if one is not of the type `kind`."""
     if not isinstance(values, (tuple, list)):
         hint = "; a tuple of one needs a comma" if isinstance(values, kind) else ""
         raise RegistrationError(f"{where} is of type {type(values).__name__}, not a tuple{hint}")

@@ -1,8 +1,8 @@
-"""Which ops, backends, kernels and order lines there are.
+"""The registry of ops, backends, kernels and order lines.
 
-Built-in backends are the folders of `kernelhub.backends`; third-party ones are named by the entry-point
-group ``kernelhub.backends``. Both are modules with `BACKEND`, `KERNELS` and optionally `KNOWN_BAD`, and
-go through the same `add`, which refuses a record that contradicts its op's schema.
+Built-in backends are the folders of `kernelhub.backends`; plugins are entry points of the group
+``kernelhub.backends``. Both are modules with `BACKEND`, `KERNELS` and optionally `KNOWN_BAD`, and are registered by the
+same `add`, which rejects a record that contradicts its op's schema.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ logger = logging.getLogger("kernelhub.plugins")
 
 @dataclass(frozen=True)
 class Registered:
-    """A backend that is registered, or the reason why it could not be.
+    """A registered backend, or a plugin that could not be registered, with the reason.
 
     Attributes:
-        backend: its record; None if it is broken before giving one.
-        name: its name, also when broken.
-        origin: the module it came from.
-        kernels: its records.
+        name: name of the backend, or of the entry point of a broken plugin.
+        origin: its module.
+        backend: its record; None if the plugin is broken.
+        kernels: its kernel records.
         known_bad: its known defects.
-        error: why nothing of it is registered; empty if all is.
-        code: stable identifier of that; empty if all is.
-        builtin: whether it is one of ours.
-        distribution: name and version of the installed distribution that it came from; empty if it came from none.
+        error: why the plugin is not registered; empty if it is.
+        code: stable code of the error; empty if there is none.
+        builtin: whether it is part of kernelhub.
+        distribution: name and version of the installed distribution that it is from; empty if there is none.
     """
 
     name: str
@@ -59,10 +59,13 @@ class Registered:
 
 @dataclass
 class Registry:
-    """The registered ops and backends. The only registry there is; it lives in the hub.
+    """The registered ops and backends. `HUB.registry` is the one in use.
 
     Attributes:
-        order: the order lines of each op, by its name.
+        order: order lines by op.
+        contracts: records of the ops, by name.
+        backends: registered backends and broken plugins, by name.
+        watches: hooks of all backends.
         left_out: plugins that are not registered, each with the reason.
     """
 
@@ -80,7 +83,10 @@ class Registry:
         plugins: tuple[str, ...],
         timeout_s: float,
     ) -> None:
-        """Register every op, every built-in backend, and the plugins that `plugins` allows."""
+        """Register every op, every built-in backend, and the plugins that `plugins` (KERNELHUB_PLUGINS) allows.
+
+        A broken plugin is added to `left_out` and does not raise.
+        """
         self.contracts = {contract.name: contract for contract in contracts}
         self.backends = {}
         for module in backends:
@@ -92,14 +98,14 @@ class Registry:
         for entry in entries:
             self._add_plugin(entry, timeout_s)
 
-    def tell_left_out(self) -> None:
-        """Warn of each plugin that was left out; apart from `load`, since who listens may call kernelhub."""
+    def log_left_out(self) -> None:
+        """Log a warning for each plugin in `left_out`. Not part of `load`, since a log handler may call kernelhub."""
         for item in self.left_out:
             name, origin = item.name, item.distribution or item.origin
             logger.warning("backend %s (%s) is not available: %s: %s", name, origin, item.code, item.error)
 
     def add(self, module: ModuleType | Any, *, builtin: bool = False, distribution: str = "") -> Registered:
-        """Register the backend that `module` describes.
+        """Register the backend of a module.
 
         Raises:
             RegistrationError: a record contradicts the schema of its op, or a name is taken.
@@ -117,11 +123,11 @@ class Registry:
         return registered
 
     def copied(self) -> Registry:
-        """Another one with the same entries, to be changed while this one is in use."""
+        """A copy to change while this registry is in use."""
         return replace(self, contracts=dict(self.contracts), backends=dict(self.backends), _candidates={})
 
     def remove(self, name: str) -> None:
-        """Forget a backend."""
+        """Unregister a backend."""
         self.backends.pop(name, None)
         self._candidates.clear()
         self._gather_watches()
@@ -139,16 +145,16 @@ class Registry:
         return found
 
     def check_layer(self, layer: Layer) -> None:
-        """Refuse words that mean no op, no backend and no kernel, naming where they were said."""
+        """Raise ConfigurationError if an override names an unknown op, backend or kernel."""
         for override in (*layer.requests, *layer.prefers, *layer.disables):
             self.check_op(override.ops, override.origin)
             self.check_names(override.names, override.origin)
 
     def known_part(self, layer: Layer) -> Layer:
-        """The layer without words that mean no op here, and no kernel of it.
+        """The layer without names of unknown ops, and of kernels that an op does not have.
 
-        Other projects name more kernels than are registered here, so that a word of theirs may mean nothing: so
-        FlashAttention for latent attention, of which it has no kernel here.
+        Variables of other projects may name kernels that are not registered here, such as FlashAttention for latent
+        attention.
         """
 
         def known(overrides: tuple[Override, ...]) -> tuple[Override, ...]:
@@ -160,13 +166,13 @@ class Registry:
         )
 
     def known_names(self, names: Iterable[str], ops: str) -> tuple[str, ...]:
-        """Those that mean a kernel of the ops that a pattern names."""
+        """The names that mean a kernel of an op that matches the pattern `ops`."""
         kernels = [kernel for item in self.backends.values() for kernel in item.kernels]
         kernels = [kernel for kernel in kernels if fnmatch.fnmatchcase(kernel.op, ops)]
         return tuple(name for name in names if any(kernel.matches(name) for kernel in kernels))
 
     def check_names(self, names: Iterable[str], origin: str) -> None:
-        """Refuse a word that means no backend and no kernel."""
+        """Raise ConfigurationError if a name does not mean a backend or kernel."""
         kernels = [kernel for item in self.backends.values() for kernel in item.kernels]
         for name in names:
             if name not in self.backends and not any(kernel.matches(name) for kernel in kernels):
@@ -174,15 +180,15 @@ class Registry:
                 op, _, rest = name.partition(":")
                 meant = f" (did you mean {op}={rest}?)" if rest and self._is_op(op) else did_you_mean(name, known)
                 raise ConfigurationError(
-                    f"{origin}: {name!r} is no backend and no kernel{meant}; `kernelhub backends` lists them"
+                    f"{origin}: {name!r} is not a backend or kernel{meant}; `kernelhub backends` lists them"
                 )
 
     def check_op(self, pattern: str, origin: str) -> None:
-        """Refuse a word that means no op."""
+        """Raise ConfigurationError if a pattern matches no op."""
         if not self._is_op(pattern):
             raise ConfigurationError(
-                f"{origin}: {pattern!r} is no op{did_you_mean(pattern, self.contracts)}; "
-                f"there are {', '.join(self.contracts)}"
+                f"{origin}: {pattern!r} is not an op{did_you_mean(pattern, self.contracts)}; "
+                f"the ops are {', '.join(self.contracts)}"
             )
 
     def _is_op(self, pattern: str) -> bool:
@@ -193,7 +199,7 @@ class Registry:
         self.watches = tuple(watch for backend in backends for watch in backend.watches)
 
     def _add_plugin(self, entry: EntryPoint, timeout_s: float) -> None:
-        """A plugin that cannot be registered is noted with its reason; nothing else suffers."""
+        """Register a plugin, or add it to `left_out` with the reason."""
         distribution = f"{entry.distribution.name} {entry.distribution.version or ''}".strip()
         try:
             self.add(load_module(entry.module, timeout_s), distribution=distribution)
@@ -202,17 +208,17 @@ class Registry:
             self._leave_out(Registered(entry.name, entry.value, code=code, error=str(error), distribution=distribution))
 
     def _leave_out(self, broken: Registered) -> None:
-        """Keep a broken plugin's name and reason, beside a backend of that name if there is one."""
+        """Add a broken plugin to `left_out` and `backends`; a registered backend of the same name stays."""
         taken = broken.name in self.backends
         self.backends[f"{broken.name} ({broken.origin})" if taken else broken.name] = broken
         self.left_out.append(broken)
 
 
 def order_lines(contract: OpRecord[Any], lines: tuple[Line, ...], kernels: Iterable[Kernel]) -> tuple[Line, ...]:
-    """The order lines of an op, checked against its regimes and kernels.
+    """The order lines of an op, after a check against its regimes and kernels.
 
     Raises:
-        RegistrationError: a line names no regime or kernel of the op, or has no evidence.
+        RegistrationError: a line names an unknown regime or kernel or has no evidence, or two lines have the same key.
     """
     known = {kernel.name for kernel in kernels}
     seen: set[tuple[str, str]] = set()
@@ -232,7 +238,7 @@ def order_lines(contract: OpRecord[Any], lines: tuple[Line, ...], kernels: Itera
 
 
 def _allowed_entry_points(plugins: tuple[str, ...]) -> tuple[list[EntryPoint], list[Finding]]:
-    """The plugins that may be loaded, and those of which that cannot be told."""
+    """The plugins that may be loaded, and the findings about distributions whose entry points cannot be read."""
     if plugins == ("none",):
         return [], []
     entries, wrong = entry_points(ENTRY_POINT_GROUP)
@@ -241,8 +247,8 @@ def _allowed_entry_points(plugins: tuple[str, ...]) -> tuple[list[EntryPoint], l
     known = [entry.name for entry in entries]
     for name in plugins:
         if name not in known:
-            told = "".join(f"; {finding.reason}" for finding in wrong)
+            reasons = "".join(f"; {finding.reason}" for finding in wrong)
             raise ConfigurationError(
-                f"KERNELHUB_PLUGINS: no installed plugin is named {name!r}{did_you_mean(name, known)}{told}"
+                f"KERNELHUB_PLUGINS: no installed plugin is named {name!r}{did_you_mean(name, known)}{reasons}"
             )
     return [entry for entry in entries if entry.name in plugins], []

@@ -1,4 +1,7 @@
-"""What ran, how often, and why."""
+"""The report: kernels that ran with calls and reasons, fallbacks, and work such as compiling.
+
+This module has the data types and their text. `dispatch.ledger` counts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,16 @@ from kernelhub.dispatch.work import Work
 
 @dataclass(frozen=True)
 class Row:
-    """One choice that was made ready, with the calls that used it."""
+    """Calls of one kernel for one problem.
+
+    Attributes:
+        op: name of the op.
+        kernel: name of the kernel.
+        calls: number of calls; 0 if the kernel was only prepared.
+        source: source of the selection, as in `Selection.source`.
+        because: reason of the selection, as in `Selection.because`.
+        problem: facets of the problem.
+    """
 
     op: str
     kernel: str
@@ -23,7 +35,15 @@ class Row:
 
 @dataclass(frozen=True)
 class Fallback:
-    """A kernel that was chosen automatically but could not be loaded, so that the next one ran."""
+    """A selected kernel that could not be loaded, so that the next kernel ran.
+
+    Attributes:
+        op: name of the op.
+        kernel: name of the kernel that could not be loaded.
+        code: stable code of the failure.
+        reason: the failure, as a sentence.
+        count: number of fallbacks from this kernel with this code.
+    """
 
     op: str
     kernel: str
@@ -34,15 +54,15 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything this process has dispatched; `str` for people, `to_dict` for machines.
+    """What this process has run; `kernelhub.report()` returns it. `str` gives a table, `to_dict` plain values.
 
     Attributes:
-        rows: one for each choice, with its calls; launches that a CUDA graph replays are no calls.
-        fallbacks: kernels that were passed over.
-        work: what was compiled, loaded or tuned meanwhile.
-        sealed: whether `kernelhub.seal()` was called.
-        on_gpu: whether a row is of a GPU, so that graphs may have replayed more than was counted.
-        audits: calls that were recomputed and compared, by op and kernel (KERNELHUB_AUDIT).
+        rows: calls by kernel, problem and reason; replays of CUDA graphs are not counted.
+        fallbacks: kernels that could not be loaded and were replaced by the next.
+        work: what was compiled, loaded, downloaded, tuned or packed.
+        sealed: whether the process is sealed (`kernelhub.seal()`).
+        on_gpu: whether a row is for a GPU, so that graphs may have replayed launches that are not counted.
+        audits: counts of recomputed and compared calls, by op and kernel (KERNELHUB_AUDIT).
     """
 
     rows: tuple[Row, ...]
@@ -54,10 +74,11 @@ class Report:
 
     @property
     def after_seal(self) -> tuple[Work, ...]:
-        """The work done after `kernelhub.seal()`: none of kernelhub's, which is refused, but perhaps of others."""
+        """Work done after `kernelhub.seal()`. kernelhub refuses its own, so that this is work of other code."""
         return tuple(item for item in self.work if item.sealed)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON, with the attributes' names as keys."""
         return {
             "rows": [vars(row) for row in self.rows],
             "fallbacks": [vars(fallback) for fallback in self.fallbacks],
@@ -76,18 +97,18 @@ class Report:
             why = f"{apart}: {row.because}" if apart else row.because
             lines.append(f"{row.op:<18} {row.kernel:<18} {row.calls:>8}  {why}")
         if self.on_gpu:
-            lines.append("a call made while a CUDA graph was captured counts once, its replays are not counted")
+            lines.append("a call captured in a CUDA graph counts once; replays are not counted")
         lines += [
-            f"fell past {item.kernel} for {item.op}, {item.count} times: {item.reason}" for item in self.fallbacks
+            f"fallback from {item.kernel} for {item.op}, {item.count} times: {item.reason}" for item in self.fallbacks
         ]
-        lines += self._told_work()
+        lines += self._work_lines()
         lines += map(str, self.audits)
         if self.audits and self.on_gpu:
-            lines.append("audits see no launch that a CUDA graph replays")
+            lines.append("launches that a CUDA graph replays are not audited")
         return "\n".join(lines)
 
-    def _told_work(self) -> list[str]:
-        """What was compiled and so on, counted by op and library."""
+    def _work_lines(self) -> list[str]:
+        """Count and seconds of work by kind, library and op."""
         if not self.work and not self.sealed:
             return []
         counts: dict[tuple[str, str, str], list[float]] = {}
@@ -100,7 +121,7 @@ class Report:
         return [*lines, f"sealed, with {len(self.after_seal)} of these after it"] if self.sealed else lines
 
     def _apart(self, row: Row) -> str:
-        """The facets that tell a row's problem from those of the other rows of its op."""
+        """The facets in which a row's problem differs from those of the op's other rows."""
         others = [other.problem for other in self.rows if other.op == row.op]
         return ", ".join(
             f"{name}={value}" for name, value in row.problem.items() if any(other[name] != value for other in others)

@@ -36,18 +36,18 @@ def select(
     machine: Machine,
     policy: Policy,
 ) -> Selection[ProblemT]:
-    """Select a kernel; read nothing but the arguments.
+    """Select a kernel for a problem. The result depends on the arguments alone.
 
     Args:
         op: name of the op.
-        schema: its facets, for the features that the problem uses.
+        schema: the op's facets, for the features that the problem needs.
         problem: the problem.
-        regime: the op's name for the phase, by which order lines are found.
-        candidates: the kernels there are, their order lines and known defects.
+        regime: the problem's regime, which selects the order line.
+        candidates: the registered kernels, their order lines and known defects.
         machine: facts of the machine.
-        policy: what the user said.
+        policy: the policy for the op.
     """
-    machine = machine.as_it_is()
+    machine = machine.snapshot()
     policy = policy.about(problem, machine)
     on_device = kernels_on(candidates, problem, machine)
     quarantined = machine.quarantined(problem.device)
@@ -69,16 +69,16 @@ def select(
         source, because = request.source, request.origin
     else:
         source, because = _soft_source(chosen, policy.preferences_for(op), tuned, line)
-    tell = partial(_decisions, inputs, ranking, chosen, because)
+    decide = partial(_decisions, inputs, ranking, chosen, because)
     if chosen is None:
-        because = f"none of those asked for by {because} can run" if request else "none can run"
+        because = f"none of the kernels requested by {because} is supported" if request else "none is supported"
     overruled = _overruled(op, request, chosen, policy) if policy.has_pinned() else ()
     assumed = machine.assumed(problem.device)
-    return Selection(op, problem, chosen, source, because, request is not None, overruled, tell, assumed)
+    return Selection(op, problem, chosen, source, because, request is not None, overruled, decide, assumed)
 
 
 def as_preferred(op: str, kernels: Sequence[Kernel], policy: Policy) -> Sequence[Kernel]:
-    """The ranked kernels that the user's requests leave, in the order in which they are tried."""
+    """The ranked kernels that requests leave, in the order in which they are tried."""
     request = policy.request_for(op)
     if request is not None:
         return _in_order_of(kernels, request.names)
@@ -97,7 +97,7 @@ def _in_order_of(kernels: Sequence[Kernel], names: Sequence[str]) -> list[Kernel
 
 
 def _position(override: Override, kernel: Kernel) -> int:
-    """Place of the kernel in an override; after the last name if the override does not name it."""
+    """Position of the kernel in an override; after the last name if the override does not name it."""
     return next((place for place, name in enumerate(override.names) if kernel.matches(name)), len(override.names))
 
 
@@ -158,7 +158,7 @@ def _decisions(inputs: Inputs, ranking: Sequence[Kernel], chosen: Kernel | None,
     result += [_rejected(kernel, against[kernel], kernel in faster) for kernel in requested if against[kernel]]
     for kernel in supported:
         if kernel not in order and request is not None:
-            reason = f"supported, but {request.origin} asks for {' or '.join(request.names)}"
+            reason = f"supported, but {request.origin} requests {' or '.join(request.names)}"
             undo = request.undo or f"remove {request.origin}"
             result.append(Decision(kernel.name, False, "not_requested", reason, undo))
     others = (*faster, *(kernel for kernel in against if kernel not in faster))
@@ -194,7 +194,7 @@ def no_kernel(selection: Selection[Any], policy: Policy) -> NoKernel:
 
     Args:
         selection: the selection.
-        policy: what the user said about its problem.
+        policy: the policy for its problem.
     """
     return NoKernel(_no_kernel_message(selection, policy), selection)
 
@@ -203,7 +203,7 @@ def unavailable(selection: Selection[Any], failure: LoadFailure, strict: bool) -
     """The error of a selected kernel that cannot be loaded while `strict` is on or kernelhub is sealed."""
     why = "strict is on" if strict else "kernelhub is sealed"
     return KernelUnavailable(
-        f"{selection.op}: {selection.selected} was chosen ({selection.because}) but {failure.reason}, and {why}; "
+        f"{selection.op}: {selection.selected} was selected ({selection.because}) but {failure.reason}, and {why}; "
         f"{failure.remedy}"
     )
 
@@ -217,5 +217,5 @@ def _no_kernel_message(selection: Selection[Any], policy: Policy) -> str:
             f"{selection.op}: {request.origin} pins {request.names[0]}, and no kernel of that name is registered in "
             f"this version. To take that back, {request.undo}."
         )
-    message = f"{selection.op}: {request.origin} asks for {' or '.join(request.names)}, which cannot run this."
+    message = f"{selection.op}: {request.origin} requests {' or '.join(request.names)}, which cannot run this."
     return f"{message} To take that back, {request.undo}." if request.undo else message

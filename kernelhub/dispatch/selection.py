@@ -1,4 +1,7 @@
-"""A selection as users see it: the chosen kernel, who decided, and what was decided about every other one."""
+"""`Selection`: the selected kernel, the reason, and one `Decision` for every kernel of the op.
+
+`kernelhub.explain` and plans return selections. `dispatch.select` makes them.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ SELECTED, SUPPORTED, REJECTED = "selected", "supported", "rejected"
 
 
 class Decision(NamedTuple):
-    """What was decided about one kernel.
+    """The result of a selection for one kernel.
 
     Attributes:
-        kernel: its name.
-        accepted: whether it could run this problem under this policy.
-        code: ``"selected"``, ``"supported"``, or the stable code of the first rejection.
+        kernel: name of the kernel.
+        accepted: whether the kernel supports the problem under this policy.
+        code: ``"selected"``, ``"supported"``, ``"not_requested"``, or the stable code of the first rejection.
         reason: a sentence.
-        remedy: what would change the decision; empty if nothing would here.
-        rejections: every reason against it, the first of which gave `code`.
-        ahead: it would be chosen in place of the one that is, if it were verified on this machine.
+        remedy: command or setting that changes the result; empty if there is none on this machine.
+        rejections: every reason against the kernel; the first gives `code`.
+        ahead: whether the kernel would be selected if it were verified on this machine.
     """
 
     kernel: str
@@ -37,15 +40,16 @@ class Decision(NamedTuple):
 
     @property
     def state(self) -> str:
-        """``"selected"``, ``"supported"`` (it could run, and ranks below) or ``"rejected"``."""
+        """``"selected"``, ``"supported"`` (but ranked below the selected kernel) or ``"rejected"``."""
         return SELECTED if self.code == SELECTED else SUPPORTED if self.accepted else REJECTED
 
     @property
     def hint(self) -> str:
-        """What would be chosen, why it is not, and the command that changes it, in one line."""
+        """Kernel, reason and remedy in one line."""
         return f"{self.kernel} {self.reason}: {self.remedy}"
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; ``"also"`` has the rejections after the first."""
         plain: dict[str, Any] = {
             "kernel": self.kernel,
             "accepted": self.accepted,
@@ -64,21 +68,21 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Selection(Generic[ProblemT]):
-    """The answer for one problem.
+    """The result of selecting a kernel for one problem. `str` gives the full explanation, `to_dict` plain values.
 
     Attributes:
         op: name of the op.
-        problem: what was looked at.
-        kernel: the record of the chosen kernel, or None if none may run.
-        source: who decided, a stable word: ``"force"``, ``"kwarg"``, ``"context"``, ``"configure"``, ``"ranks"`` (what
-            ranks agreed on), ``"lock"`` (a lock file), ``"environment"``, ``"file"``, ``"engine"`` (a variable of
-            another project), ``"tuned"`` (measured: `kernelhub.tune`), ``"order"`` (a line of the heuristic),
-            ``"band"`` (no line).
-        because: the same as a sentence, with its evidence.
-        explicit: whether the user asked for it by name; such a choice is never replaced.
-        overruled: what was said for other kernels and gave way, as sentences.
-        tell: gives `decisions`, out of what the choice was made from.
-        assumed: what the answer takes for granted of a machine that is not here, as a sentence; empty for this one.
+        problem: the problem: every facet of the call.
+        kernel: record of the selected kernel; None if no kernel may run.
+        source: what decided, a stable word: ``"force"`` (KERNELHUB_FORCE), ``"kwarg"`` (``backend=``), ``"context"``
+            (`kernelhub.use`), ``"configure"``, ``"ranks"`` (an agreement of ranks), ``"lock"`` (a lock file),
+            ``"environment"``, ``"file"`` (the config file), ``"engine"`` (a variable of another project), ``"tuned"``
+            (measured by `kernelhub.tune`), ``"order"`` (an order line), ``"band"`` (no line has the kernel).
+        because: the reason as a sentence, with its evidence.
+        explicit: whether a user, a lock file or an agreement of ranks requested the kernel; there is no fallback then.
+        overruled: weaker requests for other kernels, as sentences.
+        decide: function that computes `decisions` from the inputs of the selection.
+        assumed: what the selection assumes about a simulated device or machine, as a sentence; else empty.
     """
 
     op: str
@@ -88,7 +92,7 @@ class Selection(Generic[ProblemT]):
     because: str
     explicit: bool
     overruled: tuple[str, ...]
-    tell: Callable[[], tuple[Decision, ...]]
+    decide: Callable[[], tuple[Decision, ...]]
     assumed: str = ""
 
     def __init__(
@@ -100,10 +104,10 @@ class Selection(Generic[ProblemT]):
         because: str,
         explicit: bool,
         overruled: tuple[str, ...],
-        tell: Callable[[], tuple[Decision, ...]],
+        decide: Callable[[], tuple[Decision, ...]],
         assumed: str = "",
     ) -> None:
-        # What a frozen dataclass writes takes a call for each attribute, at every choice.
+        # The generated __init__ of a frozen dataclass makes one call for each attribute, at every selection.
         self.__dict__.update(
             op=op,
             problem=problem,
@@ -112,33 +116,34 @@ class Selection(Generic[ProblemT]):
             because=because,
             explicit=explicit,
             overruled=overruled,
-            tell=tell,
+            decide=decide,
             assumed=assumed,
         )
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
-        """One for every registered kernel of the op: selected, supported, rejected though asked for, the rest.
+        """One `Decision` for every registered kernel of the op.
 
-        Supported ones come best first; then those that would be chosen if they were verified here; other rejected ones
-        by name. A choice ends with the first kernel that can run, so
-        these are made when they are first looked at; they tell of the moment of the choice.
+        The order is: the selected kernel; supported ones, best first; rejected ones that were requested; those that
+        would be selected if they were verified on this machine, best first; other rejected ones by name. Selection
+        stops at the first supported kernel, so that the rest is computed at the first access, with the facts at the
+        time of the selection.
         """
-        return self.tell()
+        return self.decide()
 
     @property
     def faster(self) -> tuple[Decision, ...]:
-        """Kernels that are expected to be faster and would be chosen once they are verified here, best first."""
+        """Kernels that are expected to be faster and would be selected once verified on this machine, best first."""
         return tuple(decision for decision in self.decisions if decision.ahead)
 
     @property
     def selected(self) -> str | None:
-        """Name of the chosen kernel."""
+        """Name of the selected kernel; None if no kernel may run."""
         return self.kernel.name if self.kernel else None
 
     @property
     def weights(self) -> str | None:
-        """How the chosen kernel takes the op's weights, as a sentence; None if the op takes no packed ones."""
+        """The layout of the weights and those that the kernel reads, as a sentence; None for ops without packing."""
         given = getattr(self.problem, WEIGHT_LAYOUT, None)
         if given is None or self.kernel is None:
             return None
@@ -149,7 +154,11 @@ class Selection(Generic[ProblemT]):
         return f"{reads}; packing to {self.kernel.packs_to} is {need}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values for JSON, with the keys ``op``, ``problem``, ``selected``, ``source``, ``decisions``."""
+        """Plain values for JSON.
+
+        The keys are ``op``, ``problem``, ``selected``, ``source``, ``because`` and ``decisions``, and where they apply
+        ``assumed``, ``overruled`` and ``weights``.
+        """
         weights: dict[str, Any] = {}
         if self.kernel is not None and hasattr(self.problem, WEIGHT_LAYOUT):
             weights["weights"] = {
@@ -185,34 +194,34 @@ class Selection(Generic[ProblemT]):
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        shown = {name: value for name, value in vars(self).items() if name not in ("tell", "decisions")}
-        told = ", ".join(f"{name}={value!r}" for name, value in {**shown, "decisions": self.decisions}.items())
-        return f"Selection({told})"
+        shown = {name: value for name, value in vars(self).items() if name not in ("decide", "decisions")}
+        text = ", ".join(f"{name}={value!r}" for name, value in {**shown, "decisions": self.decisions}.items())
+        return f"Selection({text})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Selection):
             return NotImplemented
-        return self._choice == other._choice and self.decisions == other.decisions
+        return self._fields == other._fields and self.decisions == other.decisions
 
     def __hash__(self) -> int:
-        return hash(self._choice)
+        return hash(self._fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """What is stored or sent to another process holds the decisions, and not what they were made from."""
-        return Selection, (*self._choice, _Told(self.decisions), self.assumed)
+        """A pickle has the decisions, and not the inputs that they are computed from."""
+        return Selection, (*self._fields, _Decided(self.decisions), self.assumed)
 
     @property
-    def _choice(self) -> tuple[Any, ...]:
+    def _fields(self) -> tuple[Any, ...]:
         return self.op, self.problem, self.kernel, self.source, self.because, self.explicit, self.overruled
 
 
 def _sentence(decision: Decision) -> str:
-    """The reason with its code, unless it opens with the code."""
+    """The reason with its code, unless it starts with the code."""
     return decision.reason if decision.reason.startswith(decision.code) else f"{decision.code}: {decision.reason}"
 
 
-class _Told(NamedTuple):
-    """Decisions that were made already."""
+class _Decided(NamedTuple):
+    """A `Selection.decide` that returns known decisions."""
 
     decisions: tuple[Decision, ...]
 

@@ -1,7 +1,7 @@
 """The KERNELHUB_* variables and the config file: typed, listed in one place, read once.
 
-Each variable is declared in `VARIABLES`; a name that is not is an error with the nearest known one.
-Values are read at the first decision and again by `kernelhub.reload()`, never per call.
+`VARIABLES` declares each variable; an unknown KERNELHUB_* variable is an error that suggests the nearest name. Values
+are read at the first selection and by `kernelhub.reload()`, never per call.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Variable:
 
     Attributes:
         name: full name.
-        parse: text to value; raises ValueError with what would be right.
-        default: value when the variable is unset.
-        grammar: what may be written.
-        doc: what it does, in one sentence.
+        parse: converts the text to the value; raises ValueError with the reason.
+        default: value if the variable is unset.
+        grammar: the syntax of values.
+        doc: its effect, in one sentence.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Variable:
 
 
 def parse_bool(text: str) -> bool:
-    """1, true, yes, on or 0, false, no, off, empty; in any case, spaces around ignored."""
+    """The value of 1, true, yes, on or 0, false, no, off, empty; case and surrounding spaces are ignored."""
     word = text.strip().lower()
     if word in ("1", "true", "yes", "on"):
         return True
@@ -91,7 +91,7 @@ def _parse_share(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise ValueError(f"{text!r} is no share from 0 to 1")
+        raise ValueError(f"{text!r} is not a share from 0 to 1")
     return share
 
 
@@ -106,7 +106,7 @@ def _parse_bytes(text: str) -> int:
 
 
 def _one_of(words: Sequence[str]) -> Callable[[str], str]:
-    """A parser that takes one of some words, in any case, spaces around ignored."""
+    """A parser of one of some words; case and surrounding spaces are ignored."""
 
     def parse(text: str) -> str:
         word = text.strip().lower()
@@ -119,7 +119,7 @@ def _one_of(words: Sequence[str]) -> Callable[[str], str]:
 
 def _parse_folder(text: str) -> Path:
     if os.path.expanduser(text).startswith("~"):
-        raise ValueError(f"{text!r} names no user's home")
+        raise ValueError(f"{text!r} is not in the home folder of a known user")
     return Path(text)
 
 
@@ -132,8 +132,14 @@ _OVERRIDES = "[op=]name[,name][;...], a name being a backend, a kernel or a glob
 VARIABLES = {
     variable.name: variable
     for variable in (
-        Variable("KERNELHUB_FORCE", parse_overrides, (), _OVERRIDES, "Run these, whatever the code requests, or fail."),
-        Variable("KERNELHUB_PREFER", parse_overrides, (), _OVERRIDES, "Rank these first where they can run."),
+        Variable(
+            "KERNELHUB_FORCE",
+            parse_overrides,
+            (),
+            _OVERRIDES,
+            "Run these kernels, even if the code requests others, or fail.",
+        ),
+        Variable("KERNELHUB_PREFER", parse_overrides, (), _OVERRIDES, "Rank these first where they are supported."),
         Variable("KERNELHUB_DISABLE", parse_overrides, (), _OVERRIDES, "Never run these."),
         Variable(
             "KERNELHUB_CONFIG",
@@ -147,72 +153,74 @@ VARIABLES = {
             _parse_folder,
             None,
             "path of a folder",
-            "Keep what is compiled here, not in ~/.cache.",
+            "Store compiled kernels in this folder, not in ~/.cache.",
         ),
         Variable(
             "KERNELHUB_CACHE_SHARED",
             parse_bool,
             False,
             "0 or 1",
-            "Read KERNELHUB_CACHE_DIR though it is another user's, believe its owner, and write nothing there.",
+            "Read KERNELHUB_CACHE_DIR although another user owns it, trust its owner, and write nothing there.",
         ),
         Variable(
             "KERNELHUB_EVIDENCE",
             parse_bool,
             True,
             "0 or 1",
-            "Heed what `kernelhub verify` found wrong here and `kernelhub tune` found fast; 0 ignores both.",
+            "Use the results of `kernelhub verify` and `kernelhub tune` on this machine; 0 ignores both.",
         ),
         Variable(
             "KERNELHUB_TUNED",
             lambda text: _parse_names(text, os.pathsep),
             (),
-            f"paths of files or folders, {os.pathsep} between",
-            "Read these tables of `kernelhub tune --export` too, after what was measured here.",
+            f"paths of files or folders, separated by {os.pathsep}",
+            "Read these tables of `kernelhub tune --export` too, after the measurements of this machine.",
         ),
         Variable(
             "KERNELHUB_AUDIT",
             _parse_share,
             OFF.share,
             "a share from 0 to 1",
-            "Recompute this share of real calls by other means and compare; see docs/audit.md.",
+            "Recompute this share of real calls with another implementation and compare; see docs/audit.md.",
         ),
         Variable(
             "KERNELHUB_AUDIT_BYTES",
             _parse_bytes,
             OFF.num_bytes,
             "bytes",
-            "Most memory for the copies and the recomputing of an audit; a call over it is counted as skipped.",
+            "Maximum memory for the copies and the recomputing of an audit; a call that needs more is skipped.",
         ),
         Variable(
             "KERNELHUB_AUDIT_ACTION",
             _one_of(ACTIONS),
             OFF.action,
             "record or quarantine",
-            "What becomes of a kernel that an audit finds wrong: quarantined for the next process, or at once.",
+            "Quarantine a kernel that an audit finds wrong for the next process (record), or immediately (quarantine).",
         ),
-        Variable("KERNELHUB_DETERMINISTIC", parse_bool, None, "0 or 1", "Only kernels that repeat bit for bit."),
+        Variable(
+            "KERNELHUB_DETERMINISTIC", parse_bool, None, "0 or 1", "Only kernels that give equal bits in each run."
+        ),
         Variable(
             "KERNELHUB_BATCH_INVARIANT",
             parse_bool,
             None,
             "0 or 1",
-            "Only kernels whose rows ignore the batch.",
+            "Only kernels whose rows do not depend on the rest of the batch.",
         ),
         Variable(
             "KERNELHUB_TRUST",
             _one_of(TRUSTS),
             None,
             "here, vendor or measured",
-            "Choose kernels verified on this family of devices or machine; or too what a vendor states; or only ours.",
+            "Select kernels verified on this device family or machine; also vendor-stated ones; or only measured ones.",
         ),
-        Variable("KERNELHUB_STRICT", parse_bool, None, "0 or 1", "Allow no fallback; raise instead."),
+        Variable("KERNELHUB_STRICT", parse_bool, None, "0 or 1", "Raise instead of a fallback to another kernel."),
         Variable(
             "KERNELHUB_PLUGINS",
             _parse_names,
             ("all",),
             "all, none, or names",
-            "Which third-party backends load.",
+            "Load these third-party backends.",
         ),
         Variable(
             "KERNELHUB_LOG",
@@ -233,37 +241,37 @@ VARIABLES = {
             _parse_seconds,
             300.0,
             "seconds",
-            "Longest run of a compiler that kernelhub starts; then it is ended and the next kernel taken.",
+            "Longest run of a compiler that kernelhub starts; then it is killed, and the next kernel is selected.",
         ),
         Variable(
             "KERNELHUB_VERIFY_TIMEOUT_S",
             _parse_seconds,
             600.0,
             "seconds",
-            "Longest that a call of a kernel may take which `verify` makes, compiling included.",
+            "Longest call of a kernel by `verify`, including compiling.",
         ),
         Variable(
             "KERNELHUB_IGNORE_VLLM_ENV",
             parse_bool,
             False,
             "0 or 1",
-            "Do not obey vLLM's variables, such as VLLM_ATTENTION_BACKEND.",
+            "Ignore vLLM's variables, such as VLLM_ATTENTION_BACKEND.",
         ),
         Variable(
             "KERNELHUB_CHECK",
             parse_bool,
             False,
             "0 or 1",
-            "Check lengths, offsets, page and token numbers on a GPU, too (each call then waits for it), "
-            "and each run of a step whole.",
+            "Check lengths, offsets, page and token numbers on a GPU too (each call then waits for the GPU), "
+            "and all arguments of each run of a step.",
         ),
-        Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run what `kernelhub lock` wrote down, or fail."),
+        Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run the kernels of this lock file, or fail."),
         Variable(
             "KERNELHUB_LOCK_MISSING",
             _one_of(("auto", "error")),
             "auto",
             "auto or error",
-            "What a problem gets that is not in the lock file: a free choice, or an error.",
+            "Select a kernel for a problem that is not in the lock file (auto), or raise (error).",
         ),
     )
 }
@@ -281,14 +289,14 @@ class Setting:
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything the environment and the config file say, parsed and checked.
+    """The parsed and checked environment and config file.
 
     Attributes:
-        values: the KERNELHUB_* variables.
-        force: KERNELHUB_FORCE.
-        environment: the other KERNELHUB_* variables that choose.
-        file: the config file.
-        foreign: variables of other projects; words in it may mean nothing here.
+        values: the KERNELHUB_* variables, by name.
+        force: layer of KERNELHUB_FORCE.
+        environment: layer of the other KERNELHUB_* variables.
+        file: layer of the config file.
+        foreign: layer of other projects' variables; its names may be unknown here.
         lock: the lock file; None if there is none.
     """
 
@@ -304,10 +312,10 @@ class Settings:
 
 
 def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
-    """Parse the environment and the config file it names.
+    """Parse the environment, and the config file and lock file that it names.
 
     Raises:
-        ConfigurationError: an unknown variable, a value that does not parse, an unreadable file.
+        ConfigurationError: a variable is unknown, a value is invalid, or a file cannot be read.
     """
     environ = os.environ if environ is None else environ
     for name in environ:
@@ -349,7 +357,11 @@ _FILE_KEYS = ("prefer", "disable", "deterministic", "batch_invariant", "strict",
 
 
 def read_file(path: Path) -> Layer:
-    """What a config file says: ``prefer`` and ``disable`` (names, or a table of op to names) and flags."""
+    """The layer of a config file: ``prefer`` and ``disable`` (names, or a table of op to names), flags and ``trust``.
+
+    Raises:
+        ConfigurationError: the file cannot be read, or a key or value is invalid.
+    """
     try:
         written = _parse_toml(path)
     except OSError as error:
@@ -408,11 +420,11 @@ def _parse_toml(path: Path) -> dict[str, Any]:
     try:
         written: dict[str, Any] = parser.loads(document.text(path, _MOST_BYTES))
     except RecursionError:
-        raise ValueError("it nests too deep") from None
+        raise ValueError("it is nested too deeply") from None
     return written
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean X?)`` or nothing."""
+    """`` (did you mean X?)`` for the closest known word, or an empty string."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""

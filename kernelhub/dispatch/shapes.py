@@ -1,7 +1,7 @@
-"""Meta tensors in `prepare` and `explain`: arguments of which a call says shape, strides and dtype alone.
+"""Meta tensors in `prepare` and `explain`: arguments with shape, strides and dtype, but without values.
 
-Zeros stand for each while the op reads the call, on the device of the arguments that have memory, or on torch's default
-device. The op's checks do not look at their values.
+While the op parses the call, zeros replace each of them, on the device of the arguments that have memory, or on torch's
+default device. The op's checks do not read their values.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 _ORDINARY = (Tensor, torch.nn.Parameter)
-STANDING_IN: set[int] = set()  # ids of the tensors that stand for shapes, while an op reads them
+STANDING_IN: set[int] = set()  # ids of the tensors that replace meta tensors, while an op parses a call
 
 
 @dataclass
 class StandIns:
-    """A call whose meta tensors are replaced.
+    """A call with replaced meta tensors.
 
     Attributes:
-        arguments: of the call, by name.
-        parameters: those that were given as meta tensors.
+        arguments: arguments of the call, by name.
+        parameters: names of the parameters that were given as meta tensors.
     """
 
     arguments: dict[str, Any]
@@ -36,13 +36,13 @@ class StandIns:
 def standing_in(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Iterator[StandIns | None]:
-    """The call with tensors in place of its meta tensors; None if it has no such, or no place for its arguments."""
+    """The call with its meta tensors replaced; None if it has none, or if its arguments do not fit the signature."""
     if not any(_is_shape(item) for value in (*args, *kwargs.values()) for item in _items(value)):
         yield None
         return
     try:
         given = inspect.signature(function).bind(*args, **kwargs).arguments
-    except TypeError:  # the function says what is missing
+    except TypeError:  # the function itself raises the error
         yield None
         return
     items = [item for value in given.values() for item in _items(value)]
@@ -60,7 +60,7 @@ def standing_in(
 
 
 def _items(value: Any) -> list[Tensor]:
-    """The tensors that an argument consists of."""
+    """The tensors in an argument."""
     if isinstance(value, Tensor):
         return [value]
     return [item for item in value if isinstance(item, Tensor)] if type(value) in (list, tuple) else []

@@ -1,7 +1,6 @@
-"""How a kernel stands on each family of devices: whether it ran there, and on whose word it may be chosen.
+"""Standings: the evidence for a kernel on each family of devices, which the policy of trust reads.
 
-A record carries one `Standing` for each family that something is known about. Selection reads it under the policy of
-trust: see `docs/trust.md`.
+A record has one `Standing` for each family with evidence; see `docs/trust.md`.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ WORDS = (VERIFIED, PUBLISHED, UNTESTED, OPT_IN, KNOWN_BAD)
 NEEDS_EVIDENCE = {
     VERIFIED: "device, date, versions and what ran",
     PUBLISHED: "what is claimed, with a link",
-    OPT_IN: "why nobody gets it who does not ask for it",
+    OPT_IN: "why it must be requested by name",
     KNOWN_BAD: "what goes wrong",
 }
 
 HERE, VENDOR, MEASURED = "here", "vendor", "measured"
 TRUSTS = (HERE, VENDOR, MEASURED)
-ANY = "any"  # not for users: whatever could be verified
+ANY = "any"  # internal: no evidence is required, to list what can be verified
 
-UNTRUSTED = "untrusted"  # code of what speaks against a kernel that is not verified on a family of devices
+UNTRUSTED = "untrusted"  # code of the rejection of a kernel that is not verified on a family of devices
 
-_SECONDS = 20.0  # that verifying a problem class takes, where a record does not say
+_SECONDS = 20.0  # default time to verify a problem class
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What is known of a kernel on some families of devices.
+    """The evidence for a kernel on some families of devices.
 
     Attributes:
         word: ``"verified"`` (this project ran it there), ``"published"`` (its vendor or a paper claims it),
-            ``"untested"``, ``"opt_in"`` (it runs only where a user names it), ``"known_bad"``.
+            ``"untested"``, ``"opt_in"`` (it runs only if a user names it), ``"known_bad"``.
         families: `DeviceFacts.family` of each; ``"*"`` for every family that no other standing of the record names.
         evidence: for ``verified`` the device, date, versions and what ran; for ``published`` the claim, with a link;
             for ``opt_in`` and ``known_bad`` the reason.
         figure: the expected gain in a few words, e.g. ``"2.1x of flashinfer.fa2_decode"``; empty if there is none.
-        seconds: what verifying one problem class takes there, about.
+        seconds: approximate time to verify one problem class there.
     """
 
     word: str
@@ -55,27 +54,27 @@ NOTHING_KNOWN = Standing(UNTESTED, ("*",))
 
 
 def verified(*families: str, evidence: str, figure: str = "") -> Standing:
-    """The kernel ran on these families, and was right."""
+    """A standing: this project ran the kernel on these families, with correct results."""
     return Standing(VERIFIED, families, evidence, figure)
 
 
 def published(*families: str, evidence: str, figure: str = "", seconds: float = _SECONDS) -> Standing:
-    """A vendor or a paper claims that the kernel runs on these families."""
+    """A standing: a vendor or a paper claims that the kernel runs on these families."""
     return Standing(PUBLISHED, families, evidence, figure, seconds)
 
 
 def untested(*families: str, figure: str = "", seconds: float = _SECONDS) -> Standing:
-    """Nobody is known to have run the kernel on these families; what is expected of it may be said."""
+    """A standing: no run of the kernel on these families is known; `figure` may state the expected gain."""
     return Standing(UNTESTED, families, "", figure, seconds)
 
 
 def opt_in(*families: str, evidence: str) -> Standing:
-    """The kernel runs on these families only where a user names it, for this reason."""
+    """A standing: the kernel runs on these families only if a user names it; `evidence` is the reason."""
     return Standing(OPT_IN, families, evidence)
 
 
 def standing_on(standings: tuple[Standing, ...], family: str) -> Standing:
-    """The standing on a family: its own, else that of every other family, else nothing is known."""
+    """The standing on a family: the one that names it, else that of ``"*"``, else untested."""
     for name in (family, "*"):
         for standing in standings:
             if name in standing.families:

@@ -1,6 +1,6 @@
-"""What measurements on this machine say of one problem: which kernels are fastest, and with which sizes.
+"""Measurements of one problem class: the ranking of kernels, and their fastest sizes.
 
-Values only. Where they come from is `kernelhub.evidence.tuning`, which the machine asks at the first decision.
+This module has only the types. `kernelhub.evidence.tuning` measures and stores the values.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any, Protocol, TypeVar
 
 from kernelhub.dispatch.configuration import Configuration
 
-TUNED = "tuned"  # the source of a choice that measurements made
+TUNED = "tuned"  # the source of a selection by measurements
 
 
 class Named(Protocol):
-    """What measurements rank: kernel records, by their names."""
+    """A value with a name, such as a kernel record."""
 
     @property
     def name(self) -> str: ...
@@ -29,9 +29,9 @@ class Tuned:
     """Measurements of one problem class.
 
     Attributes:
-        kernels: names of those that were measured, best first.
-        because: per kernel, what is said of it when it is the one chosen: its time, the next one's, noise and date.
-        configurations: sizes that were faster than a kernel's own, by kernel and number of tokens.
+        kernels: names of the measured kernels, best first.
+        because: by kernel, the reason if it is selected: its time, that of the next kernel, noise and date.
+        configurations: sizes that were faster than a kernel's defaults, by kernel and number of tokens.
     """
 
     kernels: tuple[str, ...]
@@ -39,16 +39,16 @@ class Tuned:
     configurations: Mapping[str, Mapping[int, Configuration]] = field(default_factory=dict)
 
     def ranked(self, kernels: Iterable[NamedT]) -> tuple[NamedT, ...]:
-        """Kernels as measured, then those that were not measured, in the order in which they are given."""
+        """The measured kernels, best first, then the others in the given order."""
         place = {name: index for index, name in enumerate(self.kernels)}
         return tuple(sorted(kernels, key=lambda kernel: place.get(kernel.name, len(place))))
 
 
 class TunedTable(Protocol):
-    """All measurements of one device that hold."""
+    """All valid measurements of one device."""
 
     def find(self, op: str, problem: Any) -> Tuned | None:
-        """What was measured for a problem."""
+        """The measurements for a problem; None if there are none."""
 
     def plain(self) -> dict[str, Any]:
-        """The table as plain values, for other ranks; empty if it says nothing."""
+        """The table as plain values, for other ranks; empty if it has no entries."""

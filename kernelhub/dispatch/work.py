@@ -1,7 +1,7 @@
-"""What a process did besides launching: compiled, loaded, downloaded, tuned, packed; counted, and refused once sealed.
+"""The journal of work other than launches: compiling, loading, downloading, tuning, packing.
 
-Backends tell of it: ours themselves, and those of libraries through a `watch` in their folder, which hooks the library
-once it is imported.
+Work is counted, and refused on behalf of a call once the process is sealed. kernelhub's backends report their own work;
+a `watch` module in a backend's folder hooks its library after the import and reports the library's work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.errors import KernelhubError
 
-_KEPT = 4096  # pieces of work that are kept one by one; all are counted
+_KEPT = 4096  # pieces of work that are stored; all are counted
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Work:
 
     Attributes:
         kind: ``"compile"``, ``"load"``, ``"download"``, ``"tune"`` or ``"pack"``.
-        what: the name of what was made.
-        by: who made it, e.g. ``"triton"``.
-        seconds: how long it took.
-        op: the op on whose behalf, or None for work that is not kernelhub's.
-        kernel: the kernel on whose behalf; empty if none was chosen yet.
-        site: ``file:line`` of the code outside kernelhub that asked.
-        sealed: whether it was done after `seal`, which only foreign work can be.
+        what: name of the result, e.g. of a compiled kernel.
+        by: library that did the work, e.g. ``"triton"``.
+        seconds: duration.
+        op: op whose call caused the work; None for work that kernelhub did not cause.
+        kernel: kernel whose call caused the work; empty if none was selected yet.
+        site: ``file:line`` of the caller outside kernelhub.
+        sealed: whether the work was done after `seal`; only work that kernelhub did not cause can be.
     """
 
     kind: str
@@ -48,10 +48,10 @@ class Work:
 
 @dataclass
 class Doing:
-    """Work that is being done.
+    """Work in progress.
 
     Attributes:
-        kind: as of `Work`.
+        kind: as in `Work`; may be changed until the work ends.
     """
 
     kind: str
@@ -62,14 +62,14 @@ class _Swallowed(threading.local):
 
 
 class Journal:
-    """The work of this process.
+    """The work of this process; `JOURNAL` is the only instance.
 
     Attributes:
-        caller: finds on whose behalf the calling code works; None if on nobody's.
-        count: pieces of work done.
-        under_way: the work that is being done now, as phrases.
-        shown: how many displays of progress show `under_way`.
-        compile_timeout_s: longest run of a compiler that a backend starts; KERNELHUB_COMPILE_TIMEOUT_S.
+        caller: returns the call of kernelhub that the current code works for, or None.
+        count: number of pieces of work done.
+        under_way: the work in progress, as phrases.
+        shown: number of progress displays that show `under_way`.
+        compile_timeout_s: longest run of a compiler that a backend starts (KERNELHUB_COMPILE_TIMEOUT_S).
     """
 
     compile_timeout_s = 300.0
@@ -84,24 +84,25 @@ class Journal:
 
     @property
     def work(self) -> tuple[Work, ...]:
-        """What was done, oldest first; of very much the last."""
+        """The most recent pieces of work, oldest first; at most 4096."""
         return tuple(self._work)
 
     @contextlib.contextmanager
     def doing(
         self, kind: str, what: str, by: str, *, caller: Caller | None = None, swallows: bool = False
     ) -> Iterator[Doing]:
-        """Do work inside the block, unless it is refused; what is given may be told another kind when it is known.
+        """A block that does work, unless it is refused. The yielded `Doing` may get another `kind` inside the block.
 
         Args:
-            kind: as of `Work`.
-            what: as of `Work`.
-            by: as of `Work`.
-            caller: on whose behalf; by default as the stack tells.
-            swallows: whether the code around loses exceptions, as foreign callbacks do; the launch finds it again.
+            kind: as in `Work`.
+            what: as in `Work`.
+            by: as in `Work`.
+            caller: the call that causes the work; by default found on the stack.
+            swallows: whether the surrounding code loses exceptions, as foreign callbacks do. The launch then raises
+                the refusal again.
 
         Raises:
-            NotWarmed: the process is sealed, and this is done on behalf of an op.
+            NotWarmed: the process is sealed, and a call of kernelhub causes the work.
         """
         caller = caller or self.caller()
         self.allow(kind, what, caller, swallows=swallows)
@@ -123,25 +124,25 @@ class Journal:
         raise refusal
 
     def note(self, kind: str, what: str, by: str, seconds: float, caller: Caller | None) -> None:
-        """Remember what was done."""
+        """Store a piece of work."""
         op, kernel = (None, "") if caller is None else (caller.op, caller.kernel)
         self.count += 1
         self._work.append(Work(kind, what, by, seconds, op, kernel, _site(), GATE.sealed))
 
     def swallowed(self) -> KernelhubError | None:
-        """The refusal that foreign code lost in this thread, once."""
+        """The refusal that foreign code lost in this thread, or None; a second call returns None."""
         refusal, self._swallowed.refusal = self._swallowed.refusal, None
         return refusal
 
     def clear(self) -> None:
-        """Start anew."""
+        """Drop all work."""
         self.count = 0
         self._work.clear()
         self._swallowed.refusal = None
 
 
 def _site() -> str:
-    """The nearest code that is neither kernelhub's nor that of a library under it: the last frame before kernelhub."""
+    """``file:line`` of the outermost frame that calls into kernelhub; empty if there is none."""
     frame: Any = sys._getframe(1)
     last, seen = "", False
     while frame is not None:

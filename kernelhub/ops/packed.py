@@ -234,7 +234,7 @@ def prepared(
             assert name is not None
             failure = LoadFailure("layout", f"it cannot pack this weight: {error}", f"disable={name!r}")
             refused[name] = (Rejection(failure.code, failure.reason, failure.remedy),)
-            HUB.fall(op.contract.name, name, failure)
+            HUB.add_fallback(op.contract.name, name, failure)
 
 
 def _key_to_prepare(

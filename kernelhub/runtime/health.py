@@ -60,7 +60,7 @@ def health() -> Health:
         >>> kernelhub.health().ok
         True
     """
-    audits = AUDITS.told()
+    audits = AUDITS.counts()
     wrong = tuple(f"{one.op} {one.kernel}: {one.wrong} of {one.checked} calls" for one in audits if one.wrong)
     audited = sum(one.checked for one in audits)
     skipped = sum((Counter(one.skipped) for one in audits), Counter())

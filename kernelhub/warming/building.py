@@ -49,7 +49,7 @@ def build_better(items: Sequence[Item], device: torch.device, sizing: Sizing, he
             outcome = make_ready(asked, device, sizing)
             with HUB.lock:
                 HUB.machine.forget()
-                HUB.forget_choices()
+                HUB.forget_selections()
             if outcome.how != FAILED:
                 break
             failed.append(f"{item.op} {kernel} could not be built: {outcome.reason}")

@@ -293,7 +293,7 @@ class _Run:
             return replace(outcome, reason=alone.lost[item.key])
         with HUB.lock:
             HUB.machine.forget_failure(item.op, kernel)
-            HUB.forget_choices()
+            HUB.forget_selections()
         return make_ready(item, self.device, self.sizing, self.heart.step, item in self.before)
 
     def _answered(self, item: Item, answer: dict[str, Any]) -> None:

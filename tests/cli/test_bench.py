@@ -35,7 +35,7 @@ def test_a_facet_that_is_none_is_answered_with_the_nearest(ask):
 def test_a_misspelt_backend_is_refused_with_the_nearest(ask):
     answer = ask(*MERGE, "--backend", "tritn")
     assert (answer.code, answer.out) == (2, "")
-    assert "--backend: 'tritn' is no backend and no kernel (did you mean triton?)" in answer.err
+    assert "--backend: 'tritn' is not a backend or kernel (did you mean triton?)" in answer.err
 
 
 def test_no_kernel_is_exit_1(ask):

@@ -56,7 +56,7 @@ class TestConfigFile:
             (None, "No such file or directory"),
             ("strict = maybe", "not TOML"),
             ("stict = true", "unknown key 'stict' (did you mean strict?)"),
-            ('disable = "tritn"', "'tritn' is no backend and no kernel (did you mean triton?)"),
+            ('disable = "tritn"', "'tritn' is not a backend or kernel (did you mean triton?)"),
         ],
         ids=["absent", "not TOML", "unknown key", "unknown backend"],
     )

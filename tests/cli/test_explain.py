@@ -172,7 +172,7 @@ class TestErrors:
             (("atention",), "'atention' is not an op (did you mean attention?)"),
             (("atention", "--head-dim-qk", "64"), "'atention' is not an op (did you mean attention?)"),
             (("attention", "--device", "H2OO"), "unknown device 'H2OO' (did you mean H200?); known: A100"),
-            (("attention", "--backend", "tritn"), "'tritn' is no backend and no kernel (did you mean triton?)"),
+            (("attention", "--backend", "tritn"), "'tritn' is not a backend or kernel (did you mean triton?)"),
             (("attention", "--backend", ","), "',' is empty"),
             (("paged_attention", "--kv-layout", "NDH"), "kv_layout is 'NDH'; it takes NHD, HND"),
             (("attention", "--page-size", "16"), "--page-size"),

@@ -55,7 +55,7 @@ class TestBackendArgument:
         assert {d.kernel for d in caught.value.selection.decisions} == set(kernelhub.attention.kernels())
 
     def test_an_unknown_backend_is_an_error_with_the_nearest_name(self, ones_and_twos) -> None:
-        with pytest.raises(ConfigurationError, match=r"'tritn' is no backend.*did you mean triton"):
+        with pytest.raises(ConfigurationError, match=r"'tritn' is not a backend.*did you mean triton"):
             kernelhub.attention(*ones_and_twos, backend="tritn")
 
 
@@ -121,10 +121,10 @@ class TestContexts:
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
-            ({"atention": "torch"}, r"'atention' is no op.*did you mean attention"),
-            ({"attention": "torhc"}, r"'torhc' is no backend.*did you mean torch"),
+            ({"atention": "torch"}, r"'atention' is not an op.*did you mean attention"),
+            ({"attention": "torhc"}, r"'torhc' is not a backend.*did you mean torch"),
             ({"disable": "torch.sdap"}, r"did you mean torch.sdpa"),
-            ({"prefer": {"attentoin": "torch"}}, r"'attentoin' is no op"),
+            ({"prefer": {"attentoin": "torch"}}, r"'attentoin' is not an op"),
         ],
     )
     def test_a_misspelt_name_is_an_error_when_it_is_written(self, arguments, message) -> None:
@@ -263,7 +263,7 @@ class TestReport:
         HUB.ledger.add(on_gpu)
         told = kernelhub.report()
         assert (told.on_gpu, told.to_dict()["on_gpu"]) == (True, True)
-        assert "a CUDA graph was captured counts once, its replays are not counted" in str(told)
+        assert "captured in a CUDA graph counts once; replays are not counted" in str(told)
 
     def test_a_call_that_was_refused_is_not_counted(self, ones_and_twos) -> None:
         kernelhub.attention(*ones_and_twos)

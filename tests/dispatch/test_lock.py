@@ -75,7 +75,7 @@ class TestHolds:
         assert (told.selected, told.source, told.because) == ("torch.blocked", "lock", f"{path}:{line}")
         others = [item for item in told.decisions if item.code == "not_requested"]
         assert others
-        assert all(item.reason == f"supported, but {path}:{line} asks for torch.blocked" for item in others)
+        assert all(item.reason == f"supported, but {path}:{line} requests torch.blocked" for item in others)
         assert "unset KERNELHUB_LOCK" in others[0].remedy
 
     def test_a_reload_without_the_variable_ends_it(self, lock, monkeypatch):
@@ -183,7 +183,7 @@ class TestPrecedence:
                 call()
         message = str(caught.value)
         assert f"{path}:" in message
-        assert "asks for torch.blocked, which cannot run this" in message
+        assert "requests torch.blocked, which cannot run this" in message
         assert "disabled by use(disable='torch.blocked')" in message
         assert f"kernelhub lock --model llama-3.1-8b --out {path}" in message
 
@@ -201,7 +201,7 @@ class TestFails:
         with pytest.raises(NoKernel) as caught:
             call()
         assert f"{path}:" in str(caught.value)
-        assert "asks for flashinfer.fa2_ragged, which cannot run this" in str(caught.value)
+        assert "requests flashinfer.fa2_ragged, which cannot run this" in str(caught.value)
         decisions = {item.kernel: item for item in caught.value.selection.decisions}
         assert decisions["flashinfer.fa2_ragged"].code == "vendor"
         assert decisions["torch.blocked"].code == "not_requested"
@@ -264,7 +264,7 @@ class TestMissing:
             assert call(causal=False) != ""
             call(causal=False, softcap=1.0)
         (record,) = caplog.records
-        assert f"{path} (for {CPU.name}, {CPU.arch}) holds no decision for" in record.getMessage()
+        assert f"{path} (for {CPU.name}, {CPU.arch}) has no entry for" in record.getMessage()
         assert "KERNELHUB_LOCK_MISSING=error" in record.getMessage()
 
     def test_or_it_is_an_error(self, lock):
@@ -273,7 +273,7 @@ class TestMissing:
         with pytest.raises(NoKernel, match="no registered kernel can run this") as caught:
             call(causal=False)
         assert {item.code for item in caught.value.selection.decisions} == {"not_locked"}
-        assert f"{path} holds no decision for this problem" in str(caught.value)
+        assert f"{path} has no entry for this problem" in str(caught.value)
 
     def test_but_not_where_a_user_asks_for_a_kernel(self, lock):
         lock(missing="error")
@@ -283,7 +283,7 @@ class TestMissing:
         lock(device=kernelhub.explain("attention", device="H200").problem.device)
         with caplog.at_level(logging.WARNING, "kernelhub.fallback"):
             call()
-        assert "(for NVIDIA H200, sm_90) holds no decision" in caplog.text
+        assert "(for NVIDIA H200, sm_90) has no entry" in caplog.text
         held = kernelhub.explain("attention", device="H200", **FACETS)
         assert held.source == "lock", "a device that is described is the one that the file is for"
 
@@ -351,7 +351,7 @@ class TestFiles:
         document = json.loads(path.read_text())
         document["decisions"] *= 2
         path.write_text(json.dumps(document, indent=1))
-        with pytest.raises(ConfigurationError, match=r":\d+: line \d+ decides the same problem"):
+        with pytest.raises(ConfigurationError, match=r":\d+: line \d+ has the same problem"):
             kernelhub.reload()
 
     def test_a_wrong_word_for_what_is_missing_is_told(self, monkeypatch):

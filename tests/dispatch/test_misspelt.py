@@ -41,9 +41,9 @@ def test_a_call_that_asks_for_no_kernel_at_all_is_refused() -> None:
 
 @pytest.mark.parametrize("say", [kernelhub.use, kernelhub.configure])
 def test_a_misspelt_parameter_is_told_from_a_misspelt_op(say: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"'disabel' is no parameter and no op .did you mean disable"):
+    with pytest.raises(ConfigurationError, match=r"'disabel' is not a parameter or op .did you mean disable"):
         say(disabel="torch")
-    with pytest.raises(ConfigurationError, match=r"'atention' is no op .did you mean attention"):
+    with pytest.raises(ConfigurationError, match=r"'atention' is not an op .did you mean attention"):
         say(atention="torch")
 
 

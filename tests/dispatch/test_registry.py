@@ -62,7 +62,7 @@ class TestRecords:
         fields = {name: getattr(base, name) for name in base.__dataclass_fields__}
         fields["constraints"] = (OnDevice("cpu"), OneOf("q_dtype", ("float32",)))
         with pytest.raises(
-            RegistrationError, match=r"says nothing about head_dim_qk, .*kv_dtype.*; constrain them, or write anything"
+            RegistrationError, match=r"does not mention head_dim_qk, .*kv_dtype.*; constrain them, or write anything"
         ):
             register("ours", type(base)(**fields))
 
@@ -167,7 +167,7 @@ class TestPlugins:
             (GOOD.replace('summary="fast"', "summary=3"), "summary is 3, not a str"),
             (GOOD.replace('summary="fast"', 'summary="fast", features="softcap"'), "not a frozenset"),
             (GOOD.replace("acme_kernels.adapter:Fast", "../x"), "is not 'module:attribute'"),
-            (GOOD.replace("constraints=(anything", "constraints=(None, anything"), "None is no constraint"),
+            (GOOD.replace("constraints=(anything", "constraints=(None, anything"), "None is not a constraint"),
             (GOOD + "    KNOWN_BAD = (3,)\n", "KNOWN_BAD[0] is of type int, not KnownBad"),
         ],
     )

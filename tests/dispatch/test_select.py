@@ -121,8 +121,12 @@ class TestOrderOfSources:
         for index, expected in enumerate(("force.x", "inner.x", "outer.x", "configured.x")):
             policy = combine(tuple(layers[index:]))
             assert choose(*self.KERNELS, policy=policy).selected == expected
-        assert choose(*self.KERNELS, policy=combine(tuple(layers[:1])).asking("toy", ("kwarg",))).selected == "force.x"
-        assert choose(*self.KERNELS, policy=combine(tuple(layers[1:])).asking("toy", ("kwarg",))).selected == "kwarg.x"
+        assert (
+            choose(*self.KERNELS, policy=combine(tuple(layers[:1])).requesting("toy", ("kwarg",))).selected == "force.x"
+        )
+        assert (
+            choose(*self.KERNELS, policy=combine(tuple(layers[1:])).requesting("toy", ("kwarg",))).selected == "kwarg.x"
+        )
 
     def test_preferences_follow_the_same_order(self) -> None:
         silent = [Layer(prefers=layer.prefers) for layer in self.LAYERS]

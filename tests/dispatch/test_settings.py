@@ -90,7 +90,7 @@ class TestEnvironment:
     @pytest.mark.parametrize("name", ["KERNELHUB_FORCE", "KERNELHUB_PREFER", "KERNELHUB_DISABLE"])
     def test_a_word_that_means_no_kernel_is_an_error_at_the_first_call(self, name: str, monkeypatch) -> None:
         monkeypatch.setenv(name, "tritn")
-        with pytest.raises(ConfigurationError, match=f"{name}=tritn: 'tritn' is no backend.*did you mean triton"):
+        with pytest.raises(ConfigurationError, match=f"{name}=tritn: 'tritn' is not a backend.*did you mean triton"):
             kernelhub.reload()
 
     def test_the_environment_is_read_once_and_again_on_reload(self, monkeypatch) -> None:

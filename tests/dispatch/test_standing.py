@@ -39,11 +39,11 @@ def test_a_family_has_its_own_standing_before_that_of_all_others() -> None:
     ("standings", "said"),
     [
         ((Standing("verfied", ("hopper",), "x"),), "did you mean verified"),
-        ((Standing(VERIFIED, ("hopper",)),), "gives no evidence; say device, date"),
-        ((Standing(OPT_IN, ("hopper",)),), "gives no evidence; say why"),
+        ((Standing(VERIFIED, ("hopper",)),), "has no evidence; give device, date"),
+        ((Standing(OPT_IN, ("hopper",)),), "has no evidence; give why"),
         ((verified("hoper", evidence="x"),), "did you mean hopper"),
         ((verified(evidence="x"),), "names no family"),
-        ((H200, opt_in("hopper", evidence="other bits")), "two standings speak of hopper"),
+        ((H200, opt_in("hopper", evidence="other bits")), "two standings name hopper"),
         (("verified",), "of type str, not Standing"),
         ((Standing(VERIFIED, "hopper", "x"),), "not a tuple"),  # type: ignore[arg-type]
     ],

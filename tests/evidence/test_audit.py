@@ -500,9 +500,9 @@ class TestAnotherKernel:
 @pytest.mark.parametrize(
     ("variable", "text", "message"),
     [
-        ("KERNELHUB_AUDIT", "1.5", "is no share from 0 to 1"),
-        ("KERNELHUB_AUDIT", "often", "is no share from 0 to 1"),
-        ("KERNELHUB_AUDIT", "nan", "is no share from 0 to 1"),
+        ("KERNELHUB_AUDIT", "1.5", "is not a share from 0 to 1"),
+        ("KERNELHUB_AUDIT", "often", "is not a share from 0 to 1"),
+        ("KERNELHUB_AUDIT", "nan", "is not a share from 0 to 1"),
         ("KERNELHUB_AUDIT_BYTES", "1 GiB", "is not a positive number of bytes"),
         ("KERNELHUB_AUDIT_ACTION", "stop", "neither record nor quarantine"),
     ],

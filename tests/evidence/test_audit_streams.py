@@ -143,7 +143,7 @@ def test_what_waits_is_looked_at_before_the_next_call_that_is_due(device) -> Non
     device.reached = 100
     for _ in range(70):
         kernel.run()
-    assert AUDITS.told()[0].checked >= 5
+    assert AUDITS.counts()[0].checked >= 5
 
 
 def test_a_captured_call_is_launched_and_nothing_else(device) -> None:

@@ -60,8 +60,8 @@ def test_progress_is_told_for_each_kernel() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"op": "atention"}, "'atention' is no op"),
-        ({"backend": "tritn"}, r"'tritn' is no backend and no kernel \(did you mean triton\?\)"),
+        ({"op": "atention"}, "'atention' is not an op"),
+        ({"backend": "tritn"}, r"'tritn' is not a backend or kernel \(did you mean triton\?\)"),
         ({"device": "cuda:99"}, "there is no cuda:99 here"),
         ({"device": "meta"}, "neither a GPU nor the CPU"),
         ({"device": "H200"}, "device: "),

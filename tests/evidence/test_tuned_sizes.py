@@ -100,7 +100,7 @@ class TestTrying:
         keep(entry("attention", facets, us, 5, **{"sized.k": {"configuration": {"tile": 64}, "own_us": 7.0}}))
         packed_call()
         assert sized.Sized.ran[-1].source == "default"
-        assert "sized.k does not understand its measured sizes and takes its own" in caplog.text
+        assert "sized.k rejected its tuned sizes and uses its defaults" in caplog.text
 
 
 class TestTriton:

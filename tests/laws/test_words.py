@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[2] / "kernelhub"
-ROOMS = ("backends", "cli", "compat", "evidence", "ops", "probes", "runtime", "warming")
+ROOMS = ("backends", "cli", "compat", "dispatch", "evidence", "ops", "probes", "runtime", "warming")
 
 # Word or phrase, as a regular expression -> what to write instead.
 BANNED = {

@@ -83,4 +83,4 @@ def test_the_report_counts_calls_of_choices_that_are_gone_and_of_plans_that_are_
     rows = kernelhub.report().rows
     assert sum(row.calls for row in rows) == 15
     assert len({(row.kernel, row.source, row.because) for row in rows}) == len(rows) <= 2
-    assert len(kernelhub.dispatch.hub.HUB.chosen()) == 1
+    assert len(kernelhub.dispatch.hub.HUB.selections()) == 1

@@ -204,7 +204,7 @@ class TestLost:
             op.table[device] = op._overrides["torch", (), device] = run
         HUB.forget_device(0)
         assert (list(op.table), list(op._overrides)) == ([1], [("torch", (), 1)])
-        HUB.forget_choices()
+        HUB.forget_selections()
 
 
 class TestHealth:
@@ -262,7 +262,7 @@ class TestNames:
         assert str(raised.value) == "head_dim must be 64"
         told = "".join(traceback.format_exception(raised.value))
         assert "raised by kernel bad.k of attention" in told
-        assert "not kernelhub's but of" in told
+        assert "a third-party kernel of" in told
 
     def test_an_error_without_a_text_is_raised_as_it_is(self, plain) -> None:
         class Mute(RuntimeError):

@@ -79,7 +79,7 @@ class TestSealed:
         register("gone", record("gone.k", "no_such_module_anywhere:Kernel"))
         kernelhub.attention(*qkv())
         assert [item.kernel for item in kernelhub.report().fallbacks] == ["gone.k"]
-        HUB.forget_choices()
+        HUB.forget_selections()
         HUB.machine.load_failures = {}
         with kernelhub.seal(), pytest.raises(NotWarmed):
             kernelhub.attention(*qkv())
@@ -234,7 +234,7 @@ class TestLines:
     def test_of_a_packed_weight_too(self, packing) -> None:
         call, weight, plan = packing
         packed = plan.pack(**weight)
-        HUB.forget_choices()
+        HUB.forget_selections()
         with kernelhub.seal(), pytest.raises(NotWarmed) as refused:
             kernelhub.fp4_gemm(call["a"], packed)
         assert f"'layout': '{packed.layout}'" in refused.value.line

@@ -335,7 +335,7 @@ class TestWatching:
         assert [item.kernel for item in kernelhub.report().rows] == ["odd.k", "odd.k"]
         said = [item.message for item in caplog.records if item.name == "kernelhub.watch"]
         assert len(said) == 1
-        assert "what an_odd_library compiles is neither counted nor refused" in said[0]
+        assert "cannot hook an_odd_library: its compiles are neither counted nor refused" in said[0]
 
     def test_imports_no_library(self) -> None:
         for watch in HUB.registry.watches:

@@ -29,7 +29,7 @@ class Answer(Generic[P]):
     def cache_clear() -> None:
         """Clear the cached results of all probes, as the function of that name does in vLLM."""
         HUB.machine.forget()
-        HUB.forget_choices()
+        HUB.forget_selections()
 
 
 def answer(question: Callable[P, Finding]) -> Answer[P]:

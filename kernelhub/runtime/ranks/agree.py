@@ -178,7 +178,7 @@ def _group(process_group: Any) -> tuple[Any, int, int]:
 
 def _items(what: Any, tp: int) -> list[What]:
     if what is None:
-        return list(HUB.chosen())
+        return list(HUB.selections())
     if isinstance(what, str | Path | Description):
         return list(problems_of(what, tp=tp))
     items = [what] if isinstance(what, Plan | Need | Selection) else list(what)
