@@ -9,8 +9,10 @@ import torch
 
 import kernelhub
 from kernelhub.ops.formats import from_e8m0
+from kernelhub.ops.quant.cases import OPTIONS, SHAPES, SPECIAL
 from kernelhub.ops.quant.inputs import activations
-from tests.contract.quant import SPECIAL, every_bfloat16, special_rows
+from kernelhub.ops.quant.tolerance import round_trip_error_allowed
+from tests.contract.quant import every_bfloat16, special_rows
 
 E4M3_VALUES = torch.arange(127, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn).double()
 E2M1_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
@@ -103,6 +105,41 @@ class TestCodes:
         # alone in its group a value is the largest: code 448, and only the scale's own rounding is lost
         normal = x.double().abs() >= 448 * 2.0**-126
         assert ((back - x.double()).abs() <= 2.0**-23 * x.double().abs())[normal].all()
+
+
+FORMS = [(format, name) for format, options in OPTIONS.items() for name in options]
+
+
+class TestOptions:
+    """Kernels have the reference's bits, so what holds for these holds for them."""
+
+    @pytest.mark.parametrize(("format", "name"), FORMS, ids=" ".join)
+    def test_the_round_trip_is_within_half_a_step(self, format: str, name: str) -> None:
+        options = OPTIONS[format][name]
+        quantize, dequantize = (getattr(kernelhub, f"{way}_{format}").reference for way in ("quantize", "dequantize"))
+        size = {"group_size": options["group_size"]} if "group_size" in options else {}
+        fp4 = format.endswith("fp4")
+        for shape in ((5, 320), *SHAPES.get(f"{format} {name}", ())):
+            for dtype in (torch.bfloat16, torch.float16, torch.float32):
+                x = activations(*shape, dtype=dtype)
+                codes, *scales = quantize(x, **options)
+                back = dequantize(codes, *scales, **size, out_dtype=dtype)
+                ones = torch.full_like(codes.view(torch.uint8), 0x22 if fp4 else 0x38).view(codes.dtype)
+                factor = dequantize(ones, *scales, **size, out_dtype=torch.float32)
+                assert ((back.double() - x.double()).abs() <= round_trip_error_allowed(x, factor, fp4, dtype)).all()
+
+    def test_they_change_the_result(self) -> None:
+        x = activations(4, 320)
+        first = kernelhub.quantize_fp8.reference(x, "group")[0].view(torch.uint8)
+        for options in ({"group_size": 64}, {"ue8m0": True}, {"granularity": "token"}, {"granularity": "tensor"}):
+            other = kernelhub.quantize_fp8.reference(x, **{"granularity": "group", **options})[0]
+            assert not torch.equal(other.view(torch.uint8), first), options
+        for function in (kernelhub.quantize_mxfp4, kernelhub.quantize_mxfp8):
+            floor, up = (function.reference(x, rounding)[1].view(torch.uint8) for rounding in ("floor", "up"))
+            assert not torch.equal(floor, up)
+
+    def test_no_tokens_have_the_least_scale(self) -> None:
+        assert float(kernelhub.quantize_fp8.reference(torch.empty(0, 320), "tensor")[1]) == 2.0**-126
 
 
 class TestWhatIsNoOrdinaryNumber:

@@ -21,12 +21,27 @@ WIDTHS = {"fp8": (1, 127, 129, 2049), "nvfp4": (16, 2032), "mxfp4": (32, 2016), 
 FP8_OPTIONS: dict[str, Arguments] = {
     **{name: {"granularity": name} for name in ("tensor", "token", "group", "block")},
     **{f"{name} ue8m0": {"granularity": name, "ue8m0": True} for name in ("tensor", "token", "group", "block")},
-    **{f"{name} as e8m0": {"granularity": name, "scale_dtype": E8M0} for name in ("token", "group", "block")},
-    **{f"group of {size}": {"granularity": "group", "group_size": size} for size in (24, 64)},
+    **{f"{name} as e8m0": {"granularity": name, "scale_dtype": E8M0} for name in ("tensor", "token", "group", "block")},
+    **{f"group of {size}": {"granularity": "group", "group_size": size} for size in (1, 24, 64, 1024)},
     **{
         f"{name}, column by column": {"granularity": name, "scale_layout": "column"}
         for name in ("token", "group", "block")
     },
+    "group as e8m0, column by column": {"granularity": "group", "scale_layout": "column", "scale_dtype": E8M0},
+}
+# Shapes at the edges of what kernels read at once, and of other numbers of dimensions, by format and option.
+SHAPES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "fp8 tensor": ((1, 1), (2, 3, 7), (160,)),
+    "fp8 token": ((3, 2047), (3, 2048), (2, 3, 160), (160,)),
+    "fp8 group": ((3, 128), (3, 2047), (3, 2048), (3, 2176), (2, 3, 160), (160,)),
+    "fp8 block": ((1, 1), (127, 129), (129, 127), (2, 130, 257)),
+    "fp8 token, column by column": ((2, 5, 300),),
+    "fp8 group, column by column": ((2, 5, 300),),
+    "fp8 block, column by column": ((2, 130, 257),),
+    "fp8 group as e8m0, column by column": ((7, 300),),
+    "nvfp4 floor": ((1, 16), (2, 3, 2064), (48,)),
+    "mxfp4 floor": ((1, 32), (2, 3, 2080), (64,)),
+    "mxfp8 floor": ((1, 1), (2, 3, 2080), (65,)),
 }
 OPTIONS: dict[str, dict[str, Arguments]] = {
     "fp8": FP8_OPTIONS,
@@ -63,11 +78,13 @@ class QuantizeCases(OpCases):
                     repeats=True,
                 )
             yield Case(label=f"{name}, zeros, tiny and huge values", make=_special(options), quick=True)
-            for rows in ROWS if name in ("token", "group", "floor") else (1, 3):
+            for rows in ROWS if name in ("token", "group", "floor") else (0, 1, 3):
                 make = _x((rows, 320), options)
                 yield Case(label=f"{name}, {rows} tokens", make=make, tokens=True, quick=rows in (0, 1, 2, 17))
             for width in WIDTHS[self.format]:
                 yield Case(label=f"{name}, {width} wide", make=_x((3, width), options))
+            for shape in SHAPES.get(f"{self.format} {name}", ()):
+                yield Case(label=f"{name}, {' x '.join(map(str, shape))}", make=_x(shape, options))
         for given in ("tensor", "token") if self.format == "fp8" else ("tensor",) if self.format == "nvfp4" else ():
             parameter = "scale" if self.format == "fp8" else "global_scale"
             for value in (0.05, 3.0, 2.0**-60):
@@ -154,6 +171,10 @@ class DequantizeCases(OpCases):
             yield Case(label=f"{rows} tokens", make=make, tokens=True, quick=rows in (0, 1, 2, 17))
         for width in WIDTHS[self.format]:
             yield Case(label=f"{width} wide", make=self._codes((3, width), {}, torch.bfloat16))
+        for name, options in OPTIONS[self.format].items():
+            for shape in SHAPES.get(f"{self.format} {name}", ()):
+                make = self._codes(shape, options, torch.bfloat16)
+                yield Case(label=f"{name}, {' x '.join(map(str, shape))}", make=make)
 
     def _codes(self, shape: tuple[int, ...], options: Arguments, dtype: torch.dtype, power: int = 0) -> Make:
         def made(device: torch.device) -> Arguments:
