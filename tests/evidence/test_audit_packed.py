@@ -74,7 +74,7 @@ def test_a_weight_of_which_the_checkpoint_is_not_known_is_counted_and_shown() ->
     assert (the_audit().checked, the_audit().skipped) == (0, {"packed": 1})
     assert "skipped 1 (packed)" in str(kernelhub.report())
     (told,) = kernelhub.health().not_compared
-    assert told == "1 calls: its weight is arranged for the kernel, and what it was made from is not known here"
+    assert told == "1 calls: its weight is packed for the kernel, and the original weight is not available"
 
 
 class Arranging(Mirrored):
