@@ -129,15 +129,6 @@ class Machine:
             table = kept[TUNED] = self._read_tuned(device)
         return table
 
-    def check_tuned(self, document: Mapping[str, Any]) -> None:
-        """Check a table for `give_tuned`.
-
-        Raises:
-            ConfigurationError: the table is invalid.
-        """
-        if self.evidence is not None and document.get("entries"):
-            self.evidence.check(document)
-
     def give_tuned(self, document: Mapping[str, Any]) -> None:
         """Use the table of another rank instead of that on disk, until `forget`."""
         self._of_first_rank = document
