@@ -11,12 +11,12 @@ CPU = verified(
 )
 H200 = verified(
     "hopper",
-    evidence="NVIDIA H200, 2026-11-22, torch 2.11.0+cu130: 2017 tests of this backend passed, none failed "
+    evidence="NVIDIA H200, 2026-11-23, torch 2.11.0+cu130: 2271 tests of this backend passed, none failed "
     "(benchmarks/results/verification_h200.json)",
 )
 VARLEN = verified(
     "hopper",
-    evidence="NVIDIA H200, 2026-11-22, torch 2.11.0+cu130: 2017 tests of this backend passed, none failed "
+    evidence="NVIDIA H200, 2026-11-23, torch 2.11.0+cu130: 2271 tests of this backend passed, none failed "
     "(benchmarks/results/verification_h200.json); 2026-11-21, beside vllm 0.33.0, its FlashAttention-2 by itself: "
     "234 tests passed (benchmarks/results/libraries_h200.json)",
 )

@@ -9,7 +9,7 @@ _AHEAD = "compiled ahead of time with Triton 3.7.1 and not run (benchmarks/resul
 _RAN = (
     verified(
         "hopper",
-        evidence="NVIDIA H200, 2026-11-22, torch 2.11.0+cu130, Triton 3.6.0: 2228 tests of this backend passed, "
+        evidence="NVIDIA H200, 2026-11-23, torch 2.11.0+cu130, Triton 3.6.0: 3324 tests of this backend passed, "
         "none failed (benchmarks/results/verification_h200.json)",
     ),
     verified(
