@@ -14,15 +14,9 @@ from kernelhub.dispatch.constraint import Constraint, anything
 from kernelhub.dispatch.kernel import Backend, Band, Kernel, KnownBad
 from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.adapter import AttentionAdapter
-from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+from kernelhub.ops.attention.problem import ATTENTION, PAGED_ATTENTION, AttentionProblem, PagedAttentionProblem
 from kernelhub.ops.mla.attention.problem import MlaProblem
 
-EVERY_FEATURE = frozenset(
-    {
-        *("ragged", "causal", "window_left", "window_right", "softcap", "sinks", "lse", "kv_layout=HND"),
-        *("kv_scale=value", "kv_scale=tensor", "kv_scale=head"),
-    }
-)
 _FACETS = {
     "attention": list(AttentionProblem.__dataclass_fields__),
     "paged_attention": list(PagedAttentionProblem.__dataclass_fields__),
@@ -30,8 +24,8 @@ _FACETS = {
 }
 
 _FEATURES = {
-    "attention": EVERY_FEATURE - {"kv_layout=HND"},
-    "paged_attention": EVERY_FEATURE,
+    "attention": ATTENTION.schema.features,
+    "paged_attention": PAGED_ATTENTION.schema.features,
     "mla_attention": frozenset[str](),
 }
 

@@ -20,6 +20,7 @@ from torch.utils.weak import TensorWeakRef, WeakIdKeyDictionary
 
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
+from kernelhub.ops.attention.arguments import arguments_of
 from kernelhub.ops.case import Arguments
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
@@ -126,23 +127,6 @@ class Read(NamedTuple):
 Reader = Callable[[Any, tuple[Any, ...]], Read]
 
 
-def _window(problem: Any, values: Any) -> tuple[int, int]:
-    return values.window_left, -1 if problem.causal else values.window_right
-
-
-def _features(problem: Any, values: Any) -> Arguments:
-    return {
-        "causal": problem.causal,
-        "window": _window(problem, values),
-        "softcap": values.softcap,
-        "sinks": values.sinks,
-        "scale": values.scale,
-        "k_scale": values.k_scale,
-        "v_scale": values.v_scale,
-        "return_lse": problem.lse,
-    }
-
-
 def _with_lse(out: Tensor | None, lse: Tensor | None) -> dict[str, Tensor | Rows]:
     made: dict[str, Tensor | Rows] = {} if out is None else {"out": out}
     return made if lse is None else made | {"lse": lse}
@@ -150,7 +134,7 @@ def _with_lse(out: Tensor | None, lse: Tensor | None) -> dict[str, Tensor | Rows
 
 def _attention(problem: Any, given: tuple[Any, ...]) -> Read:
     q, k, v, step, values, out, lse = _padded(given, 7)
-    arguments = {"q": q, "k": k, "v": v, **_features(problem, values)}
+    arguments = {"q": q, "k": k, "v": v, **arguments_of(problem, values)}
     if problem.ragged:
         assert isinstance(step, DenseStep)
         arguments |= {
@@ -199,7 +183,7 @@ def _paged_attention(problem: Any, given: tuple[Any, ...]) -> Read:
         "block_table": table,
         "seq_lens": step.seq_lens,
         "kv_layout": problem.kv_layout,
-        **_features(problem, values),
+        **arguments_of(problem, values),
     }
     if problem.ragged:
         arguments |= {"cu_seqlens_q": step.cu_seqlens_q, "max_seqlen_q": step.max_seqlen_q}

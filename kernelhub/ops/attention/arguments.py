@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -106,6 +106,52 @@ class Values(NamedTuple):
     v_scale: Scale = None
 
 
+class Given(NamedTuple):
+    """The features of a call as the caller gives them: the parameters of both ops, by name."""
+
+    causal: Any
+    window: Any
+    softcap: Any
+    sinks: Any
+    scale: Any
+    k_scale: Any
+    v_scale: Any
+    return_lse: Any
+
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Given:
+        """Those of a call's arguments, by parameter."""
+        return cls(*(arguments[name] for name in cls._fields))
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the call has no feature, as most have none."""
+        return self.causal is self.return_lse is False and all(value is None for value in self[1:-1])
+
+
+class OptionalTensor(NamedTuple):
+    """A parameter of both ops whose argument may be a tensor.
+
+    Attributes:
+        parameter: of the ops, and the field of `Values`.
+        facet: of the problem, that says whether a call has it.
+        forms: values of the facet with which the argument is a tensor.
+    """
+
+    parameter: str
+    facet: str
+    forms: tuple[Any, ...]
+
+
+# The one list of them: checks of a call, of overlaps, of plans and of devices read it.
+OPTIONAL_TENSORS = (
+    OptionalTensor("sinks", "sinks", (True,)),
+    OptionalTensor("k_scale", "kv_scale", ("tensor", "head")),
+    OptionalTensor("v_scale", "kv_scale", ("tensor", "head")),
+)
+KEPT = tuple(optional.parameter for optional in OPTIONAL_TENSORS)  # by a plan, from the call that prepared it
+_NO_VALUES = ("window_left", "window_right")  # fields of `Values` that are no parameters
+
 # What the key of a table holds of the features, and the facets that they are.
 Features = tuple[bool, bool, bool, bool, bool, bool, str | None]
 FEATURES = ("causal", "window_left", "window_right", "softcap", "sinks", "lse", "kv_scale")
@@ -171,7 +217,7 @@ def arguments_of(problem: AttentionProblem, values: Values) -> dict[str, Any]:
     """The arguments of a call with these features and values."""
     window = values.window_left, -1 if problem.causal else values.window_right
     features = {"causal": problem.causal, "window": window, "return_lse": problem.lse}
-    return features | {name: getattr(values, name) for name in ("softcap", "sinks", "scale", "k_scale", "v_scale")}
+    return features | {name: value for name, value in values._asdict().items() if name not in _NO_VALUES}
 
 
 def check_softcap(op: str, softcap: Any) -> None:
@@ -196,8 +242,9 @@ def check_sinks(op: str, sinks: Any, num_q_heads: int) -> Tensor:
 
 
 def check_extras(op: str, q: Tensor, values: Values) -> None:
-    """Sinks and scales that are tensors: what the key does not hold of them."""
-    for name, tensor in (("sinks", values.sinks), ("k_scale", values.k_scale), ("v_scale", values.v_scale)):
+    """Optional tensors: what the key does not hold of them."""
+    for name in KEPT:
+        tensor = getattr(values, name)
         if isinstance(tensor, Tensor):
             check_operand(op, name, tensor)
             same_device(op, name, tensor, q)
@@ -205,16 +252,15 @@ def check_extras(op: str, q: Tensor, values: Values) -> None:
 
 def extras_of(problem: AttentionProblem) -> tuple[int, ...]:
     """Indices in `Values` of the tensors that a call of the problem has."""
-    sinks = (Values._fields.index("sinks"),) if problem.sinks else ()
-    scaled = problem.kv_scale in ("tensor", "head")
-    return (*sinks, *((Values._fields.index("k_scale"), Values._fields.index("v_scale")) if scaled else ()))
+    given = [item.parameter for item in OPTIONAL_TENSORS if getattr(problem, item.facet) in item.forms]
+    return tuple(map(Values._fields.index, given))
 
 
-def check_kept(op: str, values: Values, sinks: Any, k_scale: Any, v_scale: Any) -> None:
+def check_kept(op: str, values: Values, given: Mapping[str, Any]) -> None:
     """A plan keeps its values: a contiguous copy would not follow changes of the given tensor."""
-    given = (("sinks", sinks, values.sinks), ("k_scale", k_scale, values.k_scale), ("v_scale", v_scale, values.v_scale))
-    for name, tensor, kept in given:
-        if kept is not tensor:
+    for name in KEPT:
+        tensor = given[name]
+        if getattr(values, name) is not tensor:
             refuse(op, name, f"has stride {list(tensor.stride())}", f"a plan keeps it; give {name}.contiguous()")
 
 
@@ -225,14 +271,7 @@ def check_operands(
     k: Tensor,
     v: Tensor,
     num_kv_heads: int,
-    causal: Any,
-    window: Any,
-    softcap: Any,
-    sinks: Any,
-    softmax_scale: Any,
-    k_scale: Any,
-    v_scale: Any,
-    return_lse: Any,
+    given: Given,
     out: Any,
 ) -> None:
     """Dtypes, devices, head counts, widths, features: all that `attention` and `paged_attention` share.
@@ -241,6 +280,7 @@ def check_operands(
         op: name for messages.
         names: names of q, k and v in the op's signature.
         num_kv_heads: heads of k, already read from its layout.
+        given: the features of the call.
     """
     _, k_name, v_name = names
     dtype, kv_dtype = q.dtype, k.dtype
@@ -250,14 +290,14 @@ def check_operands(
         fix = f"give {dtype_name(dtype)} as q, {' or '.join(QUANTISED)}"
         refuse(op, k_name, f"has dtype {dtype_name(kv_dtype)}", fix)
     check_alike(op, q, ((k_name, k), (v_name, v)))
-    if kv_dtype in _FP8 and k_scale is None:
+    if kv_dtype in _FP8 and given.k_scale is None:
         refuse(
             op,
             "k_scale",
             f"is None with an fp8 {k_name}",
             "give k_scale and v_scale, 1.0 if nothing was scaled",
         )
-    if kv_dtype not in _FP8 and k_scale is not None:
+    if kv_dtype not in _FP8 and given.k_scale is not None:
         refuse(op, "k_scale", f"is given with a {dtype_name(kv_dtype)} {k_name}", "scales belong to an fp8 KV")
     *_, num_q_heads, head_dim = q.shape
     k_width, v_width = k.shape[-1], v.shape[-1]
@@ -275,14 +315,10 @@ def check_operands(
         refuse(op, k_name, f"has head width {k_width}", f"q has {head_dim}")
     dims = num_q_heads, head_dim
     read = {"q": q, k_name: k, v_name: v}
-    if not (
-        causal is return_lse is False
-        and window is softcap is sinks is softmax_scale is k_scale is v_scale is None  # as most calls
-    ):
-        features = causal, window, softcap, sinks, softmax_scale, k_scale, v_scale, return_lse
-        _, values = features_of(op, dims, num_kv_heads, False, *features)
+    if not given.nothing:
+        _, values = features_of(op, dims, num_kv_heads, False, *given)
         check_extras(op, q, values)
-        read |= {"sinks": sinks, "k_scale": k_scale, "v_scale": v_scale}
+        read |= {name: getattr(given, name) for name in KEPT}
     if out is not None:
         check_destination(op, "out", out, (*q.shape[:-1], v_width), dtype, q.device, read)
     refuse_grad(op, names, (q, k, v))

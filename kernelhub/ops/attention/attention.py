@@ -18,6 +18,7 @@ from kernelhub.dispatch.plan import publish, traced_as
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, lent
 from kernelhub.ops.attention.arguments import (
+    KEPT,
     RAISED_BY_BAD_ARGUMENTS,
     Scale,
     Values,
@@ -86,7 +87,7 @@ class AttentionPlan(CallPlan):
     call = "q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, out"
 
     def __init__(self, op: Op[Any], bound: Bound, parsed: ParsedCall) -> None:
-        parsed.check_kept(NAME, "sinks", "k_scale", "v_scale")
+        parsed.check_kept(NAME, *KEPT)
         arguments, problem = parsed.arguments, bound.selection.problem
         scale, values = arguments[6], arguments[12] if len(arguments) > 12 else None
         width = problem.head_dim_qk
@@ -317,7 +318,7 @@ def attention(
                 return_lse,
             )
             if isinstance(backend, DryRun):
-                check_kept(NAME, values, sinks, k_scale, v_scale)
+                check_kept(NAME, values, locals())
             rest = (ragged, features)
         key = (
             q.dtype,
@@ -331,13 +332,11 @@ def attention(
             rest,
         )
     except RAISED_BY_BAD_ARGUMENTS:
-        given = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-        check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
+        check(locals())
         raise
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
-        given = q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-        check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
+        check(locals())
         run = _op.decide(key, q.get_device(), backend)
         if rest is None:
             return run(q, k, v, shape, k_shape, v_shape, scale, out, None, None, None, None, None, True)

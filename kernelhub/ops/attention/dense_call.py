@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from kernelhub.ops.attention.adapter import LENT, Check, DenseStep
 from kernelhub.ops.attention.arguments import (
     FEATURES,
     PLAIN,
+    Given,
     Values,
     adjacent,
     check_bound,
@@ -55,25 +56,9 @@ def problem_of(key: Any, device: int) -> AttentionProblem:
     )
 
 
-def check(
-    q: Any,
-    k: Any,
-    v: Any,
-    cu_seqlens_q: Any,
-    cu_seqlens_k: Any,
-    max_seqlen_q: Any,
-    max_seqlen_k: Any,
-    causal: Any,
-    window: Any,
-    softcap: Any,
-    sinks: Any,
-    scale: Any,
-    k_scale: Any,
-    v_scale: Any,
-    return_lse: Any,
-    out: Any,
-) -> None:
-    """All that a key holds, checked when the key is new."""
+def check(given: Mapping[str, Any]) -> None:
+    """All that a key holds, checked when the key is new: the call's arguments by parameter."""
+    q, k, v, cu_seqlens_q, cu_seqlens_k = (given[name] for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"))
     for parameter, tensor in (("q", q), ("k", k), ("v", v)):
         check_operand(NAME, parameter, tensor)
     ragged = cu_seqlens_q is not None
@@ -83,11 +68,10 @@ def check(
         if tensor.ndim != (3 if ragged else 4):
             wanted = "[T, H, D] with cu_seqlens" if ragged else "[B, S, H, D], or [T, H, D] with cu_seqlens"
             refuse(NAME, parameter, f"has shape {list(tensor.shape)}", f"give {wanted}")
-    check_bound(NAME, "max_seqlen_q", max_seqlen_q)
-    check_bound(NAME, "max_seqlen_k", max_seqlen_k)
+    check_bound(NAME, "max_seqlen_q", given["max_seqlen_q"])
+    check_bound(NAME, "max_seqlen_k", given["max_seqlen_k"])
     check_shapes(q.shape, k.shape, v.shape)
-    features = causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse
-    check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], *features, out)
+    check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], Given.of(given), given["out"])
 
 
 def refuse_half(cu_seqlens_q: Tensor | None) -> None:

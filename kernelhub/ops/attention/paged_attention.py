@@ -21,6 +21,7 @@ from kernelhub.dispatch.plan import publish, traced_as
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep, lent
 from kernelhub.ops.attention.arguments import (
+    KEPT,
     RAISED_BY_BAD_ARGUMENTS,
     Scale,
     Values,
@@ -71,7 +72,7 @@ class PagedAttentionPlan(PagedPlan):
     call = "q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, out"
 
     def __init__(self, op: Op[Any], bound: Bound, parsed: ParsedCall) -> None:
-        parsed.check_kept(NAME, "sinks", "k_scale", "v_scale")
+        parsed.check_kept(NAME, *KEPT)
         arguments, problem = parsed.arguments, bound.selection.problem
         scale, values = arguments[6], arguments[10] if len(arguments) > 10 else None
         width = problem.head_dim_qk
@@ -280,22 +281,19 @@ def paged_attention(
                 return_lse,
             )
             if isinstance(backend, DryRun):
-                check_kept(NAME, values, sinks, k_scale, v_scale)
+                check_kept(NAME, values, locals())
             if (v_shape != k_shape and (len(v_shape) != 4 or v_shape[:3] != k_shape[:3])) or (
                 kv_layout != NHD and kv_layout != HND
             ):
-                given = q, k_cache, v_cache, ragged, max_seqlen_q, kv_layout
-                check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
+                check(locals())
             rest = (v_shape[3], kv_layout, ragged, q_len, features)
         key = (q.dtype, k_cache.dtype, heads, width, dim1, dim2, width_k, rest)
     except RAISED_BY_BAD_ARGUMENTS:
-        given = q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, kv_layout
-        check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
+        check(locals())
         raise
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
-        given = q, k_cache, v_cache, cu_seqlens_q is not None, max_seqlen_q, kv_layout
-        check(*given, causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse, out)
+        check(locals())
         run = _op.decide(key, q.get_device(), backend)
         rows = (None, None, None) if rest is None else (cu_seqlens_q, max_seqlen_q, values)
         return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, *rows, True)

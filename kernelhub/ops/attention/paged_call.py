@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from kernelhub.ops.attention.adapter import LENT, PagedStep
 from kernelhub.ops.attention.arguments import (
     FEATURES,
     PLAIN,
+    Given,
     Values,
     adjacent,
     check_bound,
@@ -60,24 +61,10 @@ def problem_of(key: Any, device: int) -> PagedAttentionProblem:
     )
 
 
-def check(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    ragged: bool,
-    max_seqlen_q: Any,
-    kv_layout: Any,
-    causal: Any,
-    window: Any,
-    softcap: Any,
-    sinks: Any,
-    scale: Any,
-    k_scale: Any,
-    v_scale: Any,
-    return_lse: Any,
-    out: Any,
-) -> None:
-    """All that a key holds, checked when the key is new."""
+def check(given: Mapping[str, Any]) -> None:
+    """All that a key holds, checked when the key is new: the call's arguments by parameter."""
+    q, k_cache, v_cache, kv_layout = (given[name] for name in ("q", "k_cache", "v_cache", "kv_layout"))
+    ragged = given["cu_seqlens_q"] is not None
     for parameter, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         check_operand(NAME, parameter, tensor)
     if kv_layout not in (NHD, HND):
@@ -94,10 +81,9 @@ def check(
         refuse(NAME, "v_cache", f"has shape {list(v_shape)}", f"k_cache has {list(k_shape)}; all but D agree")
     if 0 in k_shape[1:]:
         refuse(NAME, "k_cache", f"has shape {list(k_cache.shape)}", "a page holds at least one token of one head")
-    check_bound(NAME, "max_seqlen_q", max_seqlen_q)
-    num_kv_heads = k_shape[2 if kv_layout == NHD else 1]
-    features = causal, window, softcap, sinks, scale, k_scale, v_scale, return_lse
-    check_operands(NAME, ("q", "k_cache", "v_cache"), q, k_cache, v_cache, num_kv_heads, *features, out)
+    check_bound(NAME, "max_seqlen_q", given["max_seqlen_q"])
+    num_kv_heads, names = k_shape[2 if kv_layout == NHD else 1], ("q", "k_cache", "v_cache")
+    check_operands(NAME, names, q, k_cache, v_cache, num_kv_heads, Given.of(given), given["out"])
 
 
 def begin(
