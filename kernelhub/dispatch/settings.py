@@ -265,6 +265,20 @@ VARIABLES = {
             "Check lengths, offsets, page and token numbers on a GPU too (each call then waits for the GPU), "
             "and all arguments of each run of a step.",
         ),
+        Variable(
+            "KERNELHUB_ENGINE_WARMUP",
+            parse_bool,
+            True,
+            "0 or 1",
+            "Warm up and verify kernels when an engine with kernelhub's plugin starts.",
+        ),
+        Variable(
+            "KERNELHUB_ENGINE_SEAL",
+            _one_of(("log", "raise", "off")),
+            "log",
+            "log, raise or off",
+            "Seal after an engine's warm-up; a step that is not warmed up is logged as an error and runs, or raises.",
+        ),
         Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run the kernels of this lock file, or fail."),
         Variable(
             "KERNELHUB_LOCK_MISSING",

@@ -21,7 +21,7 @@ import torch
 import kernelhub
 from kernelhub.backends.cutlass.libraries import SCHEMAS
 from kernelhub.backends.marlin.kernels import SCHEMA as MARLIN
-from kernelhub.compat.vllm import plugin
+from kernelhub.compat.vllm import plugin, start
 from tests.providers.subclasses import differences
 
 BACKEND = """
@@ -91,7 +91,17 @@ def triton_reshape_and_cache_flash(
                 row = new[token] / scale if kv_cache_dtype.startswith("fp8") else new[token]
                 cache[slot // size, slot % size] = row.to(cache.dtype)
 """
+WORKER = """
+class Worker:
+    started = 0
+    def __init__(self, vllm_config, device):
+        self.vllm_config, self.device = vllm_config, device
+    def compile_or_warm_up_model(self):
+        type(self).started += 1
+        return "times"
+"""
 FILES = {
+    "v1/worker/gpu_worker.py": WORKER,
     "v1/attention/backend.py": BACKEND,
     "v1/attention/backends/registry.py": REGISTRY,
     "v1/attention/ops/triton_reshape_and_cache_flash.py": WRITER,
@@ -345,6 +355,22 @@ class TestRealVllm:
         )
         assert re.search(call, text)
 
+    def test_its_worker_starts_as_the_plugin_follows_it(self, root) -> None:
+        worker = (root / "v1/worker/gpu_worker.py").read_text()
+        assert f"    def {start.START}(self)" in worker
+        assert worker.index("kernel_warmup(self)") < worker.index("self.model_runner.capture_model()")
+        base = (root / "v1/worker/worker_base.py").read_text()
+        assert "self.vllm_config = vllm_config" in base
+        names = {
+            "config/compilation.py": ("static_forward_context", "cudagraph_capture_sizes"),
+            "config/scheduler.py": ("max_num_batched_tokens", "max_num_seqs"),
+            "config/model.py": ("max_model_len", "dtype"),
+        }
+        for path, fields in names.items():
+            text = (root / path).read_text()
+            for field in fields:
+                assert re.search(rf"^    {field}: ", text, re.MULTILINE), field
+
     def test_its_operators_are_declared_as_the_adapters_of_cutlass_and_marlin_call_them(self, root) -> None:
         """Schemas as they stand in the library's file, which is not loaded."""
         declared = b"".join((root / "_C_stable_libtorch.abi3.so").read_bytes().split())
@@ -356,7 +382,7 @@ class TestRealVllm:
             assert "".join((name + schema).split()).encode() + b"\0" in declared, name
 
     def test_its_names_are_those_of_the_table(self, root) -> None:
-        from kernelhub.probes.signature import _header
+        from kernelhub.probes.signature import MOST_HOPS, Sources, _header
         from tests.compat import vllm_names
 
         for module, names in (("flashinfer", vllm_names.FLASHINFER), ("deep_gemm", vllm_names.DEEP_GEMM)):
@@ -366,6 +392,129 @@ class TestRealVllm:
                 if parameters in ("class", "value") or parameters.startswith(("->", "*args")) or "_fake" in name:
                     continue
                 if f"\ndef {name}(" in text:
-                    header = _header(root, ["utils", module], [name], 1)
+                    header = _header(Sources(), root, ["utils", module], [name], MOST_HOPS)
                     told = [part.partition("=")[0] for part in parameters.split(", ") if part not in ("", "*")]
                     assert [*header.positional, *header.keyword_only] == told
+
+
+class Model:
+    """A vLLM whose layers have caches, for the start of its worker."""
+
+    def __init__(self, attention, kv_cache_dtype="auto", layers=({}, {}, {"sliding_window": 6}), order="HND") -> None:
+        self.attention, self.layers = attention, {}
+        fp8 = kv_cache_dtype != "auto"
+        for index, options in enumerate(layers):
+            impl = attention.KernelhubImpl(HEADS, WIDTH, 0.2, KV_HEADS, None, kv_cache_dtype=kv_cache_dtype, **options)
+            kv = cache(4, torch.float8_e4m3fn if fp8 else torch.float32, order)
+            scale = torch.tensor(1.0)
+            layer = SimpleNamespace(
+                impl=impl, kv_cache=kv.view(torch.uint8) if fp8 else kv, _k_scale=scale, _v_scale=scale
+            )
+            self.layers[f"model.layers.{index}.attn"] = layer
+        self.layers["model.layers.0.experts"] = SimpleNamespace()  # vLLM's context has other layers, too
+        self.config = SimpleNamespace(
+            compilation_config=SimpleNamespace(static_forward_context=self.layers, cudagraph_capture_sizes=[1, 2, 6]),
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=32, max_num_seqs=8),
+            model_config=SimpleNamespace(dtype=torch.float32, max_model_len=64),
+        )
+
+    def start(self) -> object:
+        device = torch.device("cpu")
+        self.attention.KernelhubMetadataBuilder(None, list(self.layers), self.config, device)
+        worker = importlib.import_module("vllm.v1.worker.gpu_worker").Worker(self.config, device)
+        return worker.compile_or_warm_up_model()
+
+    def step(self, lens, columns=4) -> None:
+        """A step of each layer; lens are (queries, tokens)."""
+        starts = torch.tensor([0, *(count for count, _ in lens)]).cumsum(0, dtype=torch.int32)
+        total = int(starts[-1])
+        metadata = self.attention.KernelhubMetadata(
+            num_actual_tokens=total,
+            max_query_len=max(count for count, _ in lens),
+            query_start_loc=starts,
+            seq_lens=torch.tensor([tokens for _, tokens in lens], dtype=torch.int32),
+            block_table=torch.zeros(len(lens), columns, dtype=torch.int32),
+            slot_mapping=torch.zeros(total, dtype=torch.int64),
+            decode=total == len(lens),
+            causal=True,
+        )
+        for layer in self.layers.values():
+            if hasattr(layer, "impl"):
+                layer.kv_cache.zero_()
+                q = torch.randn(total, HEADS, WIDTH)
+                layer.impl.forward(layer, q, None, None, layer.kv_cache, metadata, torch.empty_like(q))
+
+
+@pytest.fixture
+def engine(attention, monkeypatch, tmp_path):
+    """Settings of a fresh process, and an unsealed one afterwards."""
+
+    def configured(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        kernelhub.reload()
+
+    configured()
+    yield configured
+    kernelhub.unseal()
+
+
+class TestStart:
+    """What the plugin does while vLLM starts its worker."""
+
+    @pytest.mark.parametrize(("kv_cache_dtype", "order"), [("auto", "HND"), ("auto", "NHD"), ("fp8", "HND")])
+    def test_steps_of_serving_are_ready_when_it_has_started(self, attention, engine, caplog, kv_cache_dtype, order):
+        caplog.set_level("INFO")
+        model = Model(attention, kv_cache_dtype, order=order)
+        assert model.start() == "times"
+        assert kernelhub.report().sealed
+        for lens in (((1, 40), (1, 7)), ((1, 1),), MIXED, ((2, 9), (2, 5)), ((32, 32),), ((20, 50), (1, 9))):
+            model.step(lens)
+        assert not kernelhub.report().after_seal
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        assert "2 layers like model.layers.0.attn: decode: torch." in caplog.text
+        assert "1 layers like model.layers.2.attn: decode: torch." in caplog.text
+        assert "kernelhub: sealed" in caplog.text
+
+    def test_the_worker_s_start_is_wrapped_once(self, attention, engine) -> None:
+        model = Model(attention, layers=({},))
+        model.start()
+        kernelhub.unseal()
+        model.start()
+        worker = importlib.import_module("vllm.v1.worker.gpu_worker").Worker
+        assert worker.started == 2
+        assert not hasattr(worker.compile_or_warm_up_model._plain, "_plain")
+
+    def test_a_step_that_is_not_ready_is_an_error_in_the_log_and_runs(self, attention, engine, caplog) -> None:
+        model = Model(attention, layers=({},))
+        model.start()
+        model.layers["model.layers.0.attn"].impl._softcap = 3.0  # another problem than that of the start
+        model.step(((1, 9),))
+        assert "this step waits, since the warm-up did not cover it" in caplog.text
+        assert "softcap" in caplog.text
+        assert kernelhub.report().sealed
+
+    def test_it_raises_where_that_is_wanted(self, attention, engine) -> None:
+        engine(KERNELHUB_ENGINE_SEAL="raise")
+        model = Model(attention, layers=({},))
+        model.start()
+        model.layers["model.layers.0.attn"].impl._softcap = 3.0
+        with pytest.raises(kernelhub.errors.NotWarmed, match="softcap"):
+            model.step(((1, 9),))
+
+    def test_nothing_is_sealed_where_that_is_off(self, attention, engine, caplog) -> None:
+        engine(KERNELHUB_ENGINE_SEAL="off")
+        Model(attention, layers=({},)).start()
+        assert not kernelhub.report().sealed
+        engine(KERNELHUB_ENGINE_SEAL="raise", KERNELHUB_ENGINE_WARMUP="0")
+        Model(attention, layers=({},)).start()
+        assert not kernelhub.report().sealed
+        assert "KERNELHUB_ENGINE_WARMUP=0: kernels compile at the first requests" in caplog.text
+
+    def test_another_start_of_the_worker_is_told(self, vllm, engine, caplog) -> None:
+        vllm("compile_or_warm_up_model", "start_some_other_way")
+        sys.modules.pop("vllm.v1.worker.gpu_worker", None)
+        attention = importlib.import_module("kernelhub.compat.vllm.attention")
+        attention.KernelhubMetadataBuilder(None, [], None, torch.device("cpu"))
+        assert "kernelhub does not warm up at vLLM's start" in caplog.text
+        assert "compile_or_warm_up_model is missing" in caplog.text

@@ -24,9 +24,11 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.ops.triton_reshape_and_cache_flash import triton_reshape_and_cache_flash
 
+from kernelhub.compat.vllm.start import Parts, follow, serve
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.dispatch.selection import Selection
+from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.paged_attention import paged_attention
 
 _FP8 = torch.float8_e4m3fn
@@ -63,6 +65,7 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        follow(Parts(KernelhubImpl, KernelhubMetadata, facets_of))
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -143,7 +146,14 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
             raise NotImplementedError("kernelhub's backend does not quantise its output")
         if attn_metadata is None:  # vLLM profiles memory
             return output.zero_()
-        step, tokens = attn_metadata, attn_metadata.num_actual_tokens
+        try:
+            self._attend(layer, query, kv_cache, attn_metadata, output)
+        except NotWarmed as error:
+            serve(lambda: self._attend(layer, query, kv_cache, attn_metadata, output), error)
+        return output
+
+    def _attend(self, layer: Any, query: Tensor, kv_cache: Tensor, step: KernelhubMetadata, output: Tensor) -> None:
+        tokens = step.num_actual_tokens
         k_cache, v_cache = self._halves(kv_cache)
         paged_attention(
             query[:tokens],
@@ -162,7 +172,6 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
             layer._v_scale if self._quantized else None,
             out=output[:tokens].view(tokens, self.num_heads, self.head_size),
         )
-        return output
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
@@ -179,6 +188,31 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
         if self._quantized and k_cache.dtype != _FP8:
             return k_cache.view(_FP8), v_cache.view(_FP8)
         return k_cache, v_cache
+
+
+def facets_of(layer: KernelhubImpl, dtype: torch.dtype, kv_cache: Tensor) -> dict[str, Any]:
+    """Facets of a layer's problems, less those of a step.
+
+    Args:
+        layer: the layer.
+        dtype: of its queries.
+        kv_cache: vLLM's cache of the layer.
+    """
+    k_cache, _ = layer._halves(kv_cache)
+    return {
+        "q_dtype": dtype,
+        "kv_dtype": k_cache.dtype,
+        "kv_scale": "tensor" if layer._quantized else None,
+        "head_dim_qk": layer.head_size,
+        "head_dim_vo": layer.head_size,
+        "num_q_heads": layer.num_heads,
+        "num_kv_heads": layer.num_kv_heads,
+        "page_size": k_cache.shape[1],
+        "causal": True,
+        "window_left": layer._window is not None,
+        "softcap": layer._softcap is not None,
+        "sinks": layer.sinks is not None,
+    }
 
 
 class KernelhubBackend(AttentionBackend):  # type: ignore[misc]

@@ -1,0 +1,274 @@
+"""The start of a vLLM worker: warm-up of its attention layers before CUDA graphs are captured, then `seal`.
+
+vLLM calls `Worker.compile_or_warm_up_model` once its KV cache is allocated; graphs are captured in it. `follow` wraps
+that method. Before it runs, every kind of attention layer is called as serving calls it, with the layer itself and a
+small cache of the same strides, and its kernels are verified; a second start takes both from the caches on disk. After
+it, kernelhub is sealed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.explain import explain
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.selection import Selection
+from kernelhub.errors import KernelhubError, NotWarmed
+from kernelhub.ops.models.batches import need_of
+from kernelhub.ops.models.calls import calls_of
+from kernelhub.runtime.progress import Beat
+from kernelhub.runtime.seal import seal, unseal
+from kernelhub.warming.defaults import CONTEXT_LEN
+from kernelhub.warming.warmup import warmup
+
+WORKER = "vllm.v1.worker.gpu_worker"
+START = "compile_or_warm_up_model"
+OP = "paged_attention"
+
+_CACHE_BYTES = 1 << 28  # most memory for the cache of a call
+_SAY_EVERY_S = 5.0
+_STEPS: dict[str, dict[str, Any]] = {  # facets of the steps that vLLM makes
+    "decode": {"q_len": "one", "ragged": False},
+    "mixed, one query each": {"q_len": "one", "ragged": True},
+    "mixed, up to 16 queries each": {"q_len": "few", "ragged": True},
+    "mixed": {"q_len": "many", "ragged": True},
+}
+
+logger = logging.getLogger("vllm.plugins.kernelhub")  # below vLLM's logger, so that its settings apply
+
+
+class LayerKind(NamedTuple):
+    """What layers have in common that run the same kernels.
+
+    Attributes:
+        facets: of their problems, less those of a step.
+        block: shape of a block of the cache, ``(KH, N, 2 * D)``.
+        strides: of the cache.
+        stored: dtype of the cache.
+    """
+
+    facets: tuple[tuple[str, Any], ...]
+    block: tuple[int, ...]
+    strides: tuple[int, ...]
+    stored: torch.dtype
+
+
+class Limits(NamedTuple):
+    """The most that steps of the engine have."""
+
+    tokens: int
+    sequences: int
+    context_len: int
+    captured: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: Any) -> Limits:
+        """Those of a VllmConfig."""
+        scheduler, graphs = config.scheduler_config, config.compilation_config.cudagraph_capture_sizes
+        longest = int(config.model_config.max_model_len)
+        return cls(int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs), longest, tuple(graphs or ()))
+
+    def counts(self, ragged: bool) -> tuple[int, ...]:
+        """Numbers of new tokens of steps to call: powers of two, the largest, and those of graphs."""
+        most = self.tokens if ragged else self.sequences
+        powers = {1 << power for power in range(most.bit_length()) if 1 << power <= most}
+        graphs = set() if ragged else {count for count in self.captured if count <= most}
+        return tuple(sorted(powers | {most} | graphs))
+
+
+class Parts(NamedTuple):
+    """Parts of `kernelhub.compat.vllm.attention`, which vLLM imports and which imports this module.
+
+    Attributes:
+        impl: the class of kernelhub's layers.
+        metadata: the class of a step's metadata.
+        facets: gives the facets of a layer's problems, of the layer, the dtype of its queries, and its cache.
+    """
+
+    impl: type[Any]
+    metadata: type[Any]
+    facets: Callable[[Any, torch.dtype, Tensor], dict[str, Any]]
+
+
+def follow(parts: Parts) -> None:
+    """Wrap vLLM's start of a worker, once; a warning says if this vLLM starts in another way."""
+    try:
+        worker = importlib.import_module(WORKER).Worker
+        plain = getattr(worker, START)
+    except (ImportError, AttributeError) as error:
+        logger.warning("kernelhub does not warm up at vLLM's start: %s.Worker.%s is missing: %s", WORKER, START, error)
+        return
+    if not hasattr(plain, "_plain"):
+        setattr(worker, START, _followed(plain, parts))
+
+
+def _followed(plain: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        warm_up(self.vllm_config, self.device, parts)
+        result = plain(self, *args, **kwargs)
+        seal_now()
+        return result
+
+    start._plain = plain  # type: ignore[attr-defined]
+    return start
+
+
+def warm_up(config: Any, device: torch.device, parts: Parts) -> None:
+    """Compile, load and verify what steps of kernelhub's layers need, unless KERNELHUB_ENGINE_WARMUP is 0.
+
+    A kernel that fails is an error in vLLM's log, and the next one serves.
+    """
+    kinds = kinds_of(config, parts)
+    if not kinds:
+        return
+    if not HUB.settings["KERNELHUB_ENGINE_WARMUP"]:
+        logger.warning("KERNELHUB_ENGINE_WARMUP=0: kernels compile at the first requests that need them")
+        return
+    begun, limits = time.monotonic(), Limits.of(config)
+    steps = [(kind, facets) for kind in kinds for facets in _STEPS.values()]
+    selections = [_selection(kind, facets, device) for kind, facets in steps]
+    calls = [
+        _named(_caller(layers[0], kind, limits, device, parts.metadata), kind, names)
+        for kind, (names, layers) in kinds.items()
+    ]
+    logger.info("kernelhub: warming up %d kinds of attention layers on %s", len(kinds), device)
+    try:
+        done = warmup(
+            [*selections, *calls],
+            token_counts=limits.counts(ragged=True),
+            context_len=min(CONTEXT_LEN, limits.context_len),
+            max_context_len=limits.context_len,
+            device=device,
+            heartbeat=_reporter(),
+        )
+    except KernelhubError as error:
+        logger.error("kernelhub: the warm-up ended early: %s", error)
+        return
+    for failure in done.failures:
+        logger.error("kernelhub: not ready: %s", failure)
+    for kind, (names, _) in kinds.items():
+        chosen = {label: _selection(kind, facets, device).selected for label, facets in _STEPS.items()}
+        logger.info("kernelhub: %d layers like %s: %s", len(names), names[0], _listed(chosen))
+    logger.info("kernelhub: ready in %.1f s: %s", time.monotonic() - begun, done.summary())
+
+
+def seal_now() -> None:
+    """Seal, unless KERNELHUB_ENGINE_SEAL is off; without a warm-up nothing is sealed."""
+    if HUB.settings["KERNELHUB_ENGINE_SEAL"] == "off" or not HUB.settings["KERNELHUB_ENGINE_WARMUP"]:
+        return
+    seal()
+    logger.info("kernelhub: sealed: from now on no call may compile, load or decide")
+
+
+def serve(call: Callable[[], Any], error: NotWarmed) -> Any:
+    """Run a call that is not warmed up after all: logged as an error, unless KERNELHUB_ENGINE_SEAL is ``raise``.
+
+    Raises:
+        NotWarmed: `error`, as configured, or while a CUDA graph is captured.
+    """
+    capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    if HUB.settings["KERNELHUB_ENGINE_SEAL"] == "raise" or capturing:
+        raise error
+    logger.error("kernelhub: this step waits, since the warm-up did not cover it (please report it): %s", error)
+    unseal()
+    try:
+        return call()
+    finally:
+        seal()
+
+
+def kinds_of(config: Any, parts: Parts) -> dict[LayerKind, tuple[list[str], list[Any]]]:
+    """The kinds of kernelhub's layers of a model, with names and layers of each."""
+    found: dict[LayerKind, tuple[list[str], list[Any]]] = {}
+    for name, layer in config.compilation_config.static_forward_context.items():
+        impl, cache = getattr(layer, "impl", None), getattr(layer, "kv_cache", None)
+        while isinstance(cache, list | tuple) and cache:  # releases before 0.33: one for each virtual engine
+            cache = cache[0]
+        if isinstance(impl, parts.impl) and isinstance(cache, Tensor) and cache.ndim == 4:
+            facets = parts.facets(impl, config.model_config.dtype, cache)
+            kind = LayerKind(tuple(sorted(facets.items())), tuple(cache.shape[1:]), cache.stride(), cache.dtype)
+            names, layers = found.setdefault(kind, ([], []))
+            names.append(name)
+            layers.append(layer)
+    return found
+
+
+def _selection(kind: LayerKind, facets: dict[str, Any], device: torch.device) -> Selection[Any]:
+    return explain(OP, device=device, **dict(kind.facets) | facets)
+
+
+def _caller(
+    layer: Any, kind: LayerKind, limits: Limits, device: torch.device, metadata: type[Any]
+) -> Callable[[], None]:
+    """The function that makes the calls of one layer."""
+
+    def call() -> None:
+        for step in _steps(kind, limits, device, metadata):
+            layer.impl.forward(layer, step.q, None, None, step.cache, step.metadata, torch.empty_like(step.q))
+
+    return call
+
+
+def _steps(kind: LayerKind, limits: Limits, device: torch.device, metadata: type[Any]) -> Iterator[Any]:
+    """Steps of a layer as vLLM makes them: queries, the cache, metadata."""
+    held = kind.stored.itemsize * kind.strides[0]
+    for facets in _STEPS.values():
+        need = need_of(OP, _selection(kind, facets, device).problem)
+        counts = limits.counts(facets["ragged"])
+        page = torch.Size(kind.block).numel() * kind.stored.itemsize
+        most = max(_CACHE_BYTES * page // held, 1)
+        shortest, longest = min(CONTEXT_LEN, limits.context_len), limits.context_len
+        for called in calls_of(
+            need, counts, device, context_len=shortest, max_context_len=longest, filled=False, cache_bytes=most
+        ):
+            given = called.arguments
+            q, starts = given["q"], given.get("cu_seqlens_q")
+            shape = given["k_cache"].shape[0], *kind.block
+            cache = torch.empty_strided(shape, kind.strides, dtype=kind.stored, device=device).zero_()
+            del given["k_cache"], given["v_cache"]
+            tokens, decode = q.shape[0], starts is None
+            made = metadata(
+                num_actual_tokens=tokens,
+                max_query_len=1 if decode else given["max_seqlen_q"],
+                query_start_loc=torch.arange(tokens + 1, dtype=torch.int32, device=device) if decode else starts,
+                seq_lens=given["seq_lens"],
+                block_table=given["block_table"],
+                slot_mapping=torch.zeros(tokens, dtype=torch.int64, device=device),
+                decode=decode,
+                causal=True,
+            )
+            yield SimpleNamespace(q=q, cache=cache, metadata=made)
+
+
+def _named(call: Callable[[], None], kind: LayerKind, names: list[str]) -> Callable[[], None]:
+    facets = dict(kind.facets)
+    heads = f"{facets['num_q_heads']}/{facets['num_kv_heads']} heads of {facets['head_dim_qk']}"
+    call.__name__ = f"steps of vLLM, {len(names)} layers, {heads}"
+    return call
+
+
+def _listed(chosen: dict[str, str | None]) -> str:
+    return "; ".join(f"{label}: {kernel}" for label, kernel in chosen.items())
+
+
+def _reporter() -> Callable[[Beat], None]:
+    """Log the progress of a warm-up every few seconds."""
+    said = time.monotonic()
+
+    def report(beat: Beat) -> None:
+        nonlocal said
+        if time.monotonic() - said >= _SAY_EVERY_S:
+            said = time.monotonic()
+            logger.info("kernelhub: %s", beat)
+
+    return report
