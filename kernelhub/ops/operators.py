@@ -193,7 +193,8 @@ class Traced:
                     raise TypeError(f"{name}() got multiple values for argument {item!r}")
                 if item not in parameters and item != "backend":
                     raise TypeError(f"{name}() got an unexpected keyword argument {item!r}")
-            given = {**defaults, **dict(zip(order, args, strict=False)), **named}
+            # Of equal lengths, since Dynamo of torch 2.8 reads strict=False as True.
+            given = {**defaults, **dict(zip(order[: len(args)], args, strict=True)), **named}
             for item in needed:
                 if item not in given:
                     raise TypeError(f"{name}() missing a required argument: {item!r}")
@@ -216,7 +217,7 @@ class Traced:
                 new = functional(*flat)  # type: ignore[misc]
             else:
                 new = mutating(*flat, *destinations)
-            fresh = dict(zip(made, (new,) if isinstance(new, Tensor) else new or (), strict=False))
+            fresh = dict(zip(made, (new,) if isinstance(new, Tensor) else new or (), strict=True))
             returns = []
             for result in self._results:
                 if not wants(given, result):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 
 import kernelhub
 from kernelhub.dispatch.constraint import NOT_BUILT, Between, OnDevice, OneOf, Package, Rejection, Rule
@@ -300,7 +301,8 @@ class TestAMachineThatIsNotHere:
         monkeypatch.setattr(torch.version, "cuda", built)
         selection = kernelhub.explain("fp8_gemm", device="H200", rows="many")
         codes = {decision.kernel: decision.code for decision in selection.decisions}
-        assert (codes["torch.scaled_mm_blockwise"] == "package_version") == (built == "12.6")
+        old = Version(torch.__version__) < Version("2.11")  # too old for the kernel, whatever it is built for
+        assert (codes["torch.scaled_mm_blockwise"] == "package_version") == (old or built == "12.6")
         assert f"is built for CUDA {built or '13.0'}" in selection.assumed
         assert f"assumed: {selection.assumed}" in str(selection)
         assert selection.to_dict()["assumed"] == selection.assumed

@@ -19,7 +19,9 @@ from kernelhub.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = [  # a server does not end: tests/examples has its tests
+    path for path in sorted((ROOT / "examples").glob("*.py")) if not path.stem.startswith("serve")
+]
 MODULES = [
     ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for path in sorted((ROOT / "kernelhub").rglob("*.py"))

@@ -60,8 +60,8 @@ def test_destinations_are_written(format: str, options: dict[str, Any]) -> None:
     x = activations(5, 256, device=DEVICE)
     want = quantize(x, **options)
     outs = [torch.zeros_like(tensor) for tensor in want]
-    run, _ = compiled(lambda x, outs: quantize(x, **options, **dict(zip(("out", "out_scale"), outs, strict=False))))
-    for got, out, other in zip(run(x, outs)[:2], outs, want, strict=False):
+    run, _ = compiled(lambda x, out, out_scale: quantize(x, **options, out=out, out_scale=out_scale))
+    for got, out, other in zip(run(x, *outs[:2])[:2], outs, want, strict=False):
         assert same(got, other)
         assert same(out, other)
     back = torch.zeros(5, 256, dtype=torch.bfloat16, device=DEVICE)

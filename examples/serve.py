@@ -1,0 +1,505 @@
+"""A serving engine on kernelhub: continuous batching, a paged KV cache, CUDA graphs, an OpenAI-compatible server.
+
+    python examples/serve.py                                  # a small Llama with random weights; runs on a CPU, too
+    python examples/serve.py --model qwen3-moe-tiny           # or llama-3.1-8b, qwen3-30b-a3b: shapes, random weights
+    python examples/serve.py --model /models/Qwen3-8B         # config.json, *.safetensors, tokenizer.json
+    curl localhost:8000/v1/completions -d '{"prompt": "Hello", "max_tokens": 16, "stream": true}'
+
+http://localhost:8000 shows which kernel serves each layer, and the tokens per second. Before the first request the
+engine warms up, verifies its kernels, captures decode steps in CUDA graphs, and seals: no request compiles anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from serve_model import SHAPES, Config, Model, load_weights, random_weights
+from torch import Tensor
+
+import kernelhub
+
+PAGE = 16  # tokens of a page of the KV cache
+GRAPHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)  # decode steps that are captured on a GPU
+
+
+@dataclasses.dataclass(eq=False)
+class Request:
+    """One completion: `ids` are the prompt and what was generated; `computed` of them are in the cache."""
+
+    ids: list[int]
+    max_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = False
+    computed: int = 0
+    pages: list[int] = dataclasses.field(default_factory=list)
+    generated: int = 0
+    aborted: bool = False
+    results: queue.SimpleQueue[tuple[int | None, str]] = dataclasses.field(default_factory=queue.SimpleQueue)
+
+
+class Engine:
+    """Continuous batching: each step computes one token of every running sequence, and a part of new prompts."""
+
+    def __init__(
+        self, model: Model, *, num_pages: int, max_seqs: int = 64, max_tokens: int = 2048, max_len: int = 2048
+    ) -> None:
+        config, self.device = model.config, model.embed.device
+        self.model, self.max_seqs, self.max_tokens = model, max_seqs, max(max_tokens, max_seqs)
+        self.max_len = min(max_len, config.max_len, (num_pages - 1) * PAGE)
+        self.columns = -(-self.max_len // PAGE)
+        shape = (num_pages, PAGE, config.kv_heads, config.head_dim)
+        new: dict[str, Any] = {"device": self.device, "dtype": model.embed.dtype}
+        self.caches = [(torch.zeros(shape, **new), torch.zeros(shape, **new)) for _ in range(config.layers)]
+        self.free = list(range(1, num_pages))  # page 0 takes what padding writes
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.ready = threading.Condition()
+        self.generated, self.preempted, self.rate = 0, 0, 0.0
+        self.graphs: dict[int, Callable[[], Tensor]] = {}
+        ints: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
+        self.buffers = {name: torch.zeros(self.max_seqs, **ints) for name in ("tokens", "positions", "slots", "lens")}
+        self.buffers["table"] = torch.zeros(self.max_seqs, self.columns, **ints)
+        q = torch.zeros(1, config.heads, config.head_dim, **new)
+        table, lens = self.buffers["table"][:1], self.buffers["lens"][:1]
+        starts = torch.tensor([0, 1], **ints)
+        self.decode = kernelhub.paged_attention.prepare(q, *self.caches[0], table, lens)
+        self.mixed = kernelhub.paged_attention.prepare(q, *self.caches[0], table, lens, starts)
+
+    def start(self) -> None:
+        """Warm up and verify, capture decode steps, seal."""
+        counts = sorted({*(1 << n for n in range(self.max_tokens.bit_length())), self.max_tokens, self.max_seqs})
+        counts = [count for count in counts if count <= self.max_tokens]
+
+        def steps() -> None:
+            self._rehearse(counts)
+
+        done = kernelhub.warmup(
+            [self.decode, self.mixed, steps],
+            token_counts=counts,
+            max_context_len=self.max_len,
+            device=self.device,
+            progress=True,
+        )
+        if not done.ok:
+            raise SystemExit(f"the warm-up failed:\n{done}")
+        if self.device.type == "cuda":
+            for size in [size for size in GRAPHS if size <= self.max_seqs]:
+                self.graphs[size] = self._captured(size)
+        kernelhub.seal()
+
+    @torch.inference_mode()
+    def _rehearse(self, counts: list[int]) -> None:
+        """Steps of all sizes, and of one token fewer, over the unused page."""
+        one = Request([0], 1), 1
+        for count in sorted({*counts, *(count - 1 for count in counts if count > 2)}):
+            if count <= self.max_seqs:
+                self._run([one] * count)
+            self._run([(Request([0] * count, 1), min(count, self.max_len))])
+            if count > 1:
+                self._run([one, (Request([0] * count, 1), min(count - 1, self.max_len))])
+
+    def _captured(self, size: int) -> Callable[[], Tensor]:
+        """A decode step of so many sequences as a CUDA graph that reads the buffers."""
+        given = {name: buffer[:size] for name, buffer in self.buffers.items()}
+        step = self.decode.begin(given["table"], given["lens"])
+        graph = torch.cuda.CUDAGraph()
+        with torch.inference_mode(), torch.cuda.graph(graph):
+            tokens, positions, slots = (given[name].long() for name in ("tokens", "positions", "slots"))
+            logits = self.model.forward(tokens, positions, slots, self.caches, step.run)
+
+        def replay() -> Tensor:
+            graph.replay()
+            return logits
+
+        return replay
+
+    def add(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+            ValueError: it can never run.
+        """
+        if not request.ids:
+            raise ValueError("the prompt is empty")
+        if len(request.ids) + request.max_tokens > self.max_len:
+            long = f"{len(request.ids)} tokens of prompt and {request.max_tokens} to generate"
+            raise ValueError(f"{long} are more than the {self.max_len} that a sequence may have")
+        if bad := [token for token in request.ids if not 0 <= token < self.model.config.vocab]:
+            raise ValueError(f"token {bad[0]} is not below {self.model.config.vocab}")
+        with self.ready:
+            self.waiting.append(request)
+            self.ready.notify()
+
+    def _room(self, request: Request, tokens: int) -> bool:
+        """Pages for so many more tokens of a request; the youngest requests give theirs up."""
+        wanted = -(-(request.computed + tokens) // PAGE) - len(request.pages)
+        while wanted > len(self.free):
+            victim = self.running[-1] if self.running else request
+            if victim is request:
+                return False
+            self._release(victim)
+            self.running.remove(victim)
+            self.waiting.appendleft(victim)  # starts over, with what it has generated as its prompt
+            self.preempted += 1
+        request.pages += [self.free.pop() for _ in range(wanted)]
+        return True
+
+    def _release(self, request: Request) -> None:
+        self.free += request.pages
+        request.pages, request.computed = [], 0
+
+    def _schedule(self) -> list[tuple[Request, int]]:
+        """The requests of a step with their new tokens: running ones first, then prompts as far as there is room."""
+        for request in [request for request in (*self.running, *self.waiting) if request.aborted]:
+            self._finish(request, "abort")
+        left, batch = self.max_tokens, []
+        for request in list(self.running):
+            tokens = min(len(request.ids) - request.computed, left)
+            if request in self.running and tokens and self._room(request, tokens):
+                batch.append((request, tokens))
+                left -= tokens
+        batch = [item for item in batch if item[0] in self.running]  # a later one may have taken its pages
+        while self.waiting and left and len(self.running) < self.max_seqs:
+            request = self.waiting[0]
+            tokens = min(len(request.ids), left)
+            if -(-len(request.ids) // PAGE) > len(self.free):
+                break
+            self.waiting.popleft()
+            self.running.append(request)
+            self._room(request, tokens)
+            batch.append((request, tokens))
+            left -= tokens
+        return batch
+
+    def _finish(self, request: Request, reason: str) -> None:
+        self._release(request)
+        (self.running if request in self.running else self.waiting).remove(request)
+        request.results.put((None, reason))
+
+    def _run(self, batch: list[tuple[Request, int]]) -> Tensor:
+        """Logits of the last new token of each request."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        lens: list[int] = []
+        starts: list[int] = [0]
+        table: list[list[int]] = []
+        for request, count in batch:
+            pages, begin = request.pages or [0] * self.columns, request.computed
+            tokens += request.ids[begin : begin + count]
+            positions += range(begin, begin + count)
+            slots += [pages[at // PAGE] * PAGE + at % PAGE for at in range(begin, begin + count)]
+            lens.append(begin + count)
+            starts.append(starts[-1] + count)
+            table.append(pages + [0] * (self.columns - len(pages)))
+        columns: dict[str, Any] = {
+            "tokens": tokens,
+            "positions": positions,
+            "slots": slots,
+            "lens": lens,
+            "table": table,
+        }
+        count = len(batch)
+        decode = len(tokens) == count
+        size = next((size for size in self.graphs if size >= count), None) if decode else None
+        if size is not None:
+            for name, values in columns.items():
+                buffer = self.buffers[name][:size]
+                buffer[count:] = 0  # padding: no keys, and page 0
+                buffer[:count].copy_(torch.tensor(values, dtype=torch.int32), non_blocking=True)
+            return self.graphs[size]()[:count]
+        given = {name: torch.tensor(values, dtype=torch.int32).to(self.device) for name, values in columns.items()}
+        if decode:
+            step, last = self.decode.begin(given["table"], given["lens"], seq_lens_cpu=lens), None
+        else:
+            offsets = torch.tensor(starts, dtype=torch.int32).to(self.device)
+            metadata = given["table"], given["lens"], offsets
+            step = self.mixed.begin(*metadata, seq_lens_cpu=lens, cu_seqlens_q_cpu=starts)
+            last = offsets[1:].long() - 1
+        inputs = given["tokens"].long(), given["positions"].long(), given["slots"].long()
+        return self.model.forward(*inputs, self.caches, step.run, last)
+
+    @torch.inference_mode()
+    def step(self) -> int:
+        """Compute one step; the number of tokens that it generated."""
+        with self.ready:
+            batch = self._schedule()
+        if not batch:
+            return 0
+        logits = self._run(batch).float()
+        hot = torch.tensor([max(request.temperature, 1e-5) for request, _ in batch]).to(self.device)
+        drawn = torch.multinomial((logits / hot[:, None]).softmax(-1), 1)[:, 0]
+        cold = torch.tensor([request.temperature <= 0 for request, _ in batch]).to(self.device)
+        chosen = torch.where(cold, logits.argmax(-1), drawn).tolist()
+        made = 0
+        with self.ready:
+            for (request, count), token in zip(batch, chosen, strict=True):
+                request.computed += count
+                if request.computed < len(request.ids):
+                    continue  # a part of its prompt
+                request.ids.append(token)
+                request.generated += 1
+                made += 1
+                request.results.put((token, ""))
+                if token in self.model.config.eos and not request.ignore_eos:
+                    self._finish(request, "stop")
+                elif request.generated == request.max_tokens:
+                    self._finish(request, "length")
+        self.generated += made
+        return made
+
+    def serve(self) -> None:
+        """Run steps for ever; wait while there is nothing to do."""
+        marks: deque[tuple[float, int]] = deque()
+        while True:
+            with self.ready:
+                while not self.waiting and not self.running:
+                    self.rate = 0.0
+                    marks.clear()
+                    self.ready.wait()
+            try:
+                marks.append((time.monotonic(), self.step()))
+            except Exception as error:
+                with self.ready:
+                    for request in (*self.running, *self.waiting):
+                        self._finish(request, f"error: {error}")
+                continue
+            while marks[-1][0] - marks[0][0] > 2.0:
+                marks.popleft()
+            if len(marks) > 1:
+                self.rate = sum(made for _, made in list(marks)[1:]) / (marks[-1][0] - marks[0][0])
+
+    def kernels(self) -> list[dict[str, str]]:
+        """Which kernel serves which layers, and why."""
+        config, rows = self.model.config, []
+        every = f"0 to {config.layers - 1}"
+        for name, plan in (("attention, decode", self.decode), ("attention, mixed with prefill", self.mixed)):
+            graph = "in CUDA graphs" if plan is self.decode and self.graphs else "eager"
+            rows.append({"layers": every, "part": name, "kernel": plan.kernel, "runs": graph})
+        ran = {row.op: row.kernel for row in kernelhub.report().rows}
+        for op in ("route_experts", "fused_moe") if config.experts else ():
+            rows.append({"layers": every, "part": op, "kernel": ran.get(op, "not yet"), "runs": ""})
+        return rows
+
+    def stats(self) -> dict[str, Any]:
+        """What the page shows."""
+        counts = {"running": len(self.running), "waiting": len(self.waiting), "free_pages": len(self.free)}
+        late = [str(work) for work in kernelhub.report().after_seal]
+        sums = {"tokens": self.generated, "tokens_per_s": round(self.rate, 1), "preempted": self.preempted}
+        device = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "CPU"
+        return {"device": device, **counts, **sums, "compiled_after_seal": late, "layers": self.kernels()}
+
+
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: list[int]) -> str: ...
+
+
+class Bytes:
+    """One token for each byte of UTF-8, for models without a tokenizer."""
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, ids: list[int]) -> str:
+        return bytes(token % 256 for token in ids).decode(errors="replace")
+
+
+def tokenizer_of(folder: Path | None) -> Tokenizer:
+    """The tokenizer of a checkpoint's tokenizer.json; bytes without one."""
+    if folder is None or not (folder / "tokenizer.json").exists():
+        return Bytes()
+    from tokenizers import Tokenizer as Fast
+
+    fast = Fast.from_file(str(folder / "tokenizer.json"))
+
+    class OfFile:
+        def encode(self, text: str) -> list[int]:
+            return list(fast.encode(text).ids)
+
+        def decode(self, ids: list[int]) -> str:
+            return str(fast.decode(ids))
+
+    return OfFile()
+
+
+class Refused(ValueError):
+    """A request that cannot be served, as the client is told."""
+
+
+def parsed(body: bytes, tokenizer: Tokenizer) -> tuple[Request, bool]:
+    """The request of a body of /v1/completions, and whether to stream."""
+    try:
+        said = json.loads(body)
+    except ValueError as error:
+        raise Refused(f"the body is not JSON: {error}") from None
+    if not isinstance(said, dict):
+        raise Refused("the body is no JSON object")
+    known = {"model", "prompt", "max_tokens", "temperature", "stream", "ignore_eos", "user", "stream_options"}
+    if unknown := sorted(set(said) - known - {name for name, value in said.items() if value in (None, 1)}):
+        raise Refused(f"{unknown[0]} is not supported; give {', '.join(sorted(known))}")
+    prompt, most, heat = said.get("prompt"), said.get("max_tokens", 16), said.get("temperature", 1.0)
+    if isinstance(prompt, str):
+        prompt = tokenizer.encode(prompt)
+    if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
+        raise Refused("prompt is neither a string nor a list of token ids")
+    if type(most) is not int or most < 1:
+        raise Refused(f"max_tokens is {most!r}; give 1 or more")
+    if isinstance(heat, bool) or not isinstance(heat, int | float) or not 0 <= heat <= 2:
+        raise Refused(f"temperature is {heat!r}; give 0 (greedy) to 2")
+    flags = {name: said.get(name) or False for name in ("stream", "ignore_eos")}
+    if not all(isinstance(flag, bool) for flag in flags.values()):
+        raise Refused("stream and ignore_eos are true or false")
+    return Request(prompt, most, float(heat), flags["ignore_eos"]), flags["stream"]
+
+
+def pieces(request: Request, tokenizer: Tokenizer) -> Iterator[tuple[str, str | None]]:
+    """New text and, at last, why it ended; a character whose bytes are not all there waits."""
+    ids: list[int] = []
+    shown = 0
+    while True:
+        token, reason = request.results.get()
+        if token is not None:
+            ids.append(token)
+        text = tokenizer.decode(ids)
+        if token is None or not text.endswith("\ufffd"):
+            yield text[shown:], reason if token is None else None
+            shown = len(text)
+        if token is None:
+            return
+
+
+def handler(engine: Engine, tokenizer: Tokenizer, name: str) -> type[BaseHTTPRequestHandler]:
+    """The handler of the server's requests."""
+    page = Path(__file__).with_suffix(".html").read_bytes()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            if self.path == "/":
+                return self._send(200, page, "text/html; charset=utf-8")
+            if self.path == "/v1/models":
+                return self._json(200, {"object": "list", "data": [{"id": name, "object": "model"}]})
+            if self.path == "/stats":
+                return self._json(200, {"model": name, **engine.stats()})
+            return self._refuse(404, f"there is no {self.path}; there are /, /stats, /v1/models, /v1/completions")
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            if self.path != "/v1/completions":
+                return self._refuse(404, f"there is no {self.path}; POST to /v1/completions")
+            try:
+                request, stream = parsed(body, tokenizer)
+                engine.add(request)
+            except ValueError as error:
+                return self._refuse(400, str(error))
+            prompt = len(request.ids)
+            begun: dict[str, Any] = {"id": f"cmpl-{id(request):x}", "object": "text_completion", "model": name}
+            begun["created"] = int(time.time())
+            try:
+                return self._stream(request, begun) if stream else self._whole(request, begun, prompt)
+            except (BrokenPipeError, ConnectionResetError):
+                request.aborted = True  # the client is gone: its pages are needed
+                return None
+
+        def _whole(self, request: Request, begun: dict[str, Any], prompt: int) -> None:
+            parts = list(pieces(request, tokenizer))
+            text, reason = "".join(new for new, _ in parts), parts[-1][1]
+            if reason is not None and reason.startswith("error"):
+                return self._refuse(500, reason)
+            counts = {"prompt_tokens": prompt, "completion_tokens": request.generated}
+            usage = {**counts, "total_tokens": sum(counts.values())}
+            return self._json(200, {**begun, "choices": [_choice(text, reason)], "usage": usage})
+
+        def _stream(self, request: Request, begun: dict[str, Any]) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            for new, reason in pieces(request, tokenizer):
+                self._event(json.dumps({**begun, "choices": [_choice(new, reason)]}))
+            self._event("[DONE]")
+            self.close_connection = True
+
+        def _event(self, text: str) -> None:
+            self.wfile.write(f"data: {text}\n\n".encode())
+            self.wfile.flush()
+
+        def _refuse(self, status: int, message: str) -> None:
+            kind = "invalid_request_error" if status < 500 else "internal_error"
+            self._json(status, {"error": {"message": message, "type": kind, "code": status}})
+
+        def _json(self, status: int, value: Any) -> None:
+            self._send(status, json.dumps(value).encode(), "application/json")
+
+        def _send(self, status: int, body: bytes, kind: str) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Print nothing for each request."""
+
+    return Handler
+
+
+def _choice(text: str, reason: str | None) -> dict[str, Any]:
+    return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+
+
+def build(model: str, device: torch.device, dtype: torch.dtype, **sizes: int) -> tuple[Engine, Tokenizer]:
+    """An engine that is ready, and its tokenizer."""
+    folder = None if model in SHAPES else Path(model)
+    if folder is not None and not (folder / "config.json").exists():
+        raise SystemExit(f"{model} is no folder with a config.json, and no shape: {', '.join(SHAPES)}")
+    config = SHAPES[model] if folder is None else Config.read(folder)
+    if folder is not None and list(folder.glob("*.safetensors")):
+        weights = load_weights(folder, config, device, dtype)
+    else:
+        weights = random_weights(config, device, dtype)
+    engine = Engine(Model(config, weights), **sizes)
+    engine.start()
+    return engine, tokenizer_of(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--model", default="llama-tiny", help=f"a checkpoint's folder, or {', '.join(SHAPES)}")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000, help="0 for any that is free")
+    parser.add_argument("--num-pages", type=int, default=2048, help=f"pages of {PAGE} tokens in the KV cache")
+    parser.add_argument("--max-seqs", type=int, default=64, help="sequences of a step")
+    parser.add_argument("--max-tokens", type=int, default=2048, help="new tokens of a step")
+    parser.add_argument("--max-len", type=int, default=2048, help="tokens of a sequence")
+    given = parser.parse_args()
+    sizes = {name: getattr(given, name) for name in ("num_pages", "max_seqs", "max_tokens", "max_len")}
+    engine, tokenizer = build(given.model, torch.device(given.device), getattr(torch, given.dtype), **sizes)
+    threading.Thread(target=engine.serve, daemon=True).start()
+    server = ThreadingHTTPServer((given.host, given.port), handler(engine, tokenizer, given.model))
+    for row in engine.kernels():
+        print(f"layers {row['layers']}: {row['part']}: {row['kernel']} {row['runs']}")
+    print(f"serving {given.model} at http://{given.host}:{server.server_port}", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,253 @@
+"""examples/serve.py: the tokens are those of transformers; the server answers right and wrong input."""
+
+from __future__ import annotations
+
+import http.client
+import importlib
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+
+transformers = pytest.importorskip("transformers")
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SIZES = {
+    "vocab_size": 259,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,  # attention is sharp, so that what is left out shows
+    "bos_token_id": 257,
+    "eos_token_id": 258,
+    "pad_token_id": 256,
+}
+ROPE = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+MODELS = {
+    "llama": lambda: transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(**SIZES, rope_scaling=ROPE | {"original_max_position_embeddings": 64})
+    ),
+    "qwen3, tied": lambda: transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES, tie_word_embeddings=True)),
+    "qwen3_moe": lambda: transformers.Qwen3MoeForCausalLM(
+        transformers.Qwen3MoeConfig(
+            **SIZES, num_experts=6, num_experts_per_tok=2, moe_intermediate_size=48, norm_topk_prob=True
+        )
+    ),
+}
+PROMPTS = [list(b"The kettle began to sing."), [7], list(b"It was the first cold morning of the year, " * 2)]
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Any]:
+    sys.path.insert(0, str(EXAMPLES))
+    yield importlib.import_module("serve")
+    sys.path.remove(str(EXAMPLES))
+    for name in ("serve", "serve_model"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def unsealed() -> Iterator[None]:
+    yield
+    kernelhub.unseal()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Any]]:
+    """Checkpoints, and the models that they are of."""
+    made = {}
+    for name, model_of in MODELS.items():
+        torch.manual_seed(0)
+        model = model_of().eval()
+        folder = tmp_path_factory.mktemp("checkpoint")
+        model.save_pretrained(folder)
+        made[name] = folder, model
+    return made
+
+
+def built(serve: Any, folder: Path | str, **sizes: int) -> Any:
+    given = {"num_pages": 64, "max_seqs": 4, "max_tokens": 64, "max_len": 128} | sizes
+    engine, tokenizer = serve.build(str(folder), torch.device("cpu"), torch.float32, **given)
+    return engine, tokenizer
+
+
+def completed(serve: Any, engine: Any, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """What the engine generates, all requests at once, greedily."""
+    requests = [serve.Request(list(prompt), tokens, ignore_eos=True) for prompt in prompts]
+    for request in requests:
+        engine.add(request)
+    for _ in range(500):
+        if not engine.running and not engine.waiting:
+            break
+        engine.step()
+    return [request.ids[len(prompt) :] for request, prompt in zip(requests, prompts, strict=True)]
+
+
+def wanted(model: Any, prompts: list[list[int]], tokens: int) -> list[list[int]]:
+    """What transformers generates, each request alone."""
+    found = []
+    for prompt in prompts:
+        ids = list(prompt)
+        with torch.no_grad():
+            for _ in range(tokens):
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        found.append(ids[len(prompt) :])
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_transformers(serve, folders, name) -> None:
+    folder, model = folders[name]
+    engine, _ = built(serve, folder)
+    assert completed(serve, engine, PROMPTS, 12) == wanted(model, PROMPTS, 12)
+    assert len(engine.free) == 63
+    assert not kernelhub.report().after_seal
+    ops = {row["part"] for row in engine.kernels() if row["kernel"] != "not yet"}
+    assert ops == {"attention, decode", "attention, mixed with prefill"} | (
+        {"route_experts", "fused_moe"} if name == "qwen3_moe" else set()
+    )
+
+
+def test_chunks_of_prompts_and_preemption_change_no_token(serve, folders) -> None:
+    folder, model = folders["llama"]
+    want = wanted(model, PROMPTS * 2, 20)
+    engine, _ = built(serve, folder, num_pages=11, max_tokens=8, max_len=128)
+    assert completed(serve, engine, PROMPTS * 2, 20) == want
+    assert engine.preempted
+    assert len(engine.free) == 10
+
+
+def test_a_request_that_can_never_run_is_refused(serve) -> None:
+    engine, _ = built(serve, "llama-tiny", max_len=64)
+    for ids, most, reason in (([], 4, "empty"), ([1] * 60, 8, "68|60 tokens of prompt and 8"), ([512], 4, "below 512")):
+        with pytest.raises(ValueError, match=reason):
+            engine.add(serve.Request(ids, most))
+
+
+def test_wrong_models_end_with_the_reason(serve, folders, tmp_path) -> None:
+    with pytest.raises(SystemExit, match=r"no folder with a config\.json, and no shape: llama-tiny"):
+        built(serve, "llama-tyni")
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    with pytest.raises(SystemExit, match="model_type 'gemma3'"):
+        built(serve, tmp_path)
+    folder, _ = folders["llama"]
+    said = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(said | {"num_hidden_layers": 3}))
+    (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(SystemExit, match=r"layers\.2.* is missing; config\.json asks for"):
+        built(serve, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def server(serve) -> Iterator[Any]:
+    engine, tokenizer = built(serve, "llama-tiny")
+    threading.Thread(target=engine.serve, daemon=True).start()
+    http_server = ThreadingHTTPServer(("127.0.0.1", 0), serve.handler(engine, tokenizer, "llama-tiny"))
+    threading.Thread(target=http_server.serve_forever, daemon=True).start()
+
+    def ask(path: str, body: Any = None) -> tuple[int, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", http_server.server_port, timeout=60)
+        text = body if body is None or isinstance(body, str) else json.dumps(body)
+        connection.request("GET" if body is None else "POST", path, text)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+
+    ask.engine = engine
+    yield ask
+    http_server.shutdown()
+
+
+def events(text: str) -> list[str]:
+    return [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+
+
+def test_the_server_completes_streams_and_shows_its_kernels(server) -> None:
+    body = {"prompt": "Hello", "max_tokens": 6, "temperature": 0}
+    status, text = server("/v1/completions", body)
+    whole = json.loads(text)
+    assert (status, whole["choices"][0]["finish_reason"]) == (200, "length")
+    assert whole["usage"] == {"prompt_tokens": 5, "completion_tokens": 6, "total_tokens": 11}
+    status, text = server("/v1/completions", body | {"stream": True})
+    *parts, last = events(text)
+    assert last == "[DONE]"
+    choices = [json.loads(part)["choices"][0] for part in parts]
+    assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    status, text = server("/stats")
+    stats = json.loads(text)
+    assert (status, stats["compiled_after_seal"]) == (200, [])
+    assert stats["tokens"] >= 12
+    assert {row["kernel"] for row in stats["layers"]} == {"torch.packed"}
+    assert json.loads(server("/v1/models")[1])["data"][0]["id"] == "llama-tiny"
+    assert "<title>kernelhub" in server("/")[1]
+
+
+def test_many_clients_at_once_get_what_each_gets_alone(server) -> None:
+    bodies = [{"prompt": [token] * (3 + token), "max_tokens": 9, "temperature": 0} for token in range(1, 9)]
+    alone = [json.loads(server("/v1/completions", body)[1])["choices"] for body in bodies]
+    found: dict[int, Any] = {}
+
+    def ask(place: int) -> None:
+        found[place] = json.loads(server("/v1/completions", bodies[place])[1])["choices"]
+
+    threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(bodies))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[place] for place in range(len(bodies))] == alone
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("{", "the body is not JSON"),
+        ([], "no JSON object"),
+        ({}, "prompt is neither a string nor a list of token ids"),
+        ({"prompt": ["a", "b"]}, "prompt is neither"),
+        ({"prompt": ""}, "the prompt is empty"),
+        ({"prompt": [512]}, "token 512 is not below 512"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0; give 1 or more"),
+        ({"prompt": "a", "max_tokens": "3"}, "max_tokens is '3'"),
+        ({"prompt": "a", "max_tokens": 4096}, "more than the 128"),
+        ({"prompt": "a", "temperature": -1}, "temperature is -1"),
+        ({"prompt": "a", "stream": "yes"}, "true or false"),
+        ({"prompt": "a", "n": 2}, "n is not supported"),
+        ({"prompt": "a", "logprobs": 5}, "logprobs is not supported"),
+    ],
+)
+def test_wrong_requests_are_told_what_is_wrong(server, body, reason) -> None:
+    status, text = server("/v1/completions", body)
+    assert (status, json.loads(text)["error"]["type"]) == (400, "invalid_request_error")
+    assert reason in json.loads(text)["error"]["message"]
+
+
+def test_other_paths_say_what_there_is(server) -> None:
+    for path, body in (("/v2", None), ("/v1/chat/completions", {})):
+        status, text = server(path, body)
+        assert status == 404
+        assert "/v1/completions" in text
+
+
+def test_a_client_that_leaves_gives_its_pages_back(server, serve) -> None:
+    engine = server.engine
+    request = serve.Request([1, 2, 3], 100, ignore_eos=True)
+    engine.add(request)
+    request.results.get()
+    request.aborted = True
+    while request.results.get()[0] is not None:
+        pass
+    assert request.generated < 100
+    assert len(engine.free) == 63
