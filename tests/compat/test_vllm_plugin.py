@@ -1,8 +1,8 @@
 """kernelhub as an attention backend of vLLM, against a vLLM of the same interface whose cache writer is plain torch.
 
 That the interface is the real one is checked on a real vLLM where UNPACKED_VLLM names the folder of one that is
-unpacked (of 0.33.0: the folder ``vllm`` of its wheel or source distribution); they are too large for a test to
-download.
+unpacked (the folder ``vllm`` of its wheel or source distribution), or several, the newest last; they are too large for
+a test to download.
 """
 
 from __future__ import annotations
@@ -108,19 +108,48 @@ FILES = {
 }
 HEADS, KV_HEADS, WIDTH, SIZE = 4, 2, 32, 16
 
+# Up to 0.28 backends state the form of their cache, up to 0.25 another one, up to 0.23 without use_mm_prefix.
+STATED = """
+class AttentionBackend:
+    @staticmethod
+    def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"): ..."""
+TRITON = """
+class TritonAttentionBackend:
+    @staticmethod
+    def get_kv_cache_shape(num_blocks, block_size, num_kv_heads, head_size, cache_dtype_str="auto"):
+        return {shape}
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension=False):
+        return {order}
+"""
+PACKED = TRITON.format(shape="(num_blocks, num_kv_heads, block_size, 2 * head_size)", order="(0, 2, 1, 3)")
+APART = TRITON.format(shape="(num_blocks, 2, block_size, num_kv_heads, head_size)", order="(0, 1, 2, 3, 4)")
+RELEASES = {"0.33": "", "0.26": PACKED, "0.20": APART}
+
+
+def text_of(release: str, name: str, text: str) -> str:
+    """A file of the vLLM above, as an older release has it."""
+    if release != "0.33" and name == "v1/attention/backend.py":
+        text = text.replace("\nclass AttentionBackend:", STATED)
+        text = text.replace(" use_mm_prefix,", "") if release == "0.20" else text
+    return text
+
 
 @pytest.fixture
 def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Put a vLLM on the path, some of its text changed."""
 
-    def install(old: str = "", new: str = "") -> Path:
-        for name, text in FILES.items():
+    def install(old: str = "", new: str = "", release: str = "0.33") -> Path:
+        files = {name: text_of(release, name, text) for name, text in FILES.items()}
+        if RELEASES[release]:
+            files["v1/attention/backends/triton_attn.py"] = RELEASES[release]
+        for name, text in files.items():
             path = tmp_path / "vllm" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             for folder in path.relative_to(tmp_path).parents:
                 if folder.name:
                     (tmp_path / folder / "__init__.py").touch()
-            assert not old or any(old in text for text in FILES.values())
+            assert not old or any(old in text for text in files.values())
             path.write_text(text.replace(old, new) if old else text)
         monkeypatch.syspath_prepend(str(tmp_path))
         return tmp_path / "vllm"
@@ -176,7 +205,7 @@ class TestRegistration:
             (
                 "class AttentionBackend:",
                 "class AttentionBackend:\n    def get_kv_cache_shape(): ...",
-                "the shape of its cache is not",
+                "triton_attn does not define TritonAttentionBackend.get_kv_cache_shape",
             ),
         ],
     )
@@ -187,6 +216,23 @@ class TestRegistration:
         assert "kernelhub.compat.vllm.attention" not in sys.modules
         assert "vllm.v1.attention.backends.registry" not in sys.modules
 
+    @pytest.mark.parametrize("release", RELEASES)
+    def test_every_release_registers(self, vllm, release) -> None:
+        vllm(release=release)
+        plugin.register()
+        registry = importlib.import_module("vllm.v1.attention.backends.registry")
+        assert registry.AttentionBackendEnum.CUSTOM.get_path() == plugin.BACKEND
+        backend = importlib.import_module("kernelhub.compat.vllm.attention").KernelhubBackend
+        if release != "0.33":
+            theirs = importlib.import_module("vllm.v1.attention.backends.triton_attn").TritonAttentionBackend
+            assert backend.get_kv_cache_shape(9, 16, 4, 64) == theirs.get_kv_cache_shape(9, 16, 4, 64)
+            assert backend.get_kv_cache_stride_order() == theirs.get_kv_cache_stride_order()
+
+    def test_a_cache_of_another_form_is_an_error_that_names_it(self, vllm) -> None:
+        vllm("(num_blocks, 2, block_size,", "(2, num_blocks, block_size,", release="0.20")
+        with pytest.raises(NotImplementedError, match=r"shape \(2, 3, 16, 5, 32\).*select another attention backend"):
+            importlib.import_module("kernelhub.compat.vllm.attention")
+
     def test_without_vllm_nothing_happens(self, caplog) -> None:
         if importlib.util.find_spec("vllm") is not None:
             pytest.skip("vLLM is installed: 1 case")
@@ -195,9 +241,23 @@ class TestRegistration:
 
 
 @pytest.fixture
-def attention(vllm):
-    vllm()
-    return importlib.import_module("kernelhub.compat.vllm.attention")
+def attention(vllm, request):
+    """The backend, beside a vLLM of a release; `cache` makes caches as the release has them."""
+    release = getattr(request, "param", "0.33")
+    vllm(release=release)
+    module = importlib.import_module("kernelhub.compat.vllm.attention")
+    module.cache = cache_apart if release == "0.20" else cache
+    return module
+
+
+EVERY_RELEASE = pytest.mark.parametrize("attention", RELEASES, indirect=True)
+
+
+def cache_apart(blocks: int, dtype: torch.dtype, order: str) -> torch.Tensor:
+    """The cache of releases before 0.26, ``[B, 2, N, H, D]`` in memory of either order, poisoned."""
+    shape = (blocks, 2, KV_HEADS, SIZE, WIDTH) if order == "HND" else (blocks, 2, SIZE, KV_HEADS, WIDTH)
+    empty = torch.full(shape, 200.0 if dtype is torch.float8_e4m3fn else float("nan")).to(dtype)
+    return empty.transpose(2, 3) if order == "HND" else empty
 
 
 def cache(blocks: int, dtype: torch.dtype, order: str) -> torch.Tensor:
@@ -219,7 +279,7 @@ def run(attention, order="HND", kv_cache_dtype="auto", lens=((1, 40), (1, 7)), p
     )
     blocks_each = 4
     table = torch.arange(1, 1 + len(lens) * blocks_each, dtype=torch.int32).view(len(lens), blocks_each).flip(1)
-    kv = cache(2 + table.numel(), torch.float8_e4m3fn if fp8 else torch.float32, order)
+    kv = attention.cache(2 + table.numel(), torch.float8_e4m3fn if fp8 else torch.float32, order)
     stored = kv.view(torch.uint8) if fp8 else kv
     for sequence, (_, tokens) in enumerate(lens):  # what earlier steps wrote, this one's tokens included
         places = torch.arange(tokens)
@@ -244,7 +304,7 @@ def run(attention, order="HND", kv_cache_dtype="auto", lens=((1, 40), (1, 7)), p
     output = torch.full((total + padding, HEADS * WIDTH), float("nan"))
     assert impl.forward(layer, q, None, None, stored, built, output) is output
     assert output[total:].isnan().all()
-    keys, values = kv.transpose(1, 2).float().split(WIDTH, -1)
+    keys, values = (half.float() for half in impl._halves(kv))
     window = layer_options.get("sliding_window")
     want = kernelhub.paged_attention.reference(
         q[:total],
@@ -265,6 +325,7 @@ MIXED = ((1, 40), (5, 5), (3, 20))
 
 
 class TestSteps:
+    @EVERY_RELEASE
     @pytest.mark.parametrize("order", ["HND", "NHD"])
     @pytest.mark.parametrize("lens", [((1, 40), (1, 7)), MIXED], ids=["decode", "mixed"])
     @pytest.mark.parametrize(
@@ -276,6 +337,7 @@ class TestSteps:
         got, want = run(attention, order, lens=lens, **options)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
+    @EVERY_RELEASE
     @pytest.mark.parametrize("lens", [((1, 40), (1, 7)), MIXED], ids=["decode", "mixed"])
     def test_an_fp8_cache_has_its_scales(self, attention, lens) -> None:
         got, want = run(attention, kv_cache_dtype="fp8", lens=lens)
@@ -314,9 +376,11 @@ class TestRefusals:
         plain = (128, torch.bfloat16, "auto", 16, False, False, False, False)
         assert ask(*plain, hopper) is None
         assert ask(*plain, None) is None
+        assert ask(*plain[:-1], hopper) is None  # as vLLM asks before 0.24
         assert "dense" in ask(128, torch.bfloat16, "auto", 16, True, False, False, False, hopper)
         with kernelhub.use(disable=["torch", "triton"]):
             reason = ask(*plain, hopper)
+            assert ask(*plain[:-1], hopper) == reason
         assert "disabled by use(disable=" in reason
         assert "triton.split_kv" in reason
 
@@ -334,21 +398,37 @@ class TestRefusals:
         assert support.name == ("UNIFORM_SINGLE_TOKEN_DECODE" if captured else "NEVER")
 
 
+UNPACKED = [item for item in os.environ.get("UNPACKED_VLLM", "").split(os.pathsep) if item]
+
+
 class TestRealVllm:
+    """Interfaces of released versions: those of 0.19.1 to 0.33.0 fit."""
+
+    @pytest.fixture(params=UNPACKED or [None], ids=str)
+    def root(self, request) -> Path:
+        if request.param is None:
+            pytest.skip("UNPACKED_VLLM names no unpacked vLLM: 3 cases")
+        return Path(request.param)
+
     @pytest.fixture
-    def root(self) -> Path:
-        given = os.environ.get("UNPACKED_VLLM")
-        if not given:
-            pytest.skip("UNPACKED_VLLM names no unpacked vLLM: 4 cases")
-        return Path(given)
+    def newest(self) -> Path:
+        """The last of them, of the release whose wrappers are in the tables."""
+        if not UNPACKED:
+            pytest.skip("UNPACKED_VLLM names no unpacked vLLM: 2 cases")
+        return Path(UNPACKED[-1])
 
     def test_its_interface_fits(self, root) -> None:
         assert plugin.interface(root).ok
 
     def test_the_backend_has_the_methods_of_its_base_classes(self, root) -> None:
         ours = Path(plugin.__file__).with_name("attention.py")
-        called_by_layers = ["AttentionImpl has no do_kv_cache_update, which KernelhubImpl has"]
-        assert differences(ours, root / "v1/attention/backend.py") == called_by_layers
+        expected = {"AttentionImpl has no do_kv_cache_update, which KernelhubImpl has"}  # its layers call it
+        expected |= {  # what older releases lack, or have and `_state_form` gives
+            "KernelhubBackend has no get_kv_cache_shape",
+            "AttentionBackend has no supports_sliding_window, which KernelhubBackend has",
+        }
+        found = differences(ours, root / "v1/attention/backend.py")
+        assert {item for item in found if "supports_combination" not in item} <= expected
         text = (root / "model_executor/layers/attention/attention.py").read_text()
         call = (
             r"impl\.do_kv_cache_update\(\s*(#.*)?\s*attn_layer,\s*key,\s*value,\s*kv_cache,\s*layer_slot_mapping,\s*\)"
@@ -371,28 +451,29 @@ class TestRealVllm:
             for field in fields:
                 assert re.search(rf"^    {field}: ", text, re.MULTILINE), field
 
-    def test_its_operators_are_declared_as_the_adapters_of_cutlass_and_marlin_call_them(self, root) -> None:
+    def test_its_operators_are_declared_as_the_adapters_of_cutlass_and_marlin_call_them(self, newest) -> None:
         """Schemas as they stand in the library's file, which is not loaded."""
-        declared = b"".join((root / "_C_stable_libtorch.abi3.so").read_bytes().split())
-        if not declared:
+        library = newest / "_C_stable_libtorch.abi3.so"
+        if not library.exists():
             pytest.skip("the compiled library is not unpacked: 1 case")
+        declared = b"".join(library.read_bytes().split())
         theirs = {name: schema for name, schema in SCHEMAS.items() if name.startswith("cutlass_")}
         assert len(theirs) >= 5
         for name, schema in (theirs | {"marlin_gemm": MARLIN}).items():
             assert "".join((name + schema).split()).encode() + b"\0" in declared, name
 
-    def test_its_names_are_those_of_the_table(self, root) -> None:
+    def test_its_names_are_those_of_the_table(self, newest) -> None:
         from kernelhub.probes.signature import MOST_HOPS, Sources, _header
         from tests.compat import vllm_names
 
         for module, names in (("flashinfer", vllm_names.FLASHINFER), ("deep_gemm", vllm_names.DEEP_GEMM)):
-            text = (root / "utils" / f"{module}.py").read_text()
+            text = (newest / "utils" / f"{module}.py").read_text()
             for name, parameters in names.items():
                 assert name in text
                 if parameters in ("class", "value") or parameters.startswith(("->", "*args")) or "_fake" in name:
                     continue
                 if f"\ndef {name}(" in text:
-                    header = _header(Sources(), root, ["utils", module], [name], MOST_HOPS)
+                    header = _header(Sources(), newest, ["utils", module], [name], MOST_HOPS)
                     told = [part.partition("=")[0] for part in parameters.split(", ") if part not in ("", "*")]
                     assert [*header.positional, *header.keyword_only] == told
 
@@ -405,7 +486,7 @@ class Model:
         fp8 = kv_cache_dtype != "auto"
         for index, options in enumerate(layers):
             impl = attention.KernelhubImpl(HEADS, WIDTH, 0.2, KV_HEADS, None, kv_cache_dtype=kv_cache_dtype, **options)
-            kv = cache(4, torch.float8_e4m3fn if fp8 else torch.float32, order)
+            kv = attention.cache(4, torch.float8_e4m3fn if fp8 else torch.float32, order)
             scale = torch.tensor(1.0)
             layer = SimpleNamespace(
                 impl=impl, kv_cache=kv.view(torch.uint8) if fp8 else kv, _k_scale=scale, _v_scale=scale
@@ -462,6 +543,7 @@ def engine(attention, monkeypatch, tmp_path):
 class TestStart:
     """What the plugin does while vLLM starts its worker."""
 
+    @EVERY_RELEASE
     @pytest.mark.parametrize(("kv_cache_dtype", "order"), [("auto", "HND"), ("auto", "NHD"), ("fp8", "HND")])
     def test_steps_of_serving_are_ready_when_it_has_started(self, attention, engine, caplog, kv_cache_dtype, order):
         caplog.set_level("INFO")

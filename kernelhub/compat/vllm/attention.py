@@ -1,14 +1,15 @@
-"""kernelhub as an attention backend of vLLM (V1, from 0.33 on): `paged_attention` over vLLM's cache.
+"""kernelhub as an attention backend of vLLM (V1, 0.20 to 0.33): `paged_attention` over vLLM's cache.
 
 vLLM imports this module once the backend is selected; the module imports vLLM. kernelhub's selection on the
 configuration decides what the backend supports, so that vLLM's message contains kernelhub's reasons.
 
-vLLM's cache is ``[B, H, N, 2 * D]``, a block's keys beside its values, in either memory order. Both halves are views of
-it, without a copy. vLLM's own kernel writes it.
+vLLM's cache is ``[B, H, N, 2 * D]``, a block's keys beside its values, and before 0.26 ``[B, 2, N, H, D]``, in either
+memory order. Keys and values are views of it, without a copy. vLLM's own kernel writes it.
 """
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -184,7 +185,10 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
 
     def _halves(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values ``[B, N, H, D]``."""
-        k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        if kv_cache.ndim == 5:
+            k_cache, v_cache = kv_cache.unbind(1)
+        else:
+            k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
         if self._quantized and k_cache.dtype != _FP8:
             return k_cache.view(_FP8), v_cache.view(_FP8)
         return k_cache, v_cache
@@ -256,10 +260,12 @@ class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
         use_mla: bool,
         has_sink: bool,
         use_sparse: bool,
-        use_mm_prefix: bool,
-        device_capability: Any,
+        use_mm_prefix: Any,
+        device_capability: Any = None,
     ) -> str | None:
-        """Why no kernel supports the configuration, or None."""
+        """Why no kernel supports the configuration, or None. Before 0.24 vLLM passes no use_mm_prefix."""
+        if not isinstance(use_mm_prefix, bool):
+            use_mm_prefix, device_capability = False, use_mm_prefix
         if use_mla or use_sparse or use_mm_prefix:
             return "kernelhub's backend supports dense attention only"
         device = None if device_capability is None else f"sm_{device_capability.major}{device_capability.minor}"
@@ -269,6 +275,28 @@ class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
             if selection.kernel is None:
                 return f"no kernel of kernelhub can run it: {selection}"
         return None
+
+
+def _state_form(backend: type[Any]) -> None:
+    """Give a backend the methods that state the form of its cache: those of vLLM's Triton backend.
+
+    Raises:
+        NotImplementedError: that form is another one than this module reads.
+    """
+    theirs = importlib.import_module("vllm.v1.attention.backends.triton_attn").TritonAttentionBackend
+    blocks, size, heads, width = 3, 16, 5, 32
+    shape = tuple(theirs.get_kv_cache_shape(blocks, size, heads, width))
+    if shape not in ((blocks, 2, size, heads, width), (blocks, heads, size, 2 * width)):
+        raise NotImplementedError(
+            f"the cache of this vLLM has the shape {shape} for {blocks} blocks of {size} tokens and {heads} heads of "
+            f"{width}; kernelhub reads [B, 2, N, H, D] and [B, H, N, 2 * D]: select another attention backend"
+        )
+    for name in ("get_kv_cache_shape", "get_kv_cache_stride_order"):
+        setattr(backend, name, staticmethod(getattr(theirs, name)))
+
+
+if hasattr(AttentionBackend, "get_kv_cache_shape"):  # up to 0.28
+    _state_form(KernelhubBackend)
 
 
 def _selection(

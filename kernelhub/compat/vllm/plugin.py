@@ -11,7 +11,7 @@ import importlib
 import logging
 from pathlib import Path
 
-from kernelhub.probes.finding import Finding, found, lacking
+from kernelhub.probes.finding import Finding, found
 from kernelhub.probes.signature import Call, takes
 from kernelhub.probes.source import defines
 
@@ -53,13 +53,12 @@ CALLS = (
         positional=("common_prefix_len", "common_attn_metadata", "fast_build"),
     ),
     Call(f"{_INTERFACE}:AttentionMetadataBuilder.get_cudagraph_support", positional=("vllm_config", "kv_cache_spec")),
-    Call(
-        f"{_INTERFACE}:AttentionBackend.supports_combination",
-        positional=(
-            *("head_size", "dtype", "kv_cache_dtype", "block_size", "use_mla", "has_sink", "use_sparse"),
-            *("use_mm_prefix", "device_capability"),
-        ),
-    ),
+)
+# Since 0.24 with use_mm_prefix.
+_COMBINATION = ("head_size", "dtype", "kv_cache_dtype", "block_size", "use_mla", "has_sink", "use_sparse")
+_COMBINATIONS = tuple(
+    Call(f"{_INTERFACE}:AttentionBackend.supports_combination", positional=(*_COMBINATION, *more, "device_capability"))
+    for more in (("use_mm_prefix",), ())
 )
 _NAMES = (
     *(f"{_INTERFACE}:{name}" for name in ("AttentionType", "MultipleOf", "AttentionCGSupport")),
@@ -73,8 +72,9 @@ _NAMES = (
     f"{_REGISTRY}:AttentionBackendEnum.CUSTOM",
     f"{_REGISTRY}:AttentionBackendEnum.is_overridden",
 )
-# Releases in which a backend defines the shape of its cache do not use ``[B, H, N, 2 * D]``.
-_OLDER = f"{_INTERFACE}:AttentionBackend.get_kv_cache_shape"
+# Up to 0.28 a backend states the form of its cache; kernelhub's is that of vLLM's Triton backend.
+_FORM = "get_kv_cache_shape"
+_TRITON = "vllm.v1.attention.backends.triton_attn:TritonAttentionBackend"
 
 logger = logging.getLogger("kernelhub.compat")
 
@@ -100,10 +100,13 @@ def interface(root: Path | None = None) -> Finding:
         finding = takes(call, root=root)
         if not finding.ok:
             return finding
-    for name in _NAMES:
+    combinations = [takes(call, root=root) for call in _COMBINATIONS]
+    if not any(finding.ok for finding in combinations):
+        return combinations[0]
+    older = defines(f"{_INTERFACE}:AttentionBackend.{_FORM}", root=root).ok
+    forms = (f"{_TRITON}.{_FORM}", f"{_TRITON}.get_kv_cache_stride_order") if older else ()
+    for name in (*_NAMES, *forms):
         finding = defines(name, root=root)
         if not finding.ok:
             return finding
-    if defines(_OLDER, root=root).ok:
-        return lacking("vLLM", "package_version", "the shape of its cache is not [B, H, N, 2 * D]", "update vLLM")
     return found("vLLM", None, "its attention interface matches")

@@ -51,7 +51,7 @@ class LayerKind(NamedTuple):
 
     Attributes:
         facets: of their problems, less those of a step.
-        block: shape of a block of the cache, ``(KH, N, 2 * D)``.
+        block: shape of a block of the cache, ``(KH, N, 2 * D)`` or ``(2, N, KH, D)``.
         strides: of the cache.
         stored: dtype of the cache.
     """
@@ -194,7 +194,7 @@ def kinds_of(config: Any, parts: Parts) -> dict[LayerKind, tuple[list[str], list
         impl, cache = getattr(layer, "impl", None), getattr(layer, "kv_cache", None)
         while isinstance(cache, list | tuple) and cache:  # releases before 0.33: one for each virtual engine
             cache = cache[0]
-        if isinstance(impl, parts.impl) and isinstance(cache, Tensor) and cache.ndim == 4:
+        if isinstance(impl, parts.impl) and isinstance(cache, Tensor) and cache.ndim in (4, 5):
             facets = parts.facets(impl, config.model_config.dtype, cache)
             kind = LayerKind(tuple(sorted(facets.items())), tuple(cache.shape[1:]), cache.stride(), cache.dtype)
             names, layers = found.setdefault(kind, ([], []))
