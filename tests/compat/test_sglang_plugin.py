@@ -94,6 +94,7 @@ class ForwardBatch:
     extend_seq_lens = None
     extend_seq_lens_cpu = None
     attn_cp_metadata = None
+    out_cache_loc = None
     def __init__(self, **fields):
         self.__dict__.update(fields)
 """
@@ -141,6 +142,18 @@ FILES = {
     "srt/layers/radix_attention.py": LAYER,
     "srt/runtime_context.py": CONTEXT,
 }
+# As releases before 0.5.22 make a location, and where those before 0.5.20 have the list of names.
+FOR_BATCH = """
+    @classmethod
+    def for_batch(cls, forward_batch, *, swa_loc=None, full_loc=None):
+        return cls(forward_batch.out_cache_loc)"""
+RELEASES = {
+    "0.5.23": FILES,
+    "0.5.20": FILES | {"srt/mem_cache/memory_pool.py": POOL.replace(FOR_BATCH, "\n    loc = None")},
+}
+RELEASES["0.5.17"] = {name: text for name, text in RELEASES["0.5.20"].items() if text is not CHOICES} | {
+    "srt/server_args.py": CHOICES
+}
 REGISTRY_MODULE = "sglang.srt.layers.attention.attention_registry"
 HEADS, KV_HEADS, WIDTH, LAYER_ID = 4, 2, 32, 3
 LONGEST, REQUESTS = 64, 5
@@ -150,9 +163,10 @@ LONGEST, REQUESTS = 64, 5
 def sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Put an SGLang on the path, some of its text changed."""
 
-    def install(old: str = "", new: str = "") -> Path:
-        assert not old or any(old in text for text in FILES.values())
-        for name, text in FILES.items():
+    def install(old: str = "", new: str = "", release: str = "0.5.23") -> Path:
+        files = RELEASES[release]
+        assert not old or any(old in text for text in files.values())
+        for name, text in files.items():
             path = tmp_path / "sglang" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             for folder in path.relative_to(tmp_path).parents:
@@ -173,8 +187,9 @@ def sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def attention(sglang):
-    sglang()
+def attention(sglang, request):
+    """The backend, beside an SGLang of a release."""
+    sglang(release=getattr(request, "param", "0.5.23"))
     return importlib.import_module("kernelhub.compat.sglang.attention")
 
 
@@ -186,12 +201,14 @@ class TestRegistration:
         loaded = metadata.EntryPoint("kernelhub", "kernelhub.compat.sglang.plugin:register", "sglang.srt.plugins")
         assert loaded.load() is plugin.register
 
-    def test_kernelhub_becomes_a_backend_that_can_be_chosen(self, sglang) -> None:
-        sglang()
+    @pytest.mark.parametrize("release", RELEASES)
+    def test_kernelhub_becomes_a_backend_that_can_be_chosen(self, sglang, release) -> None:
+        sglang(release=release)
         plugin.register()
         plugin.register()  # SGLang's processes may be forked with it
         registry = importlib.import_module(REGISTRY_MODULE)
-        choices = importlib.import_module("sglang.srt.arg_groups.choices").ATTENTION_BACKEND_CHOICES
+        holder = "sglang.srt.server_args" if release == "0.5.17" else "sglang.srt.arg_groups.choices"
+        choices = importlib.import_module(holder).ATTENTION_BACKEND_CHOICES
         assert list(registry.ATTENTION_BACKENDS) == ["kernelhub"]
         assert choices == ["triton", "flashinfer", "kernelhub"]
         assert "kernelhub.compat.sglang.attention" not in sys.modules
@@ -342,6 +359,7 @@ def run(attention, mode="DECODE", lens=DECODE, page=16, padding=0, fp8=None, sin
 
 
 class TestSteps:
+    @pytest.mark.parametrize("attention", ["0.5.23", "0.5.17"], indirect=True)
     @pytest.mark.parametrize("page", [1, 16])
     @pytest.mark.parametrize(("mode", "lens"), [("DECODE", DECODE), ("EXTEND", ((7, 7), (20, 33))), ("MIXED", MIXED)])
     @pytest.mark.parametrize(

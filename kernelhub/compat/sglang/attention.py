@@ -1,4 +1,4 @@
-"""kernelhub as an attention backend of SGLang (from 0.5.23 on): `paged_attention` over SGLang's pool of slots.
+"""kernelhub as an attention backend of SGLang (0.5.17 to 0.5.23): `paged_attention` over SGLang's pool of slots.
 
 SGLang imports this module once the backend is selected; the module imports SGLang. A pool ``[slots, H, D]`` is read as
 a paged cache ``[slots / page_size, page_size, H, D]`` without a copy. Every page_size-th entry of a request's row in
@@ -159,7 +159,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         assert step is not None
         if k is not None and save_kv_cache:
             self._pool.set_kv_buffer(
-                layer, KVWriteLoc.for_batch(forward_batch), k, v, layer.k_scale, layer.v_scale
+                layer, _location(forward_batch), k, v, layer.k_scale, layer.v_scale
             )  # divides k and v in place; nothing reads them afterwards
         heads, width = layer.tp_q_head_num, layer.v_head_dim
         out = q.new_empty((q.shape[0], heads, width))
@@ -200,6 +200,13 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
             longest = min(longest, max(1, int(batch.seq_lens_cpu.max())))
         firsts: Tensor = self._tokens[:, : longest : self._page]
         return (firsts[batch.req_pool_indices] // self._page).to(torch.int32)
+
+
+def _location(forward_batch: Any) -> Any:
+    """Where the pool stores a step's keys and values. Before 0.5.22 a location is made of the slots themselves."""
+    if hasattr(KVWriteLoc, "for_batch"):
+        return KVWriteLoc.for_batch(forward_batch)
+    return KVWriteLoc(forward_batch.out_cache_loc)
 
 
 def _refusal(runner: Any, pool: Any) -> str | None:

@@ -19,7 +19,7 @@ from kernelhub.probes.source import defines
 NAME = "kernelhub"
 
 _REGISTRY = "sglang.srt.layers.attention.attention_registry"
-_CHOICES = "sglang.srt.arg_groups.choices"
+_CHOICES = ("sglang.srt.arg_groups.choices", "sglang.srt.server_args")  # since 0.5.20, and before
 _BASE = "sglang.srt.layers.attention.base_attn_backend:AttentionBackend"
 _POOL = "sglang.srt.mem_cache.memory_pool"
 _BATCH = "sglang.srt.model_executor.forward_batch_info"
@@ -37,7 +37,6 @@ CALLS = (
     Call(f"{_BASE}.get_cuda_graph_seq_len_fill_value"),
     Call(f"{_BASE}.forward_decode", positional=_FORWARD),
     Call(f"{_BASE}.forward_extend", positional=_FORWARD),
-    Call(f"{_POOL}:KVWriteLoc.for_batch", positional=("forward_batch",)),
     Call(
         f"{_POOL}:MHATokenToKVPool.set_kv_buffer",
         positional=("layer", "loc_info", "cache_k", "cache_v", "k_scale", "v_scale"),
@@ -46,9 +45,11 @@ CALLS = (
     Call(f"{_POOL}:MHATokenToKVPool.get_value_buffer", positional=("layer_id",)),
     Call("sglang.srt.runtime_context:get_parallel"),
 )
+# Since 0.5.22 a location is made for a batch, before of its slots.
+_LOCATION = f"{_POOL}:KVWriteLoc"
+_FOR_BATCH = Call(f"{_LOCATION}.for_batch", positional=("forward_batch",))
 _NAMES = (
     f"{_REGISTRY}:ATTENTION_BACKENDS",
-    f"{_CHOICES}:ATTENTION_BACKEND_CHOICES",
     f"{_BASE}.needs_cpu_seq_lens",
     f"{_POOL}:MHATokenToKVPool.is_quantized_kv_cache",
     *(
@@ -88,7 +89,7 @@ def register() -> None:
         logger.warning("kernelhub is not registered with SGLang: another backend is already named %s", NAME)
         return
     registry.register_attention_backend(NAME)(create)
-    choices = importlib.import_module(_CHOICES).ATTENTION_BACKEND_CHOICES
+    choices = importlib.import_module(_choices_module(None)).ATTENTION_BACKEND_CHOICES
     if NAME not in choices:
         choices.append(NAME)
 
@@ -104,8 +105,18 @@ def interface(root: Path | None = None) -> Finding:
         finding = takes(call, root=root)
         if not finding.ok:
             return finding
-    for name in _NAMES:
+    older = not defines(f"{_LOCATION}.for_batch", root=root).ok
+    if not older and not (finding := takes(_FOR_BATCH, root=root)).ok:
+        return finding
+    names = (*_NAMES, f"{_choices_module(root)}:ATTENTION_BACKEND_CHOICES")
+    for name in (*names, *((f"{_LOCATION}.loc", f"{_BATCH}:ForwardBatch.out_cache_loc") if older else ())):
         finding = defines(name, root=root)
         if not finding.ok:
             return finding
     return found("SGLang", None, "its attention interface matches")
+
+
+def _choices_module(root: Path | None) -> str:
+    """The module whose list holds the names that ``--attention-backend`` takes."""
+    there = (module for module in _CHOICES if defines(f"{module}:ATTENTION_BACKEND_CHOICES", root=root).ok)
+    return next(there, _CHOICES[0])

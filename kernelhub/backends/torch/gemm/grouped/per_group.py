@@ -82,6 +82,8 @@ class PerGroup(GroupedGemmAdapter):
             if not rows.shape[0]:
                 continue
             if self._direct and not self._wide:
+                if rows.shape[0] == 1 and rows.stride(1) != 1:
+                    rows = rows.contiguous()  # torch 2.8 reads the elements of a half-precision row as if side by side
                 out[span] = rows @ b[group].T
                 continue
             if self._wide:
