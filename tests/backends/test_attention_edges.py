@@ -13,6 +13,7 @@ from kernelhub.backends.torch.attention.sequences import gathered
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.indexer.inputs import paged_logits_inputs
@@ -22,7 +23,7 @@ from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
 from kernelhub.ops.models.shapes import AttentionModel, LinearModel, MlaModel
-from tests.contract.attention import largest_value, split
+from tests.contract.attention import split
 
 pytestmark = pytest.mark.device
 

@@ -26,10 +26,11 @@ from kernelhub.errors import NoKernel, NotWarmed
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tables import bound
 from kernelhub.ops.models.shapes import AttentionModel
+from kernelhub.testing import KernelCase
 from tests.backends.fake.cudnn import write
 from tests.conftest import HAS_GPU
-from tests.contract.attention import Case, DenseContract, PagedContract, split
-from tests.contract.finite_pages import with_finite_ends
+from tests.contract.attention import DenseContract, PagedContract, split
+from tests.contract.varied_attention import VariedContract, varied, with_finite_ends
 from tests.dispatch.backends import EVERYWHERE
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="a cuDNN in torch stands in for the real one on a CPU only")
@@ -77,7 +78,7 @@ class OnFake:
     device: ClassVar[str] = "cpu"
 
     @classmethod
-    def accepted_cases(cls) -> list[Case]:
+    def accepted_cases(cls) -> list[KernelCase]:
         with contextlib.nullcontext() if "fake" in HUB.registry.backends else installed():
             return super().accepted_cases()  # type: ignore[misc]
 
@@ -89,16 +90,11 @@ class OnFake:
 
 class TestSdpa(OnFake, DenseContract):
     kernel = "fake.sdpa"
-    fewest_cases = 35
 
 
-class TestSdpaPaged(OnFake, PagedContract):
+class TestSdpaPaged(OnFake, VariedContract, PagedContract):
     kernel = "fake.sdpa_paged"
-    fewest_cases = 30
-
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        return with_finite_ends(super().inputs(case))
+    table = varied("paged_attention", change=with_finite_ends)
 
 
 class TestPages:

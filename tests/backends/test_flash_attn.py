@@ -17,33 +17,32 @@ from kernelhub.backends.flash_attn import fa3
 from kernelhub.dispatch.constraint import OnDevice
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Band
+from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out
 from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends.flash_attn_numbers import WINDOWS
-from tests.contract.attention import Case, DenseContract, PagedContract, largest_value, paged_cases
+from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.test_liars import failures
+from tests.contract.varied_attention import VariedContract, varied
 from tests.dispatch.backends import EVERYWHERE, OF_TRUST, register
 
 SITE = Path(__file__).parent / "flash_attn_site"
 
 
-class PagesOf256(PagedContract):
+class PagesOf256(VariedContract, PagedContract):
     """The cases with the pages that FlashAttention-2 takes."""
 
     __test__ = False
-    cases: ClassVar = [dataclasses.replace(case, inputs={"page_size": 256} | case.inputs) for case in paged_cases()]
-    plain = dataclasses.replace(PagedContract.plain, inputs=PagedContract.plain.inputs | {"page_size": 256})
-    several = dataclasses.replace(PagedContract.several, inputs=PagedContract.several.inputs | {"page_size": 256})
-    rich = dataclasses.replace(PagedContract.rich, inputs=PagedContract.rich.inputs | {"page_size": 256})
+    table = varied("paged_attention", inputs={"page_size": 256})
 
 
 class RaggedPages(PagedContract):
     """With ragged queries where the contract has decode, which FlashAttention-4 is not asked for."""
 
     __test__ = False
-    plain = several = Case("plain", {"seq_lens": (40, 9, 77), "q_lens": (3, 1, 6)})
-    rich = dataclasses.replace(plain, features=("causal", "window_left"))
+    plain: ClassVar = {"seq_lens": (40, 9, 77), "q_lens": (3, 1, 6)}
+    rich: ClassVar = plain | {"causal": True, "window": (5, -1)}
 
 
 CONTRACTS = {
@@ -108,7 +107,7 @@ def on_this_cpu(op: str, variant: str) -> str:
 def test_the_adapter_keeps_the_contract(stand_ins, variant, op) -> None:
     contract, fewest = CONTRACTS[variant, op]
     name = on_this_cpu(op, variant)
-    subject = type("Subject", (contract,), {"kernel": name, "device": "cpu", "fewest_cases": 1})
+    subject = type("Subject", (contract,), {"kernel": name, "device": "cpu"})
     assert len(subject.accepted_cases()) >= fewest
     assert failures(contract, name, "cpu") == []
 

@@ -24,8 +24,9 @@ from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends import flashinfer_fake as fake
 from tests.contract import mla_attention as mla
-from tests.contract.attention import Case, Contract, DenseContract, PagedContract, split
+from tests.contract.attention import DenseContract, PagedContract, split
 from tests.contract.concat import ConcatContract
+from tests.contract.varied_attention import VariedContract, varied
 from tests.dispatch.backends import EVERYWHERE
 
 _OF_THE_MACHINE = (
@@ -93,89 +94,44 @@ class OnFake:
             yield
 
 
-class Attention(OnFake, Contract):
-    """The contract of attention, without an LSE where scores are capped, which is refused."""
-
-    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
-        if arguments.get("softcap"):
-            more.pop("return_lse", None)
-        return super().run(arguments, **more)
+class OneQuery(OnFake, PagedContract):
+    rich: ClassVar = PagedContract.plain | {"window": (5, -1)}
 
 
-class OneQuery(Attention):
-    @classmethod
-    def record(cls) -> Kernel:
-        """Without causality, which changes nothing for one query."""
-        record = super().record()
-        return dataclasses.replace(record, features=record.features - {"causal"})
-
-    several = PagedContract.plain
-    rich = Case("rich", {"seq_lens": (40, 9, 77)}, features=("window_left",))
-
-
-class TestDecode(OneQuery, PagedContract):
+class TestDecode(OneQuery):
     kernel = "flashinfer.fa2_decode"
-    fewest_cases = 18
 
 
-class TestDecodeTensorCores(OneQuery, PagedContract):
+class TestDecodeTensorCores(OneQuery):
     kernel = "flashinfer.fa2_decode_tc"
-    fewest_cases = 5
-
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        return super().inputs(dataclasses.replace(case, heads=(8, 2) if case.heads == (6, 2) else case.heads))
+    model = AttentionModel("four heads a group", 8, 2, 64, 64)
 
 
-class TestPrefill(Attention, PagedContract):
+class TestPrefill(OnFake, PagedContract):
     kernel = "flashinfer.fa2_prefill"
-    fewest_cases = 40
 
 
-class TestPrefillHopper(Attention, PagedContract):
+class TestPrefillHopper(OnFake, PagedContract):
     kernel = "flashinfer.fa3_prefill"
-    fewest_cases = 30
 
 
-class TestXqa(OneQuery, PagedContract):
+class TestXqa(OneQuery):
     kernel = "flashinfer.xqa"
-    fewest_cases = 12
 
 
-class TestTrtllmGen(OneQuery, PagedContract):
+class TestTrtllmGen(OneQuery):
     kernel = "flashinfer.trtllm_gen"
-    fewest_cases = 8
 
 
 class TestTrtllmContext(OnFake, PagedContract):
     kernel = "flashinfer.trtllm_context"
-    fewest_cases = 25
-    several = Case("several queries", {"seq_lens": (40, 9, 77), "q_lens": 6}, features=("causal",))
-
-    @classmethod
-    def record(cls) -> Kernel:
-        """Without causality as a feature to try alone, since windows and sinks are tried beside it."""
-        record = super().record()
-        return dataclasses.replace(record, features=record.features - {"causal"})
 
 
-class WithSinks(OnFake, PagedContract):
+class WithSinks(OnFake, VariedContract, PagedContract):
     """The cases with sinks, which every call of the kernels has."""
 
-    several = Case("several queries", {"seq_lens": (40, 9, 77), "q_lens": 6}, features=("sinks",))
-    plain = Case("plain", {"seq_lens": (40, 9, 77)}, features=("sinks",))
-    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal", "sinks"))
-    fewest_cases = 35
-
-    @classmethod
-    def record(cls) -> Kernel:
-        """Without sinks as a feature to try beside others: they are in every case."""
-        record = super().record()
-        return dataclasses.replace(record, features=record.features - {"sinks"})
-
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        return super().inputs(dataclasses.replace(case, features=(*case.features, "sinks")))
+    table = varied("paged_attention", features={"sinks": True})
+    rich: ClassVar = PagedContract.plain | {"q_lens": 3, "causal": True}
 
 
 class TestSinks(WithSinks):
@@ -186,37 +142,24 @@ class TestSinksHopper(WithSinks):
     kernel = "flashinfer.fa3_sinks"
 
 
-class TestTrtllmRagged(OnFake, DenseContract):
+class TestTrtllmRagged(OnFake, VariedContract, DenseContract):
     kernel = "flashinfer.trtllm_ragged"
-    fewest_cases = 5
-
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        widths = (192, 128) if case.widths == (64, 64) else case.widths
-        return super().inputs(dataclasses.replace(case, widths=widths))
-
-    def test_no_tokens_give_an_empty_result(self) -> None:
-        arguments = self.inputs(self.plain)
-        arguments = {name: value[:0] if name in ("q", "k", "v") else value for name, value in arguments.items()}
-        assert self.run(arguments).shape == (0, *arguments["q"].shape[1:3], 128)
+    table = varied("attention", model=AttentionModel("two widths", 6, 2, 192, 128))
 
     def test_keys_of_sequences_without_queries_are_left_out(self) -> None:
-        case = Case("gaps", {"q_lens": (3, 0, 40, 2, 0), "kv_lens": (0, 9, 30, 50, 7)})
-        for features in ((), ("causal",)):
-            arguments = self.inputs(dataclasses.replace(case, features=features))
+        for causal in (False, True):
+            arguments = self.inputs(q_lens=(3, 0, 40, 2, 0), kv_lens=(0, 9, 30, 50, 7), causal=causal)
             out = torch.full((*arguments["q"].shape[:2], 128), torch.nan, dtype=torch.bfloat16)
             self.check(self.run(arguments, out=out), arguments)
             assert self.run(arguments).isfinite().all()
 
 
-class TestRagged(Attention, DenseContract):
+class TestRagged(OnFake, DenseContract):
     kernel = "flashinfer.fa2_ragged"
-    fewest_cases = 30
 
 
-class TestRaggedHopper(Attention, DenseContract):
+class TestRaggedHopper(OnFake, DenseContract):
     kernel = "flashinfer.fa3_ragged"
-    fewest_cases = 25
 
 
 @pytest.mark.parametrize(("kernel", "width"), [("fa2_ragged", 128), ("fa3_ragged", 128), ("trtllm_ragged", 192)])

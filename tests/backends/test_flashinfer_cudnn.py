@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import types
 from collections.abc import Iterator
@@ -16,50 +15,35 @@ from kernelhub.backends.flashinfer import cudnn as records
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import NoKernel, NotWarmed
+from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends.fake import flashinfer_cudnn as fake
 from tests.backends.test_flashinfer import OneQuery, OnFake
-from tests.contract.attention import Case, DenseContract, PagedContract, largest_value, split
-from tests.contract.finite_pages import with_finite_ends
+from tests.contract.attention import DenseContract, PagedContract, split
+from tests.contract.varied_attention import VariedContract, varied, with_finite_ends
 
 MODEL = AttentionModel("wide", 4, 2, 128, 128)
 LIBRARY = "kernelhub.backends.flashinfer.cudnn.library"
 
 
-def wide(case: Case) -> Case:
-    """With heads of the width that the library names."""
-    return dataclasses.replace(case, widths=(128, 128)) if case.widths == (64, 64) else case
-
-
-class TestDecode(OneQuery, PagedContract):
+class TestDecode(OneQuery):
     kernel = "flashinfer.cudnn_decode"
-    fewest_cases = 8
-    rich = Case("rich", {"seq_lens": (40, 9, 77)})
-
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        return super().inputs(wide(case))
+    model = MODEL
+    rich = PagedContract.plain
 
 
-class TestPrefill(OnFake, PagedContract):
+class TestPrefill(OnFake, VariedContract, PagedContract):
     kernel = "flashinfer.cudnn_prefill"
-    fewest_cases = 15
-    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal",))
-
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        return with_finite_ends(super().inputs(wide(case)))
+    model = MODEL
+    table = varied("paged_attention", change=with_finite_ends)
+    rich: ClassVar = PagedContract.plain | {"q_lens": 3, "causal": True}
 
 
 class TestRagged(OnFake, DenseContract):
     kernel = "flashinfer.cudnn_ragged"
-    fewest_cases = 12
-
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        return super().inputs(wide(case))
+    model = MODEL
 
 
 class TestGraphs(OnFake):

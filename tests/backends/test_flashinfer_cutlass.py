@@ -10,13 +10,13 @@ import torch
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
+from kernelhub.ops.attention.cases import largest_value as largest_of_attention
 from kernelhub.ops.attention.inputs import attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.models.shapes import MLA, AttentionModel
 from tests.backends.fake import flashinfer_cutlass as fake
 from tests.backends.test_flashinfer import Latent, OnFake
 from tests.contract.attention import DenseContract, split
-from tests.contract.attention import largest_value as largest_of_attention
 
 RAGGED, LATENT = "flashinfer.cutlass_ragged", "flashinfer.mla_cutlass"
 SCALE = MLA["deepseek-v3"].scale
@@ -26,7 +26,6 @@ YARN = (1 + 0.1 * math.log(40)) ** 2  # what DeepSeek-V3 multiplies the factor o
 
 class TestRagged(OnFake, DenseContract):
     kernel = RAGGED
-    fewest_cases = 15
 
 
 class TestPrefill(OnFake):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from typing import ClassVar
+
 import pytest
 import torch
 
 from kernelhub.backends.triton.gemm.fp4 import adapter as fp4_adapter
 from kernelhub.backends.triton.gemm.fp4 import decoded as fp4_decoded
+from kernelhub.testing import KernelCase
 from tests.conftest import HAS_GPU
-from tests.contract.attention import Case, DenseContract, PagedContract
+from tests.contract.attention import Contract, DenseContract, PagedContract
 from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
@@ -28,45 +32,44 @@ pytestmark = pytest.mark.device
 INTERPRETED = None if HAS_GPU else 100_000  # elements of the largest tensor that is interpreted within seconds
 
 
-class TestPrefill(DenseContract):
+class Interpreted(Contract):
+    """On a CPU, of the cases that differ in the number of tokens or sequences only three."""
+
+    most_elements = None if HAS_GPU else 150_000
+
+    @classmethod
+    def accepted_cases(cls) -> list[KernelCase]:
+        found = super().accepted_cases()
+        return [case for case in found if HAS_GPU or not re.match(r"(?!(0|2|17) )\d+ (tokens|sequences)", case.label)]
+
+
+class TestPrefill(Interpreted, DenseContract):
     kernel = "triton.prefill"
-    fewest_cases = 66
-    claims_determinism = True
 
 
-class TestSplitKV(DenseContract):
+class TestSplitKV(Interpreted, DenseContract):
     kernel = "triton.split_kv"
-    fewest_cases = 16
-    claims_determinism = True
-    plain = Case("plain", {"batch": 2, "q_tokens": 5, "kv_tokens": 300})
-    several = Case("several queries", {"batch": 2, "q_tokens": 6, "kv_tokens": 20})
-    rich = Case("rich", {"batch": 2, "q_tokens": 5, "kv_tokens": 300}, features=("causal",))
+    plain: ClassVar = {"batch": 2, "q_tokens": 5, "kv_tokens": 300}
+    rich: ClassVar = plain | {"causal": True}
 
 
-class TestPagedSplitKV(PagedContract):
+class TestPagedSplitKV(Interpreted, PagedContract):
     kernel = "triton.split_kv"
-    fewest_cases = 52
-    claims_determinism = True
 
 
-class TestPagedSplitKVFixed(PagedContract):
+class TestPagedSplitKVFixed(Interpreted, PagedContract):
     kernel = "triton.split_kv_fixed"
-    fewest_cases = 52
-    claims_determinism = True
+    quick = not HAS_GPU  # the kernel of `triton.split_kv`, which runs every case
 
 
-class TestPagedMixed(PagedContract):
+class TestPagedMixed(Interpreted, PagedContract):
     kernel = "triton.mixed"
-    fewest_cases = 17
-    claims_determinism = True
-    plain = several = Case("plain", {"seq_lens": (40, 9, 77), "q_lens": (7, 1, 30)})
-    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": (7, 1, 30)}, features=("causal", "window_left"))
+    plain: ClassVar = {"seq_lens": (40, 9, 77), "q_lens": (7, 1, 30)}
+    rich: ClassVar = plain | {"causal": True, "window": (5, -1)}
 
 
-class TestPagedPrefill(PagedContract):
+class TestPagedPrefill(Interpreted, PagedContract):
     kernel = "triton.prefill"
-    fewest_cases = 70
-    claims_determinism = True
 
 
 class TestMerge(MergeContract):

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 import kernelhub
 from kernelhub.dispatch.selection import Decision
-from tests.contract.attention import Case, split
+from kernelhub.ops.case import Case
+from tests.contract.attention import split
+from tests.contract.varied_attention import VariedContract
 
 
 def decision_of(kernel: str, arguments: dict[str, Any]) -> Decision:
@@ -37,16 +40,14 @@ def forcing(kernel: str, arguments: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-class Forced:
-    """Mixed into a contract, of which the cases are those against which known defects alone speak."""
-
-    kernel: str
+class Forced(VariedContract):
+    """Mixed in before a contract: its cases are those against which known defects alone speak."""
 
     @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        return [case for case in cls.cases if takes(cls.kernel, cls.inputs(case))]  # type: ignore[attr-defined]
+    def takes(cls, case: Case) -> bool:
+        return takes(cls.kernel, case.make(torch.device(cls.device)))
 
     @pytest.fixture(autouse=True)
     def forced(self) -> Iterator[None]:
-        with forcing(self.kernel, self.inputs(self.plain)):  # type: ignore[attr-defined]
+        with forcing(self.kernel, self.inputs(**self.plain)):
             yield

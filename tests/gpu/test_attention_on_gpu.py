@@ -14,12 +14,13 @@ from kernelhub.backends.triton.merge.merge import merge_states_kernel
 from kernelhub.backends.triton.mla.concat import concat_kernel
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
+from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.merge.inputs import merge_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
 from kernelhub.ops.models.shapes import AttentionModel
-from tests.contract.attention import largest_value, split
+from tests.contract.attention import split
 
 pytestmark = pytest.mark.gpu
 

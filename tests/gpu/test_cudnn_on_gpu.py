@@ -12,11 +12,12 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.models.shapes import AttentionModel
-from tests.contract.attention import Case, DenseContract, PagedContract, largest_value, split
-from tests.contract.finite_pages import with_finite_ends
+from tests.contract.attention import DenseContract, PagedContract, split
+from tests.contract.varied_attention import varied, with_finite_ends
 from tests.gpu.forced import Forced, forcing
 
 pytestmark = pytest.mark.gpu
@@ -47,11 +48,10 @@ def agrees(arguments: dict[str, Any]) -> torch.Tensor:
 
 class TestSdpa(DenseContract):
     kernel = KERNEL
-    fewest_cases = 25
 
     @pytest.fixture(autouse=True)
     def present(self) -> None:
-        needs(self.inputs(self.plain))
+        needs(self.inputs(**self.plain))
 
 
 class TestNumbers:
@@ -127,11 +127,7 @@ def pages_agree(arguments: dict[str, Any]) -> torch.Tensor:
 
 class TestSdpaPaged(Forced, PagedContract):
     kernel = PAGED
-    fewest_cases = 25
-
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        return with_finite_ends(super().inputs(case))
+    table = varied("paged_attention", change=with_finite_ends)
 
 
 class TestPages:

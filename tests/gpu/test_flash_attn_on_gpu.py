@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
 import pytest
@@ -10,12 +9,14 @@ import torch
 
 import kernelhub
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.kernel import GraphLevel, Kernel
+from kernelhub.dispatch.kernel import GraphLevel
+from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.models.shapes import AttentionModel
+from kernelhub.testing import KernelCase
 from tests.conftest import HAS_GPU
-from tests.contract.attention import Case, Contract, DenseContract, PagedContract, largest_value, split
+from tests.contract.attention import Contract, DenseContract, PagedContract, split
 from tests.gpu.test_attention_on_gpu import captured
 
 pytestmark = pytest.mark.gpu
@@ -45,45 +46,28 @@ class OnThisGpu(Contract):
     facets: ClassVar[dict[str, Any]] = {}
 
     @classmethod
-    def accepted_cases(cls) -> list[Case]:
+    def accepted_cases(cls) -> list[KernelCase]:
         return super().accepted_cases() if HAS_GPU else []
-
-    @classmethod
-    def record(cls) -> Kernel:
-        """The kernel's, without softcap where the library is built without it."""
-        record = super().record()
-        if not HAS_GPU or why_not(cls.op, cls.kernel, softcap=True, **cls.facets) is None:
-            return record
-        return dataclasses.replace(record, features=record.features - {"softcap"})
 
     @pytest.fixture(autouse=True)
     def installed(self) -> None:
         need(self.op, self.kernel, **self.facets)
 
-    def test_takes_enough_cases(self) -> None:
-        lost = sum("softcap" in case.features for case in self.cases)
-        has_softcap = why_not(self.op, self.kernel, softcap=True, **self.facets) is None
-        assert len(self.accepted_cases()) >= self.fewest_cases - (0 if has_softcap else lost)
-
 
 class TestFa3(OnThisGpu, DenseContract):
     kernel = "flash_attn.fa3"
-    fewest_cases = 49
 
 
 class TestFa3Paged(OnThisGpu, PagedContract):
     kernel = "flash_attn.fa3"
-    fewest_cases = 53
 
 
 class TestFa2(OnThisGpu, DenseContract):
     kernel = "flash_attn.fa2"
-    fewest_cases = 61
 
 
 class TestFa4(OnThisGpu, DenseContract):
     kernel = "flash_attn.fa4"
-    fewest_cases = 37
     facets: ClassVar = {"q_len": "many"}
 
 

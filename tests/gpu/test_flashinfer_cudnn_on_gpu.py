@@ -6,7 +6,6 @@ decodes bfloat16 only.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from typing import Any, ClassVar
 
@@ -14,12 +13,15 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.evidence.call import Call
+from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.case import Case
 from kernelhub.ops.models.shapes import AttentionModel
 from kernelhub.probes.package import fits, package
-from tests.contract.attention import Case, Contract, DenseContract, PagedContract, largest_value, split
-from tests.contract.finite_pages import with_finite_ends
+from tests.contract.attention import DenseContract, PagedContract, split
+from tests.contract.varied_attention import varied, with_finite_ends
 from tests.gpu.forced import Forced, forcing
 
 pytestmark = pytest.mark.gpu
@@ -55,19 +57,20 @@ def nothing_is_downloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHINFER_NO_DOWNLOAD", "1")
 
 
-class Wide(Forced, Contract):
+class Wide(Forced):
     """With heads of the width that the library names, and graphs forgotten where they are mixed up."""
 
-    dtypes: ClassVar[tuple[torch.dtype, ...]] = (torch.bfloat16, torch.float16)
+    model = MODEL
 
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        widths = (128, 128) if case.widths == (64, 64) else case.widths
-        return super().inputs(dataclasses.replace(case, widths=widths))
+    @pytest.fixture(autouse=True)
+    def graphs_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        once = Call._run
 
-    @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        return [case for case in super().accepted_cases() if case.dtype in cls.dtypes]
+        def after_none(call: Call, given: dict[str, Any]) -> Any:
+            forget_graphs()
+            return once(call, given)
+
+        monkeypatch.setattr(Call, "_run", after_none)
 
     def run(self, arguments: dict[str, Any], **more: Any) -> Any:
         forget_graphs()
@@ -76,31 +79,22 @@ class Wide(Forced, Contract):
 
 class TestDecode(Wide, PagedContract):
     kernel = "flashinfer.cudnn_decode"
-    fewest_cases = 7
-    several = PagedContract.plain
-    rich = Case("rich", {"seq_lens": (40, 9, 77)})
-    dtypes = (torch.bfloat16,) if OLD else Wide.dtypes
+    rich = PagedContract.plain
 
     @classmethod
-    def record(cls) -> Any:
-        """Without causality, which changes nothing for one query."""
-        record = super().record()
-        return dataclasses.replace(record, features=record.features - {"causal"})
+    def takes(cls, case: Case) -> bool:
+        dtype = case.make(torch.device(cls.device))["q"].dtype
+        return super().takes(case) and (dtype is torch.bfloat16 or not OLD)
 
 
 class TestPrefill(Wide, PagedContract):
     kernel = "flashinfer.cudnn_prefill"
-    fewest_cases = 15
-    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal",))
-
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        return with_finite_ends(super().inputs(case))
+    table = varied("paged_attention", change=with_finite_ends)
+    rich: ClassVar = PagedContract.plain | {"q_lens": 3, "causal": True}
 
 
 class TestRagged(Wide, DenseContract):
     kernel = "flashinfer.cudnn_ragged"
-    fewest_cases = 12
 
 
 def agrees(kernel: str, arguments: dict[str, Any]) -> torch.Tensor:

@@ -6,7 +6,6 @@ class whose kernel cannot run here is skipped with the reason.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from typing import Any, ClassVar
 from unittest import mock
@@ -17,24 +16,17 @@ import torch
 import kernelhub
 from kernelhub.backends.flashinfer import kernels as records
 from kernelhub.errors import KernelUnavailable
+from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.models.shapes import AttentionModel
+from kernelhub.testing import KernelCase
 from tests.conftest import HAS_GPU
 from tests.contract import mla_attention as mla
-from tests.contract.attention import (
-    FEATURES,
-    Case,
-    Contract,
-    DenseContract,
-    PagedContract,
-    dense_cases,
-    largest_value,
-    paged_cases,
-    split,
-)
+from tests.contract.attention import DenseContract, PagedContract, split
 from tests.contract.concat import ConcatContract
+from tests.contract.varied_attention import VariedContract, varied
 from tests.gpu.test_attention_on_gpu import captured
 
 pytestmark = pytest.mark.gpu
@@ -52,117 +44,60 @@ def reasons(selection: Any) -> str:
     return "; ".join(f"{d.kernel}: {d.rejections[0].reason}" for d in selection.decisions if d.rejections)[:300]
 
 
-class Wide(Contract):
+THREE = AttentionModel("three heads a group", 6, 2, 128, 128)
+EIGHT = AttentionModel("eight heads a group", 16, 2, 128, 128)
+
+
+class Wide(VariedContract):
     """The cases of a contract with heads of the width and the group that modules are built for."""
 
-    heads: ClassVar[tuple[int, int]] = (6, 2)
-    page_size: ClassVar[int | None] = None
-
     @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        inputs = case.inputs
-        if cls.page_size is not None and cls.op == "paged_attention":
-            inputs = inputs | {"page_size": cls.page_size}
-        heads = cls.heads if case.heads == (6, 2) else case.heads
-        widths = (128, 128) if case.widths == (64, 64) else case.widths
-        return super().inputs(dataclasses.replace(case, inputs=inputs, heads=heads, widths=widths))
-
-    @classmethod
-    def selection(cls, arguments: dict[str, Any], **more: Any) -> Any:
+    def accepted_cases(cls) -> list[KernelCase]:
         with mock.patch.dict(os.environ, {"FLASHINFER_DISABLE_JIT": "1"}):  # when cases are collected, too
-            return super().selection(arguments, **more)
-
-    @classmethod
-    def record(cls) -> Any:
-        """With the features for which modules are built."""
-        record, plain = super().record(), cls.inputs(cls.several)
-        built = {
-            name
-            for name in record.features
-            if name not in FEATURES
-            or name == "sinks"
-            or cls.selection(plain | {"causal": False} | FEATURES[name]).selected == cls.kernel
-        }
-        if cls.selection(cls.inputs(dataclasses.replace(cls.several, kv_scale="value"))).selected != cls.kernel:
-            built.discard("kv_scale=value")
-        return dataclasses.replace(record, features=frozenset(built))
-
-    def run(self, arguments: dict[str, Any], **more: Any) -> Any:
-        """Without an LSE where scores are capped, which is refused."""
-        if arguments.get("softcap"):
-            more.pop("return_lse", None)
-        return super().run(arguments, **more)
+            return super().accepted_cases() if HAS_GPU else []
 
     @pytest.fixture(autouse=True)
     def runs_here(self):
-        selection = self.selection(self.inputs(self.plain))
+        selection = self.function().explain(**self.inputs(**self.plain), backend=self.kernel)
         if selection.selected != self.kernel:
             pytest.skip(f"{self.kernel} cannot run here, which leaves its contract unchecked: {reasons(selection)}")
 
 
-class OneQuery(Wide):
-    @classmethod
-    def record(cls) -> Any:
-        """Without causality, which changes nothing for one query."""
-        record = super().record()
-        return dataclasses.replace(record, features=record.features - {"causal"})
-
-    several = PagedContract.plain
-    rich = Case("rich", {"seq_lens": (40, 9, 77)}, features=("window_left",))
+class OneQuery(Wide, PagedContract):
+    table = varied("paged_attention", model=THREE)
+    rich: ClassVar = PagedContract.plain | {"window": (5, -1)}
 
 
-class TestDecode(OneQuery, PagedContract):
+class TestDecode(OneQuery):
     kernel = "flashinfer.fa2_decode"
-    cases = paged_cases()
-    fewest_cases = 10
 
 
-class TestDecodeTensorCores(OneQuery, PagedContract):
+class TestDecodeTensorCores(OneQuery):
     kernel = "flashinfer.fa2_decode_tc"
-    cases = paged_cases()
-    heads = (16, 2)
-    fewest_cases = 10
+    table = varied("paged_attention", model=EIGHT)
 
 
 class TestPrefill(Wide, PagedContract):
     kernel = "flashinfer.fa2_prefill"
-    cases = paged_cases()
-    fewest_cases = 20
+    table = varied("paged_attention", model=THREE)
 
 
 class TestPrefillHopper(Wide, PagedContract):
     kernel = "flashinfer.fa3_prefill"
-    cases = paged_cases()
-    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal",))
-    fewest_cases = 15
+    table = varied("paged_attention", model=THREE)
+    rich: ClassVar = PagedContract.plain | {"q_lens": 3, "causal": True}
 
 
-class TestXqa(OneQuery, PagedContract):
+class TestXqa(OneQuery):
     kernel = "flashinfer.xqa"
-    cases = paged_cases()
-    heads = (16, 2)
-    page_size = 64
-    fewest_cases = 5
+    table = varied("paged_attention", model=EIGHT, inputs={"page_size": 64})
 
 
 class WithSinks(Wide, PagedContract):
     """Every case with sinks, and with heads of 64, the one width."""
 
-    cases = paged_cases()
-    several = Case("several queries", {"seq_lens": (40, 9, 77), "q_lens": 6})
-    rich = Case("rich", {"seq_lens": (40, 9, 77), "q_lens": 3}, features=("causal",))
-    fewest_cases = 15
-
-    @classmethod
-    def inputs(cls, case: Case) -> dict[str, Any]:
-        features = tuple(dict.fromkeys((*case.features, "sinks")))
-        return super(Wide, cls).inputs(dataclasses.replace(case, widths=(64, 64), features=features))
-
-    @classmethod
-    def record(cls) -> Any:
-        """Without sinks as a feature to try beside others: they are in every case."""
-        record = super().record()
-        return dataclasses.replace(record, features=record.features - {"sinks"})
+    table = varied("paged_attention", model=AttentionModel("narrow", 6, 2, 64, 64), features={"sinks": True})
+    rich: ClassVar = PagedContract.plain | {"q_lens": 3, "causal": True}
 
 
 class TestSinks(WithSinks):
@@ -175,14 +110,12 @@ class TestSinksHopper(WithSinks):
 
 class TestRagged(Wide, DenseContract):
     kernel = "flashinfer.fa2_ragged"
-    cases = dense_cases()
-    fewest_cases = 20
+    table = varied("attention", model=THREE)
 
 
 class TestRaggedHopper(Wide, DenseContract):
     kernel = "flashinfer.fa3_ragged"
-    cases = dense_cases()
-    fewest_cases = 15
+    table = varied("attention", model=THREE)
 
 
 class TestConcat(ConcatContract):

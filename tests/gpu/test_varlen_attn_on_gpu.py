@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
 import torch
 
@@ -23,7 +21,6 @@ GROUPED = AttentionModel("grouped", 8, 2, 128, 128)
 
 class TestContract(OnThisGpu, DenseContract):
     kernel = KERNEL
-    fewest_cases: ClassVar[int] = 30
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from kernelhub.backends.flash_attn import vllm_builds
 from kernelhub.errors import NoKernel
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.models.shapes import AttentionModel
+from kernelhub.testing import KernelCase
 from tests.conftest import HAS_GPU
-from tests.contract.attention import Case, Contract, DenseContract, PagedContract, split
+from tests.contract.attention import Contract, DenseContract, PagedContract, split
 from tests.gpu.test_attention_on_gpu import captured
 from tests.gpu.test_cutlass_on_gpu import without_syncs
 from tests.gpu.test_flash_attn_on_gpu import agrees, need
@@ -39,10 +40,9 @@ def able(op: str, kernel: str) -> None:
 
 class OfVllm(Contract):
     device: ClassVar[str] = "cuda"
-    fewest_cases: ClassVar[int] = 30
 
     @classmethod
-    def accepted_cases(cls) -> list[Case]:
+    def accepted_cases(cls) -> list[KernelCase]:
         return super().accepted_cases() if HAS_GPU else []
 
     @pytest.fixture(autouse=True)

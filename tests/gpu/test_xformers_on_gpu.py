@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
 
 import kernelhub
@@ -31,7 +29,6 @@ def able(kernel: str) -> None:
 
 class OfXformers(OnThisGpu, DenseContract):
     __test__ = False
-    fewest_cases: ClassVar[int] = 25
 
     @pytest.fixture(autouse=True)
     def installed(self) -> None:

@@ -15,6 +15,10 @@ from kernelhub.ops.models.shapes import AttentionModel
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+WIDTHS = tuple(
+    AttentionModel(f"{width} x {value}", 4, 1, width, value)
+    for width, value in ((32, 32), (72, 72), (80, 80), (96, 96), (112, 112), (192, 128), (192, 192), (256, 256))
+)
 TOKENS = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 128, 129)
 
 # One way to request each feature that changes numbers, with values whose omission changes the result; beside the value
@@ -33,6 +37,22 @@ FEATURES: dict[str, tuple[Arguments, Arguments]] = {
 }
 KV_SCALES = ("value", "tensor", "head")
 NEUTRAL: Arguments = {"causal": False, "window": None, "softcap": None, "sinks": None}
+# Sets of features for every form of a batch: of both models, and the larger sets of the first one.
+ALONE: dict[str, Arguments] = {
+    "causal": {"causal": True},
+    "window_left": {"window": (5, -1)},
+    "window_right": {"window": (-1, 3)},
+    "both windows": {"window": (7, 2)},
+    "softcap": {"softcap": 1.5},
+    "sinks": {"sinks": True},
+}
+TOGETHER: dict[str, Arguments] = {
+    "causal, window_left": {"causal": True, "window": (5, -1)},
+    "causal, both windows": {"causal": True, "window": (7, 2)},
+    "causal, both windows, softcap": {"causal": True, "window": (7, 2), "softcap": 1.5},
+    "causal, window_left, sinks": {"causal": True, "window": (5, -1), "sinks": True},
+    "window_right, softcap": {"window": (-1, 3), "softcap": 1.5},
+}
 
 
 class _Attention(AttendingCases):
@@ -40,8 +60,11 @@ class _Attention(AttendingCases):
 
     generate: ClassVar[Any]
     several: ClassVar[Arguments]  # more than one query per sequence
-    wide: ClassVar[AttentionModel] = AttentionModel("wide", 8, 2, 128, 128)
-    small: ClassVar[AttentionModel] = AttentionModel("small", 6, 2, 64, 64)
+    forms: ClassVar[dict[str, Arguments]]  # other forms of a batch
+    models: ClassVar[tuple[AttentionModel, ...]] = (
+        AttentionModel("small", 6, 2, 64, 64),
+        AttentionModel("wide", 8, 2, 128, 128),
+    )
 
     def make(
         self,
@@ -55,7 +78,7 @@ class _Attention(AttendingCases):
         """Arguments from inputs of the generator and others of the op, causal unless they say otherwise."""
 
         def made(device: torch.device) -> Arguments:
-            shape = model or self.small
+            shape = model or self.models[0]
             kv_dtype = quantised if kv_scale else None
             arguments: Arguments = type(self).generate(shape, device=device, kv_dtype=kv_dtype, **inputs)
             arguments |= {"causal": True} | (more or {})
@@ -71,7 +94,7 @@ class _Attention(AttendingCases):
 
     def in_common(self) -> Iterator[Case]:
         """Cases that both ops have: every feature alone, forms of scales, extreme ones."""
-        for model in (self.small, self.wide):
+        for model in self.models:
             for name, (feature, both) in FEATURES.items():
                 base = NEUTRAL | both
                 yield Case(
@@ -87,7 +110,7 @@ class _Attention(AttendingCases):
                     make=self.make(self.several, None, model, form),
                     without=self.make(self.several, None, model, form, 4.0),
                     feature="k_scale, v_scale",
-                    quick=model is self.small,
+                    quick=model is self.models[0],
                 )
             for dtype in (BF16, FP16, FP32):
                 e5m2 = self.make(self.several | {"dtype": dtype}, None, model, "value", quantised=E5M2)
@@ -106,16 +129,39 @@ class _Attention(AttendingCases):
                 make=self.make(self.several, {"scale": -0.3}, model),
             )
             yield Case(label=f"tiny scale, width {model.head_dim_qk}", make=self._tiny(model), quick=True)
-        for width, value in ((32, 32), (72, 72), (80, 80), (96, 96), (192, 128), (192, 192), (256, 256)):
-            shape = AttentionModel(f"{width} x {value}", 4, 1, width, value)
-            yield Case(label=f"width {width} x {value}", make=self.make(self.several, None, shape))
+        for shape in WIDTHS:
+            yield Case(label=f"width {shape.name}", make=self.make(self.several, None, shape))
         for heads, kv_heads in ((4, 4), (5, 1), (16, 2), (32, 8)):
             shape = AttentionModel(f"{heads} / {kv_heads}", heads, kv_heads, 128, 128)
             yield Case(label=f"{heads} heads on {kv_heads}", make=self.make(self.several, None, shape))
+        for scale in (-0.3, 0.0):
+            make = self.make(self.several, {"scale": scale, "softcap": 1.5})
+            yield Case(label=f"scale {scale:g}, softcap", make=make)
+        yield Case(label="tiny scale, fp8", make=self._tiny(self.models[0], "value"))
+        for form, inputs in self.forms.items():
+            for name in ("window_left", "softcap", "sinks"):
+                make = self.make(inputs, NEUTRAL | ALONE[name] | {"return_lse": True})
+                yield Case(label=f"{form}, {name}, lse", make=make)
+        for form, inputs in ({"several": self.several} | self.forms).items():
+            for name, features in TOGETHER.items():
+                if form in ("several", "ragged", "mixed") or "both windows" in name or "sinks" in name:
+                    yield Case(label=f"{form}, {name}", make=self.make(inputs, NEUTRAL | features))
 
-    def _tiny(self, model: AttentionModel) -> Make:
+    def alone(self, form: str) -> Iterator[Case]:
+        """Every feature alone in another form of a batch."""
+        for model in self.models:
+            for name, features in ALONE.items():
+                make = self.make(self.forms[form], NEUTRAL | features, model)
+                yield Case(label=f"{form}, {name} alone, width {model.head_dim_qk}", make=make)
+
+    def with_lse(self, label: str, inputs: Arguments, more: Arguments | None = None) -> Iterator[Case]:
+        """A call without and with LSE."""
+        yield Case(label=label, make=self.make(inputs, more))
+        yield Case(label=f"{label}, lse", make=self.make(inputs, (more or {}) | {"return_lse": True}))
+
+    def _tiny(self, model: AttentionModel, kv_scale: str | None = None) -> Make:
         """Queries too large for half precision, and a scale that makes up for it."""
-        plain = self.make(self.several, {"scale": 1e-31}, model)
+        plain = self.make(self.several, {"scale": 1e-31}, model, kv_scale)
 
         def made(device: torch.device) -> Arguments:
             arguments = plain(device)
@@ -132,7 +178,7 @@ class _Attention(AttendingCases):
         return want, lse
 
     def largest_value(self, arguments: Arguments) -> float:
-        return _largest_value(arguments)
+        return largest_value(arguments)
 
     def strided(self, make: Make, names: tuple[str, ...]) -> Make:
         """Operands as parts of wider tensors, heads before tokens in memory."""
@@ -145,7 +191,7 @@ class _Attention(AttendingCases):
         return made
 
 
-def _largest_value(arguments: Arguments) -> float:
+def largest_value(arguments: Arguments) -> float:
     """Largest |v| that a sequence holds, scaled."""
     value = arguments["v"] if "v" in arguments else arguments["v_cache"]
     largest = float(value.float().nan_to_num().abs().max()) if value.numel() else 0.0
@@ -161,30 +207,43 @@ class AttentionCases(_Attention):
     op = "attention"
     generate = staticmethod(attention_inputs)
     several: ClassVar[Arguments] = {"batch": 2, "q_tokens": 24, "kv_tokens": 40}
+    ragged: ClassVar[Arguments] = {"q_lens": (17, 0, 33, 1), "kv_lens": (17, 5, 50, 0)}
+    forms: ClassVar[dict[str, Arguments]] = {
+        "ragged": ragged,
+        "one query": {"batch": 3, "q_tokens": 1, "kv_tokens": 70},
+    }
 
     def cases(self) -> Iterator[Case]:
         yield from self.in_common()
+        for form in self.forms:
+            yield from self.alone(form)
         for tokens in TOKENS:
             inputs = (
                 {"batch": 1, "q_tokens": tokens, "kv_tokens": tokens + 33} if tokens else {"batch": 0, "q_tokens": 4}
             )
-            for model in (self.small, self.wide):
+            for model in self.models:
                 label = f"{tokens} tokens, width {model.head_dim_qk}"
                 yield Case(label=label, make=self.make(inputs, None, model), tokens=True, quick=tokens in (0, 1, 2, 17))
-        for model in (self.small, self.wide):
-            ragged = self.make({"q_lens": (17, 0, 33, 1), "kv_lens": (17, 5, 50, 0)}, None, model)
+        for model in self.models:
+            ragged = self.make(self.ragged, None, model)
             yield Case(label=f"ragged, width {model.head_dim_qk}", make=ragged, quick=True, repeats=True)
-            yield Case(label=f"ragged and padded, width {model.head_dim_qk}", make=padded(ragged), quick=True)
+            yield Case(label=f"ragged and padded, width {model.head_dim_qk}", make=_padded(ragged), quick=True)
             heads_first = self.strided(self.make(self.several, None, model), ("q", "k", "v"))
             yield Case(label=f"heads first in memory, width {model.head_dim_qk}", make=heads_first, quick=True)
             more = {"return_lse": True, "causal": False}
-            yield Case(
-                label=f"ragged, lse, width {model.head_dim_qk}",
-                make=self.make({"q_lens": (17, 0, 33, 1), "kv_lens": (17, 5, 50, 0)}, more, model),
-            )
-        yield Case(label="more queries than keys", make=self.make({"q_tokens": 30, "kv_tokens": 9}))
-        yield Case(label="no keys", make=self.make({"q_tokens": 5, "kv_tokens": 0}, {"causal": False}))
-        yield Case(label="long", make=self.make({"q_tokens": 300}, None, self.wide))
+            yield Case(label=f"ragged, lse, width {model.head_dim_qk}", make=self.make(self.ragged, more, model))
+            yield Case(label=f"long, width {model.head_dim_qk}", make=self.make({"q_tokens": 300}, None, model))
+        no_keys = {"q_tokens": 5, "kv_tokens": 0}
+        for sinks in (None, True):
+            name = ", sinks" if sinks else ""
+            more_queries = {"q_tokens": 30, "kv_tokens": 9}
+            yield from self.with_lse(f"more queries than keys{name}", more_queries, {"sinks": sinks})
+            yield from self.with_lse(f"no keys{name}", no_keys, {"causal": False, "sinks": sinks})
+        yield Case(label="few queries", make=self.make({"batch": 2, "q_tokens": 4, "kv_tokens": 130}))
+        narrow = AttentionModel("two heads on 1", 2, 1, 64, 64)
+        for window in (None, (5, -1)):
+            make = self.make({"q_tokens": 300}, {"window": window}, narrow)
+            yield Case(label=f"long, two heads{', window_left' if window else ''}", make=make)
 
 
 class PagedAttentionCases(_Attention):
@@ -192,13 +251,16 @@ class PagedAttentionCases(_Attention):
 
     op = "paged_attention"
     generate = staticmethod(paged_attention_inputs)
-    several: ClassVar[Arguments] = {"seq_lens": (40, 9, 77), "q_lens": 6, "page_size": 16}
+    several: ClassVar[Arguments] = {"seq_lens": (40, 9, 77), "q_lens": 6}
+    decode: ClassVar[Arguments] = {"seq_lens": (40, 1, 77)}
+    mixed: ClassVar[Arguments] = {"seq_lens": (40, 9, 77, 0, 3), "q_lens": (1, 9, 20, 0, 5)}
+    forms: ClassVar[dict[str, Arguments]] = {"decode": decode, "mixed": mixed}
 
     def cases(self) -> Iterator[Case]:
         yield from self.in_common()
-        decode: Arguments = {"seq_lens": (40, 1, 77)}
-        mixed: Arguments = {"seq_lens": (40, 9, 77, 0, 3), "q_lens": (1, 9, 20, 0, 5)}
-        for model in (self.small, self.wide):
+        yield from self.alone("mixed")
+        decode, mixed = self.decode, self.mixed
+        for model in self.models:
             width = f"width {model.head_dim_qk}"
             for name in ("softcap", "sinks", "scale", "window_left"):
                 yield Case(
@@ -216,7 +278,7 @@ class PagedAttentionCases(_Attention):
                     feature="k_scale, v_scale",
                 )
             for page_size in (1, 3, 16, 32, 64, 128, 256):
-                paged = {"page_size": page_size}
+                paged = {"page_size": page_size, "spare_pages": 1}
                 yield Case(label=f"pages of {page_size}, {width}", make=self.make(decode | paged, None, model))
                 yield Case(
                     label=f"pages of {page_size}, HND, {width}",
@@ -244,7 +306,46 @@ class PagedAttentionCases(_Attention):
             for tokens in (2, 3, 16, 17, 64, 65):
                 inputs = {"seq_lens": (tokens + 30, tokens + 4), "q_lens": tokens}
                 yield Case(label=f"{tokens} tokens each, {width}", make=self.make(inputs, None, model), tokens=True)
+        for form in KV_SCALES:
+            yield Case(label=f"mixed, fp8, scales by {form}", make=self.make(mixed, {"causal": False}, None, form))
+        for dtype, inputs in ((BF16, decode), (FP16, mixed), (FP32, self.several)):
+            e5m2 = self.make(inputs | {"dtype": dtype}, {"causal": False}, None, "head", quantised=E5M2)
+            yield Case(label=f"e5m2, {str(dtype)[6:]}, scales by head", make=e5m2)
+        two_widths = AttentionModel("two widths", 6, 2, 192, 128)
+        yield Case(
+            label="mixed, e5m2, width 192 x 128", make=self.make(mixed, None, two_widths, "value", quantised=E5M2)
+        )
+        for dtype in (FP16, FP32):
+            yield Case(label=f"decode, {str(dtype)[6:]}", make=self.make(decode | {"dtype": dtype}))
+        for shape in (WIDTHS[0], WIDTHS[-1]):
+            yield Case(label=f"decode, width {shape.name}", make=self.make(decode, None, shape))
+        for page_size in (3, 16):
+            hnd: Arguments = {"page_size": page_size, "kv_layout": "HND"}
+            yield Case(label=f"mixed, pages of {page_size}, HND", make=self.make(mixed | hnd, {"causal": False}))
+        yield Case(label="prefill, as many queries each", make=self.make({"seq_lens": (40, 64), "q_lens": 24}))
+        yield Case(label="empty sequences, lse", make=self.make({"seq_lens": (0, 30, 0)}, {"return_lse": True}))
+        yield from self.with_lse("empty sequences, sinks", {"seq_lens": (0, 30, 0)}, {"sinks": True})
+        ragged: Arguments = {"seq_lens": (0, 30, 0, 9), "q_lens": (2, 4, 100, 1)}
+        for name in ("window_left", "causal", "sinks"):
+            yield from self.with_lse(f"ragged, empty sequences, {name}", ragged, NEUTRAL | ALONE[name])
+        few_heads = AttentionModel("4 heads on 1", 4, 1, 64, 64)
+        for name in ("causal", "window_left", "sinks"):
+            make = self.make({"seq_lens": (700, 300), "page_size": 64}, NEUTRAL | ALONE[name], few_heads)
+            yield Case(label=f"long, 4 heads on 1, {name}", make=make)
         shared = AttentionModel("3 heads on 1", 6, 2, 128, 128)
         yield Case(
             label="decode, 3 heads on 1, width 128", make=self.make(decode, None, shared), quick=True, repeats=True
         )
+
+
+def _padded(make: Make) -> Make:
+    """A ragged call with three more queries and 70 more keys, which belong to no sequence."""
+    more_queries = padded(make)
+
+    def made(device: torch.device) -> Arguments:
+        arguments = more_queries(device)
+        longer = {name: arguments[name] for name in ("k", "v")}
+        nans = {name: torch.full_like(tensor[:1], torch.nan).expand(70, -1, -1) for name, tensor in longer.items()}
+        return arguments | {name: torch.cat([tensor, nans[name]]) for name, tensor in longer.items()}
+
+    return made
