@@ -90,7 +90,7 @@ class KernelCase:
         """
         subject = _subject(self.op, self.kernel, self.device)
         try:
-            found = subject.check(_case(self.op, self.label))
+            found = subject.check(_cases(self.op)[self.label])
         except Unavailable as error:
             raise KernelUnavailable(f"{self.kernel} cannot run {self.op}: {error}") from error
         except OutOfMemory as error:
@@ -180,8 +180,7 @@ def cases(
     found, why = _supported(op, kernel, where, HUB.generation)
     if not found:
         raise KernelUnavailable(f"{kernel} supports no case of {op} on {where}: {why}")
-    few = {case.label for case in CASES[op].cases() if case.quick}
-    return tuple(case for case in found if not quick or case.label in few)
+    return tuple(case for case in found if not quick or _cases(op)[case.label].quick)
 
 
 def repair_interpreter() -> None:
@@ -200,15 +199,26 @@ def repair_interpreter() -> None:
 def _supported(op: str, kernel: str, device: str, generation: int) -> tuple[tuple[KernelCase, ...], str]:
     """The cases that a record supports, and the first reason against one that it does not."""
     subject = _subject(op, kernel, device)
-    found, why = [], ""
-    for case in subject.cases.cases():
-        arguments = case.make(subject.device)
-        claim = subject.claims(arguments)
+    found, why, claims = [], "", {}
+    for label, problem, elements in _calls(op, device):
+        if problem not in claims:
+            claims[problem] = subject.claims_of(HUB.select_as_called(op, problem, None))
+        claim = claims[problem]
         if claim.holds:
-            largest = max(tensor.numel() for value in arguments.values() for tensor in _tensors(value))
-            found.append(KernelCase(op, kernel, case.label, tuple(claim.problem.split()), device, largest))
+            found.append(KernelCase(op, kernel, label, tuple(claim.problem.split()), device, elements))
         why = why or claim.why
     return tuple(found), why
+
+
+@functools.lru_cache(maxsize=64)
+def _calls(op: str, device: str) -> tuple[tuple[str, Any, int], ...]:
+    """Label, problem and elements of the largest tensor of each case; making the tensors takes the most time."""
+    found = []
+    for case in _cases(op).values():
+        arguments = case.make(torch.device(device))
+        largest = max(tensor.numel() for value in arguments.values() for tensor in _tensors(value))
+        found.append((case.label, HUB.function(op).explain(**arguments).problem, largest))
+    return tuple(found)
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -227,5 +237,6 @@ def _subject(op: str, kernel: str, device: str) -> Subject:
     return Subject(function, known[kernel], CASES[op], torch.device(device))
 
 
-def _case(op: str, label: str) -> Case:
-    return next(case for case in CASES[op].cases() if case.label == label)
+@functools.cache
+def _cases(op: str) -> dict[str, Case]:
+    return {case.label: case for case in CASES[op].cases()}

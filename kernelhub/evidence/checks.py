@@ -19,6 +19,7 @@ from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.problem import feature_name
+from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import InvalidArgument, KernelUnavailable, NoKernel
 from kernelhub.evidence.call import Answer, Call, Expectations, Failed, OutOfMemory, Unavailable, why
@@ -58,7 +59,10 @@ class Subject:
 
     def claims(self, arguments: Arguments) -> _Claim:
         """Whether the kernel's record supports a call, ignoring quarantine."""
-        selection = self.function.explain(**arguments)
+        return self.claims_of(self.function.explain(**arguments))
+
+    def claims_of(self, selection: Selection[Any]) -> _Claim:
+        """The same, of the selection for a call."""
         decision = next(item for item in selection.decisions if item.kernel == self.kernel.name)
         codes = {rejection.code for rejection in decision.rejections}
         allowed = {"quarantined", UNTRUSTED, OPT_IN}

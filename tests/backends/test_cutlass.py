@@ -23,7 +23,8 @@ class OnTheCpu:
 
     @classmethod
     def accepted_cases(cls) -> list[Any]:
-        return cls.own_cases()
+        with on_the_cpu():
+            return super().accepted_cases()  # type: ignore[misc]
 
     @pytest.fixture(autouse=True)
     def fake(self, clean_hub):
@@ -35,18 +36,6 @@ class TestVllmScaledMm(OnTheCpu, fp8_gemm.Fp8GemmContract):
     kernel = "fake.vllm_scaled_mm"
     plain = {"scaling": "row", "n": 192, "k": 256}  # noqa: RUF012
 
-    @classmethod
-    def own_cases(cls) -> list[fp8_gemm.Case]:
-        halves = [
-            fp8_gemm.Case(f"{label}{', float16, bias' if bias else ''}", {**inputs, **extra})
-            for label, inputs in fp8_gemm.SCALINGS.items()
-            if inputs["scaling"] in ("tensor", "row")
-            for bias, extra in ((False, {}), (True, {"out_dtype": FP16, "bias": True}))
-        ]
-        rows = [fp8_gemm.Case(f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 3, 16, 17, 64, 65, 130)]
-        sizes = ((16, 16), (48, 128), (1296, 32), (128, 128))
-        return [*halves, *rows, *(fp8_gemm.Case(f"N {n}, K {k}", {"n": n, "k": k}) for n, k in sizes)]
-
 
 class TestSglScaledMm(TestVllmScaledMm):
     kernel = "fake.sgl_fp8_scaled_mm"
@@ -56,21 +45,6 @@ class TestVllmBlockwise(OnTheCpu, fp8_gemm.Fp8GemmContract):
     kernel = "fake.vllm_blockwise"
     takes_bias = False
     plain = {"scaling": "block", "n": 256, "k": 256}  # noqa: RUF012
-
-    @classmethod
-    def own_cases(cls) -> list[fp8_gemm.Case]:
-        return [
-            *(fp8_gemm.Case(f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 2, 3, 4, 5, 64, 127, 128, 129)),
-            *(
-                fp8_gemm.Case(f"N {n}, K {k}", {"n": n, "k": k})
-                for n, k in ((128, 128), (256, 128), (128, 256), (384, 640))
-            ),
-            *(
-                fp8_gemm.Case(f"e8m0 of {'a' if e8m0[0] else ''}{'b' if e8m0[1] else ''}", {"e8m0": e8m0})
-                for e8m0 in ((True, False), (False, True), (True, True))
-            ),
-            fp8_gemm.Case("float16", {"out_dtype": FP16, "tokens": 7}),
-        ]
 
     def test_a_plan_gives_what_the_call_gives(self) -> None:
         arguments = self.inputs()
@@ -88,7 +62,7 @@ class TestVllmFp4(OnTheCpu, fp4_gemm.Fp4GemmContract):
     kernel = "fake.vllm_fp4"
 
     @classmethod
-    def own_cases(cls) -> list[fp4_gemm.Case]:
+    def accepted_cases(cls) -> list[fp4_gemm.Case]:
         return [
             *(fp4_gemm.Case(f"{tokens} tokens", {"tokens": tokens}) for tokens in (1, 16, 31, 128, 129, 260)),
             *(
@@ -176,7 +150,7 @@ class TestVllmNvFp4Groups(OnTheCpu, SmallGroupsContract):
     formats = ("nvfp4 x nvfp4",)
 
     @classmethod
-    def own_cases(cls) -> list[Any]:
+    def accepted_cases(cls) -> list[Any]:
         return SmallGroupsContract.accepted_cases.__func__(cls)  # type: ignore[attr-defined, no-any-return]
 
 

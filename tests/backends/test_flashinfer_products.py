@@ -16,84 +16,49 @@ from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.probes.device import simulated
 from tests.backends.test_flashinfer import OnFake
 from tests.contract import bmm_fp8 as batched
-from tests.contract.fp8_gemm import Case, Fp8GemmContract
+from tests.contract.fp8_gemm import Fp8GemmContract
 
-BLOCKS = {"scaling": "block", "n": 256, "k": 256}
-ROWS = [Case(f"{tokens} rows", {**BLOCKS, "tokens": tokens}) for tokens in (1, 2, 3, 4, 5, 31, 32, 33, 130)]
-IN_BLOCKS = [
-    *ROWS,
-    Case("e8m0", {**BLOCKS, "e8m0": (True, True), "tokens": 7}),
-    Case("weights in e8m0", {**BLOCKS, "e8m0": (False, True), "tokens": 7}),
-    Case("long K", {**BLOCKS, "k": 1152, "tokens": 6}),
-    Case("wide N", {**BLOCKS, "n": 640, "tokens": 6}),
-]
+BLOCKS = {"scaling": "block", "n": 128, "k": 256}
+WHOLE = {"scaling": "tensor", "n": 192, "k": 256}
 
 
 class Product(OnFake, Fp8GemmContract):
     takes_bias = False
-    cases: ClassVar[list[Case]] = []
-
-    @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        return cls.cases
 
 
 class TestBlocksHopper(Product):
     kernel = "flashinfer.fp8_blocks"
-    plain: ClassVar[dict[str, Any]] = {"scaling": "block", "n": 192, "k": 256}
-    cases: ClassVar[list[Case]] = [*IN_BLOCKS, Case("N 192", {**BLOCKS, "n": 192})]
-    claims_determinism = True
 
 
 class TestGroupwiseCutlass(Product):
     kernel = "flashinfer.groupwise_cutlass"
-    plain: ClassVar[dict[str, Any]] = {**BLOCKS, "n": 128}
-    cases: ClassVar[list[Case]] = [
-        *IN_BLOCKS,
-        Case("float16", {**BLOCKS, "out_dtype": torch.float16}),
-        Case("K 128", {**BLOCKS, "k": 128}),
-    ]
+    plain: ClassVar[dict[str, Any]] = BLOCKS
 
 
 class TestGroupwiseTrtllm(Product):
     kernel = "flashinfer.groupwise_trtllm"
-    plain: ClassVar[dict[str, Any]] = {**BLOCKS, "n": 128}
-    cases = IN_BLOCKS
+    plain: ClassVar[dict[str, Any]] = BLOCKS
 
 
 class TestMx(Product):
     kernel = "flashinfer.mx_cutlass"
-    plain: ClassVar[dict[str, Any]] = {"scaling": "mx", "n": 128, "k": 256}
-    cases: ClassVar[list[Case]] = [
-        *(Case(f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 31, 33, 127, 129, 260)),
-        *(Case(f"{n} by {k}", {"n": n, "k": k}) for n, k in ((128, 128), (384, 1152))),
-        Case("float16", {"out_dtype": torch.float16}),
-    ]
+    plain: ClassVar[dict[str, Any]] = BLOCKS | {"scaling": "mx"}
 
 
 class TestMxCudnn(TestMx):
     kernel = "flashinfer.mx_cudnn"
 
 
-class Tensorwise(Product):
-    plain: ClassVar[dict[str, Any]] = {"scaling": "tensor", "n": 192, "k": 256}
-    cases: ClassVar[list[Case]] = [
-        *(Case(f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 2, 17, 130)),
-        Case("float16", {"out_dtype": torch.float16}),
-        Case("16 by 16", {"n": 16, "k": 16}),
-        Case("K 512", {"k": 512}),
-    ]
-
-
-class TestCublas(Tensorwise):
+class TestCublas(Product):
     kernel = "flashinfer.fp8_cublas"
+    plain: ClassVar[dict[str, Any]] = WHOLE
 
 
-class TestCudnn(Tensorwise):
+class TestCudnn(TestCublas):
     kernel = "flashinfer.fp8_cudnn"
 
 
-class TestCutlass(Tensorwise):
+class TestCutlass(TestCublas):
     kernel = "flashinfer.fp8_cutlass"
 
 

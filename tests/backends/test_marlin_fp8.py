@@ -21,8 +21,9 @@ from kernelhub.backends.marlin.order import (
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import InvalidArgument, NoKernel
 from kernelhub.ops.formats import from_e8m0, to_e8m0_up
+from kernelhub.testing import KernelCase
 from tests.backends.marlin_fake import FLOAT8_E4M3FN, of_column, on_the_cpu
-from tests.contract.weight_only import BF16, FP16, Case, WeightOnlyContract
+from tests.contract.weight_only import BF16, FP16, WeightOnlyContract
 from tests.dispatch.backends import OF_TRUST
 from tests.ops.test_compile import compiled
 
@@ -40,16 +41,10 @@ class TestBfloat16(WeightOnlyContract):
             yield
 
     @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        forms = ({"scaling": "tensor"}, {"scaling": "row"}, {"scaling": "block"}, {"e8m0": (False, True)})
-        return [
-            Case(f"{form}, {label}", {**form, **shape})
-            for form in forms
-            for label, shape in (
-                *((f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 16, 17)),
-                *((f"N {n}, K {k}", {"n": n, "k": k}) for n in (1, 64, 65, 130) for k in (128, 384)),
-            )
-        ] + [Case("K of 64", {"scaling": "row", "k": 64}), Case("K of 192", {"scaling": "tensor", "k": 192, "n": 100})]
+    def accepted_cases(cls) -> list[KernelCase]:
+        with on_the_cpu():
+            found = super().accepted_cases()
+        return [case for case in found if "few bits" in case.label or "e8m0" in case.label]
 
     def inputs(self, **changes: Any) -> dict[str, Any]:
         made = super().inputs(**{"weight_only": self.dtype, "out_dtype": self.dtype} | changes)
@@ -78,12 +73,8 @@ class TestBfloat16(WeightOnlyContract):
     def test_each_scale_is_that_of_its_own_part(self) -> None:
         for scaling in ("row", "block"):
             arguments = self.inputs(scaling=scaling, n=200, k=384)
-            scale = arguments["b_scale"].clone()
-            scale[-1, -1] *= 2
-            changed = arguments | {"b_scale": scale}
-            out = self.run(changed)
-            self.agrees(out, changed)
-            assert not torch.equal(out, self.run(arguments))
+            arguments["b_scale"][-1, -1] *= 2
+            self.agrees(self.run(arguments), arguments)
 
     def test_operands_may_have_any_strides(self) -> None:
         arguments = self.inputs()

@@ -28,14 +28,19 @@ class TestTorch(WeightOnlyContract):
 
 class TestTriton(WeightOnlyContract):
     kernel = "triton.fp8_gemm"
+    most_elements = None if HAS_GPU else 100_000  # of the largest tensor that is interpreted within seconds
 
 
 class Lie(WeightOnlyContract):
-    """The contract over one of the kernels below, for a test that collects no cases of it."""
+    """The contract over one of the kernels below, on a third of the cases, for a test that collects none of it."""
 
     kernel = "liar.k"
     device = "cpu"
     __test__ = False
+
+    @classmethod
+    def accepted_cases(cls):
+        return super().accepted_cases()[::3]
 
 
 class Truth(Dequantized):

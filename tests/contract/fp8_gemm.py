@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from typing import Any, ClassVar
 
 import pytest
@@ -15,108 +13,28 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.testing import KernelCase, OpContract
 from tests.conftest import DEVICE
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+FP32 = torch.float32
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One call, by what is unusual about it."""
-
-    label: str
-    inputs: dict[str, Any]
-
-    def __str__(self) -> str:
-        return self.label
-
-    def facets(self) -> dict[str, Any]:
-        """What a record is asked about it."""
-        inputs = {"scaling": "block", "n": 192, "k": 256, "out_dtype": BF16, "e8m0": (False, False)} | self.inputs
-        small = (True, True) if inputs["scaling"] == "mx" else inputs["e8m0"]
-        dtypes = ["float8_e8m0fnu" if own else "float32" for own in small]
-        return {
-            "scaling": inputs["scaling"],
-            "n": inputs["n"],
-            "k": inputs["k"],
-            "out_dtype": str(inputs["out_dtype"])[6:],
-            "a_scale_dtype": dtypes[0],
-            "b_scale_dtype": dtypes[1],
-            "bias": inputs.get("bias", False),
-            "e5m2": inputs.get("e5m2", False),
-        }
+def is_weight_only(case: KernelCase) -> bool:
+    """Whether activations of the call are not quantised."""
+    return any(word.startswith("weight_only") for word in case.problem)
 
 
-SCALINGS = {
-    "tensor": {"scaling": "tensor"},
-    "token x channel": {"scaling": "row"},
-    "token x tensor": {"scaling": "row", "per_row": (True, False)},
-    "tensor x channel": {"scaling": "row", "per_row": (False, True)},
-    "block": {"scaling": "block"},
-    "block in e8m0": {"scaling": "block", "e8m0": (True, True)},
-    "weights in e8m0": {"scaling": "block", "e8m0": (False, True)},
-    "row block": {"scaling": "row_block"},
-    "row block, weights in e8m0": {"scaling": "row_block", "e8m0": (False, True)},
-    "mx": {"scaling": "mx"},
-}
-CASES = [
-    *(Case(label, inputs) for label, inputs in SCALINGS.items()),
-    *(Case(f"{label}, float32", {**inputs, "out_dtype": FP32}) for label, inputs in SCALINGS.items()),
-    *(
-        Case(f"{label}, float16, bias", {**inputs, "out_dtype": FP16, "bias": True})
-        for label, inputs in SCALINGS.items()
-    ),
-    *(
-        Case(f"{label}, {tokens} rows", {**SCALINGS[label], "tokens": tokens, "out_dtype": FP32})
-        for label in ("token x channel", "block", "mx")
-        for tokens in (1, 2, 3, 4, 5, 9, 16, 17, 32, 33, 64, 65, 130)
-    ),
-    *(
-        Case(f"{label}, N {n}, K {k}", {**SCALINGS[label], "n": n, "k": k, "out_dtype": FP32})
-        for label in ("tensor", "token x channel", "block", "mx")
-        for n, k in ((1, 128), (7, 16), (63, 129), (65, 127), (127, 33), (129, 31), (130, 1), (200, 300), (64, 272))
-    ),
-    *(
-        Case(f"row block, {tokens} rows, N {n}, K {k}", {**SCALINGS["row block"], "tokens": tokens, "n": n, "k": k})
-        for tokens, n, k in ((1, 130, 128), (17, 65, 300), (65, 7, 16), (130, 129, 31))
-    ),
-    *(
-        Case(f"e5m2, {label}, {tokens} rows", {**SCALINGS[label], "e5m2": True, "tokens": tokens, "bias": True})
-        for label in ("tensor", "token x channel", "block", "row block, weights in e8m0", "mx")
-        for tokens in (5, 70)
-    ),
-    *(
-        Case(f"e5m2, {label}, N 65, K 300", {**SCALINGS[label], "e5m2": True, "n": 65, "k": 300, "out_dtype": FP32})
-        for label in ("token x channel", "block", "mx")
-    ),
-    *(
-        Case(f"{label}, few rows of a long K", {**SCALINGS[label], "tokens": 3, "k": 2304, "bias": True})
-        for label in ("token x channel", "block", "row block", "mx")
-    ),
-]
+class Fp8GemmContract(OpContract):
+    """Of quantised activations; `tests.contract.weight_only` is of others."""
 
-E4M3_CASES = sum(not case.inputs.get("e5m2") for case in CASES)
-
-
-class Fp8GemmContract:
-    kernel: ClassVar[str]
-    device: ClassVar[str] = DEVICE
-    fewest_cases: ClassVar[int] = len(CASES)
-    claims_determinism: ClassVar[bool] = False
+    op = "fp8_gemm"
+    device = DEVICE
     takes_bias: ClassVar[bool] = True
     plain: ClassVar[dict[str, Any]] = {"scaling": "block", "n": 192, "k": 256}
 
     @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        cases = [
-            case
-            for case in CASES
-            if kernelhub.explain(
-                "fp8_gemm", device=torch.device(cls.device), backend=cls.kernel, **case.facets()
-            ).selected
-        ]
-        assert len(cases) >= cls.fewest_cases, f"{cls.kernel} takes only {len(cases)} cases"
-        return cases
+    def accepted_cases(cls) -> list[KernelCase]:
+        return [case for case in super().accepted_cases() if not is_weight_only(case)]
 
     def inputs(self, **changes: Any) -> dict[str, Any]:
         return fp8_gemm_inputs(**{"tokens": 20, **self.plain, "device": self.device} | changes)
@@ -128,17 +46,6 @@ class Fp8GemmContract:
         on_gpu = self.device == "cuda"
         agreement = compare(out, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=on_gpu)
         assert agreement.ok, str(agreement)
-
-    def test_matches_the_reference_in_float64(self, case: Case) -> None:
-        arguments = self.inputs(**case.inputs)
-        shape = (arguments["a"].shape[0], arguments["b"].shape[0])
-        out = torch.full(shape, torch.nan, dtype=arguments["out_dtype"], device=self.device)
-        assert self.run(arguments, out=out) is out
-        self.agrees(out, arguments)
-        made = self.run(arguments)
-        assert made.is_contiguous()
-        assert made.dtype is arguments["out_dtype"]
-        self.agrees(made, arguments)
 
     def test_every_code_is_decoded_exactly(self) -> None:
         codes = torch.arange(256, device=self.device).to(torch.uint8)
@@ -193,9 +100,6 @@ class Fp8GemmContract:
         padded[:, 16:272].view(torch.uint8).copy_(arguments["a"].view(torch.uint8))
         self.agrees(self.run({**arguments, "a": padded[:, 16:272]}), arguments)
 
-    def test_no_rows_give_an_empty_result(self) -> None:
-        assert self.run(self.inputs(tokens=0)).shape == (0, self.plain["n"])
-
     def test_explain_reads_the_call(self) -> None:
         arguments = self.inputs(bias=self.takes_bias)
         selection = kernelhub.fp8_gemm.explain(**arguments, backend=self.kernel)
@@ -220,14 +124,6 @@ class Fp8GemmContract:
         wider.pop("out_dtype")
         with pytest.raises(InvalidArgument, match="the plan is for"):
             plan.run(**wider)
-
-    def test_the_same_call_gives_the_same_bits(self) -> None:
-        if not self.claims_determinism:
-            return
-        for tokens in (1, 20, 130):
-            arguments = self.inputs(tokens=tokens, k=2304)
-            first = self.run(arguments)
-            assert all(torch.equal(self.run(arguments), first) for _ in range(3))
 
     def test_every_code_of_e5m2_is_decoded_exactly(self) -> None:
         facets = {"scaling": "tensor", "n": 64, "k": 256, "out_dtype": "float32", "e5m2": True}
@@ -280,24 +176,3 @@ class EveryScaling(Fp8GemmContract):
             made = {name: value for name, value in arguments.items() if name != "out_dtype"}
             plan = kernelhub.fp8_gemm.prepare(**made, backend=self.kernel)
             assert torch.equal(plan.run(**{**made, "a_scale": tall}), want)
-
-    def test_each_scale_is_that_of_its_own_part(self) -> None:
-        """One scale doubled changes the result by just the part of the sum that it scales."""
-        for scaling, tokens in itertools.product(("row", "block", "row_block", "mx"), (5, 70)):
-            arguments = self.inputs(tokens=tokens, scaling=scaling, e8m0=(True, True), n=200, k=300, out_dtype=FP32)
-            for name in ("a_scale", "b_scale"):
-                scale = arguments[name]
-                at = (scale.shape[0] - 1, scale.shape[1] - 1)
-                changed = scale.clone()
-                if scale.dtype is FP32:
-                    changed[at] *= 2
-                else:
-                    changed.view(torch.uint8)[at] += 1
-                self.agrees(self.run({**arguments, name: changed}), {**arguments, name: changed})
-
-    def test_scales_far_apart_do_not_overflow_between(self) -> None:
-        for scaling, tokens in itertools.product(("block", "row_block", "mx"), (4, 70)):
-            arguments = self.inputs(tokens=tokens, scaling=scaling, e8m0=(True, True), out_dtype=FP32)
-            arguments["a_scale"].view(torch.uint8).add_(60)
-            arguments["b_scale"].view(torch.uint8).sub_(60)
-            self.agrees(self.run(arguments), arguments)

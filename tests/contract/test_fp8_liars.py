@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -17,12 +19,15 @@ from tests.dispatch.backends import register
 
 
 class Lie(EveryScaling):
-    """The contract over one of the kernels below, for a test that collects no cases of it."""
+    """The contract over one of the kernels below, on a third of the cases, for a test that collects none of it."""
 
     kernel = "liar.k"
     device = "cpu"
-    claims_determinism = True
     __test__ = False
+
+    @classmethod
+    def accepted_cases(cls):
+        return super().accepted_cases()[::3]
 
 
 class Truth(Dequantized):
@@ -142,7 +147,8 @@ class OtherBitsEachTime(Dequantized):
 def test_products_that_lie_are_caught(lie) -> None:
     facets = anything("device", "scaling", "n", "k", "rows", "out_dtype", "a_scale_dtype", "b_scale_dtype")
     target = f"{__name__}:{lie.__name__}"
-    register("liar", Kernel("fp8_gemm", "liar.k", target, "lies", Band.PLUGIN, (facets,), frozenset({"bias"})))
+    record = Kernel("fp8_gemm", "liar.k", target, "lies", Band.PLUGIN, (facets,), frozenset({"bias"}))
+    register("liar", dataclasses.replace(record, deterministic=True))
     assert bool(failures(Lie, "liar.k", "cpu")) == (lie is not Truth)
 
 

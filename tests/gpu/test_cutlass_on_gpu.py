@@ -45,7 +45,6 @@ def without_syncs(call: Any) -> torch.Tensor:
 
 
 class OfFp8(fp8_gemm.Fp8GemmContract):
-    device = "cuda"
     graphs: ClassVar[bool] = True
     large: ClassVar[tuple[tuple[int, int], ...]]
 
@@ -82,18 +81,6 @@ class TestVllmScaledMm(OfFp8):
     plain = {"scaling": "row", "n": 192, "k": 256}  # noqa: RUF012
     large = ((5120, 2048), (1280, 1024)) if FAST else ((5120, 2048), (8192, 8192))
 
-    @classmethod
-    def accepted_cases(cls) -> list[fp8_gemm.Case]:
-        halves = [
-            fp8_gemm.Case(f"{label}{', bias' if extra else ''}", {**inputs, **extra})
-            for label, inputs in fp8_gemm.SCALINGS.items()
-            if inputs["scaling"] in ("tensor", "row")
-            for extra in ({}, {"bias": True} if FAST else {"bias": True, "out_dtype": FP16})
-        ]
-        rows = [fp8_gemm.Case(f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 3, 16, 17, 64, 65, 129, 257)]
-        sizes = ((16, 16), (48, 128), (1296, 32), (128, 2048))
-        return [*halves, *rows, *(fp8_gemm.Case(f"N {n}, K {k}", {"n": n, "k": k}) for n, k in sizes)]
-
 
 class TestSglScaledMm(TestVllmScaledMm):
     kernel = "cutlass.sgl_fp8_scaled_mm"
@@ -105,15 +92,6 @@ class TestVllmBlockwise(OfFp8):
     takes_bias = False
     plain = {"scaling": "block", "n": 256, "k": 256}  # noqa: RUF012
     large = ((24576, 1536), (7168, 2304))
-
-    @classmethod
-    def accepted_cases(cls) -> list[fp8_gemm.Case]:
-        return [
-            *(fp8_gemm.Case(f"{tokens} rows", {"tokens": tokens}) for tokens in (1, 2, 3, 4, 5, 64, 65, 128, 129, 257)),
-            *(fp8_gemm.Case(f"N {n}, K {k}", {"n": n, "k": k}) for n, k in ((128, 128), (384, 640), (128, 2304))),
-            fp8_gemm.Case("e8m0", {"e8m0": (True, True)}),
-            fp8_gemm.Case("float16", {"out_dtype": FP16, "tokens": 7}),
-        ]
 
     def test_a_plan_gives_what_the_call_gives(self) -> None:
         arguments = self.inputs()

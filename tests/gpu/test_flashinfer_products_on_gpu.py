@@ -20,7 +20,7 @@ from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.tolerance import compare as compare_experts
 from tests.contract.fp4_gemm import Fp4GemmContract
-from tests.contract.fp8_gemm import Case, Fp8GemmContract
+from tests.contract.fp8_gemm import Fp8GemmContract
 from tests.contract.grouped_gemm import CASES as GROUPED
 from tests.contract.grouped_gemm import Case as GroupedCase
 from tests.contract.grouped_gemm import GroupedGemmContract
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.gpu
 
 BLOCKS: dict[str, Any] = {"scaling": "block", "n": 128, "k": 256}
 WHOLE: dict[str, Any] = {"scaling": "tensor", "n": 192, "k": 256}
-ROWS = (1, 3, 4, 5, 31, 32, 33, 64, 65, 130)
 
 
 @pytest.fixture(autouse=True)
@@ -48,18 +47,17 @@ def need(selection: Any, kernel: str) -> None:
 
 
 class Product(Fp8GemmContract):
-    device = "cuda"
     takes_bias = False
-    more: ClassVar[tuple[dict[str, Any], ...]] = ()
-
-    @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        rows = [Case(f"{tokens} rows", {**cls.plain, "tokens": tokens}) for tokens in ROWS]
-        return [*rows, *(Case(str(changes), {**cls.plain, "tokens": 7, **changes}) for changes in cls.more)]
+    real: ClassVar[tuple[int, int]]
 
     @pytest.fixture(autouse=True)
     def runs_here(self):
         need(kernelhub.fp8_gemm.explain(**self.inputs(), backend=self.kernel), self.kernel)
+
+    def test_a_real_size(self) -> None:
+        n, k = self.real
+        arguments = self.inputs(tokens=7, n=n, k=k)
+        self.agrees(self.run(arguments), arguments)
 
     def test_a_graph_gives_what_the_call_gives(self) -> None:
         plan = kernelhub.fp8_gemm.prepare(**self.inputs(), backend=self.kernel)
@@ -79,26 +77,25 @@ class Product(Fp8GemmContract):
 class TestBlocksHopper(Product):
     kernel = "flashinfer.fp8_blocks"
     plain: ClassVar[dict[str, Any]] = {**BLOCKS, "n": 192}
-    more = ({"e8m0": (True, True)}, {"n": 576, "k": 640}, {"n": 7168, "k": 2304}, {"n": 64, "k": 128})
-    claims_determinism = True
+    real = (7168, 2304)
 
 
 class TestGroupwiseCutlass(Product):
     kernel = "flashinfer.groupwise_cutlass"
     plain: ClassVar[dict[str, Any]] = BLOCKS
-    more = ({"e8m0": (True, True)}, {"n": 640, "k": 128}, {"out_dtype": torch.float16}, {"n": 7168, "k": 2304})
+    real = (7168, 2304)
 
 
 class TestGroupwiseTrtllm(Product):
     kernel = "flashinfer.groupwise_trtllm"
     plain: ClassVar[dict[str, Any]] = BLOCKS
-    more = ({"e8m0": (True, True)}, {"n": 640, "k": 640}, {"n": 7168, "k": 2304})
+    real = (7168, 2304)
 
 
 class TestMx(Product):
     kernel = "flashinfer.mx_cutlass"
     plain: ClassVar[dict[str, Any]] = {"scaling": "mx", "n": 128, "k": 256}
-    more = ({"n": 128, "k": 128}, {"out_dtype": torch.float16}, {"n": 4096, "k": 4096})
+    real = (4096, 4096)
 
 
 class TestMxCudnn(TestMx):
@@ -108,7 +105,7 @@ class TestMxCudnn(TestMx):
 class TestCublas(Product):
     kernel = "flashinfer.fp8_cublas"
     plain: ClassVar[dict[str, Any]] = WHOLE
-    more = ({"out_dtype": torch.float16}, {"n": 16, "k": 16}, {"n": 4096, "k": 512})
+    real = (4096, 512)
 
 
 class TestCudnn(TestCublas):
