@@ -1,0 +1,387 @@
+"""Serving: engines with kernelhub's attention and with others, driven over HTTP as clients do.
+
+    python benchmarks/serving.py --engine example --model llama-tiny --workloads 64/16 --concurrency 1,4
+    python benchmarks/serving.py --engine vllm --model /models/llama8b --backends CUSTOM,FLASH_ATTN \\
+        --workloads 1k/1k,8k/1k,1k/8k,sharegpt --concurrency 1,8,32,128 --budget 520 --out results.json
+
+Every backend gets a server of its own, started fresh, in the order A B C C B A; one pass of all cells on one server is
+a run. A cell is a workload at a concurrency C: 2 C prompts to warm up, then 10 C (at least 4, at most --most-prompts),
+C at a time, each a list of seeded token ids, `ignore_eos`, streamed. Results go to --out after each cell; a later
+command with the same --out goes on with what is missing, so that commands with a --budget add up. `--show` prints the
+table.
+
+TTFT: from sending a request to its first token. ITL: between two events of a stream. TPOT: the time of a request after
+its first token over its other tokens. Output tokens are those that were asked for. The price is --price dollars per
+hour.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import math
+import os
+import platform
+import random
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "tpot_ms_p50", "output_tokens_per_s")
+HIGHER_IS_BETTER = {"output_tokens_per_s", "total_tokens_per_s"}
+
+
+class Prompt(NamedTuple):
+    """A request's sizes in tokens."""
+
+    length: int
+    output: int
+
+
+class Timing(NamedTuple):
+    """When a request was sent and its events with text came, in seconds; `error` if it failed."""
+
+    prompt: Prompt
+    sent: float
+    events: tuple[float, ...]
+    error: str = ""
+
+
+def workload(name: str, count: int, longest: int) -> list[Prompt]:
+    """Sizes of the prompts of a workload: ``1k/1k`` and the like, or ``sharegpt``.
+
+    ``sharegpt`` draws log-normal lengths as ShareGPT's are: medians of 110 and 130, sigmas of 1.3 and 1.0, 4 to 2048.
+
+    Raises:
+        SystemExit: the workload is unknown, or longer than the model serves.
+    """
+    if name == "sharegpt":
+        draw = random.Random(0)
+        clip = min(2048, longest // 2)
+        sizes = [
+            (draw.lognormvariate(math.log(110), 1.3), draw.lognormvariate(math.log(130), 1.0)) for _ in range(count)
+        ]
+        return [Prompt(*(int(min(max(size, 4), clip)) for size in pair)) for pair in sizes]
+    parts = re.fullmatch(r"(\d+)(k?)/(\d+)(k?)", name)
+    if parts is None:
+        raise SystemExit(f"workload {name!r} is neither sharegpt nor INPUT/OUTPUT, such as 1k/1k or 64/16")
+    length, output = (int(parts[at]) * (1024 if parts[at + 1] else 1) for at in (1, 3))
+    if length + output > longest:
+        raise SystemExit(f"workload {name} has {length + output} tokens; the server takes {longest}: give --max-len")
+    return [Prompt(length, output)] * count
+
+
+def complete(address: tuple[str, int], model: str, prompt: Prompt, seed: int, vocab: int) -> Timing:
+    """Stream one completion."""
+    draw = random.Random(seed)
+    ids = [draw.randrange(2, vocab) for _ in range(prompt.length)]
+    body = {
+        "model": model,
+        "prompt": ids,
+        "max_tokens": prompt.output,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    events: list[float] = []
+    connection = http.client.HTTPConnection(*address, timeout=600)
+    sent = time.perf_counter()
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            return Timing(prompt, sent, (), f"HTTP {answer.status}: {answer.read()[:300].decode(errors='replace')}")
+        ended = False
+        for line in answer:
+            if line.startswith(b"data:"):
+                if line[5:].strip() == b"[DONE]":
+                    ended = True
+                    break
+                events.append(time.perf_counter())
+    except (OSError, http.client.HTTPException) as error:
+        return Timing(prompt, sent, tuple(events), f"{type(error).__name__}: {error}")
+    finally:
+        connection.close()
+    return Timing(prompt, sent, tuple(events), "" if ended and events else "the stream ended early")
+
+
+def drive(
+    address: tuple[str, int], model: str, prompts: Sequence[Prompt], concurrency: int, seed: int, vocab: int
+) -> list[Timing]:
+    """All prompts, so many at a time: a client sends its next request when the one before has ended."""
+    timings: list[Timing] = []
+    places = iter(range(len(prompts)))
+    lock = threading.Lock()
+
+    def client() -> None:
+        while True:
+            with lock:
+                place = next(places, None)
+            if place is None:
+                return
+            timing = complete(address, model, prompts[place], seed * 1_000_003 + place, vocab)
+            with lock:
+                timings.append(timing)
+
+    threads = [threading.Thread(target=client) for _ in range(concurrency)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return timings
+
+
+def share(values: Sequence[float], part: float) -> float:
+    """The value below which a part of them is."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]
+
+
+def figures(timings: Sequence[Timing], price: float | None) -> dict[str, Any]:
+    """The figures of a cell.
+
+    Raises:
+        SystemExit: a request failed; the text has its error.
+    """
+    failed = [timing.error for timing in timings if timing.error]
+    if failed:
+        raise SystemExit(f"{len(failed)} of {len(timings)} requests failed; the first: {failed[0]}")
+    first = [1e3 * (timing.events[0] - timing.sent) for timing in timings]
+    gaps = [1e3 * (b - a) for timing in timings for a, b in zip(timing.events, timing.events[1:], strict=False)]
+    rest = [
+        1e3 * (timing.events[-1] - timing.events[0]) / (timing.prompt.output - 1)
+        for timing in timings
+        if timing.prompt.output > 1
+    ]
+    wall = max(timing.events[-1] for timing in timings) - min(timing.sent for timing in timings)
+    given, made = (sum(timing.prompt[at] for timing in timings) for at in (0, 1))
+    found = {
+        "requests": len(timings),
+        "input_tokens": given,
+        "output_tokens": made,
+        "seconds": wall,
+        "output_tokens_per_s": made / wall,
+        "total_tokens_per_s": (given + made) / wall,
+    }
+    for name, values in (("ttft", first), ("itl", gaps), ("tpot", rest)):
+        for part in (50, 99) if values else ():
+            found[f"{name}_ms_p{part}"] = share(values, part / 100)
+    if price is not None:
+        found["dollars_per_million_output_tokens"] = price / 3600 / found["output_tokens_per_s"] * 1e6
+    return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
+
+
+class Server(NamedTuple):
+    """A server that answers."""
+
+    address: tuple[str, int]
+    model: str
+    start_s: float
+
+
+@contextlib.contextmanager
+def server(engine: str, backend: str, given: argparse.Namespace, log: Path) -> Iterator[Server]:
+    """Start an engine's server, and stop it in the end.
+
+    Raises:
+        SystemExit: it ended, or did not answer within --start-timeout; the text has the end of its log.
+    """
+    port = given.port
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    if engine == "example":
+        command = [sys.executable, str(ROOT / "examples" / "serve.py"), "--model", given.model, "--port", str(port)]
+        command += ["--max-len", str(given.max_len), "--max-seqs", str(max(given.concurrency))]
+        command += given.engine_options.split()
+        if backend != "auto":
+            environment["KERNELHUB_PREFER"] = backend
+    else:
+        command = ["vllm", "serve", given.model, "--port", str(port), "--attention-backend", backend]
+        command += ["--max-model-len", str(given.max_len), "--no-enable-prefix-caching"]
+        command += ["--max-num-seqs", str(max(given.concurrency)), *given.engine_options.split()]
+    begun = time.monotonic()
+    with log.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        while (model := _model_of(("127.0.0.1", port))) is None:
+            if process.poll() is not None or time.monotonic() - begun > given.start_timeout:
+                state = "ended" if process.poll() is not None else f"has not answered for {given.start_timeout:g} s"
+                raise SystemExit(f"{engine} {backend} {state}:\n{log.read_text()[-3000:]}")
+            time.sleep(0.2)
+        yield Server(("127.0.0.1", port), model, round(time.monotonic() - begun, 2))
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _model_of(address: tuple[str, int]) -> str | None:
+    """The name of the model that a server serves; None while it does not answer."""
+    connection = http.client.HTTPConnection(*address, timeout=5)
+    try:
+        connection.request("GET", "/v1/models")
+        answer = connection.getresponse()
+        return str(json.loads(answer.read())["data"][0]["id"]) if answer.status == 200 else None
+    except (OSError, ValueError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def order(backends: Sequence[str], runs: int) -> list[tuple[str, int]]:
+    """Backends with the number of their run: A B C, then C B A, and so on, so that drift hits all alike."""
+    return [(name, run) for run in range(runs) for name in (backends if run % 2 == 0 else backends[::-1])]
+
+
+def machine() -> dict[str, Any]:
+    """Device and versions."""
+    import torch
+
+    import kernelhub
+
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else platform.machine()
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "kernelhub": kernelhub.__version__}
+    return {"device": device, **versions, "date": time.strftime("%Y-%m-%d")}
+
+
+def measure(given: argparse.Namespace) -> dict[str, Any]:
+    """Measure the cells that the results lack, as far as the budget goes."""
+    begun = time.monotonic()
+    results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
+    results.setdefault("machine", machine())
+    done = {_key(row) for row in results["rows"]}
+    cells = [(name, clients) for name in given.workloads for clients in given.concurrency]
+    for name, clients in cells:
+        workload(name, clients, given.max_len)  # wrong names end here, not after a server has started
+    for backend, run in order(given.backends, given.runs):
+        row = {"engine": given.engine, "model": given.model, "backend": backend, "run": run}
+        missing = [cell for cell in cells if _key({**row, "workload": cell[0], "concurrency": cell[1]}) not in done]
+        if not missing:
+            continue
+        longest = max([item["server_start_s"] for item in results["rows"]], default=0.0)
+        if _left(begun, given.budget) < longest:
+            break
+        with server(given.engine, backend, given, given.out.with_suffix(f".{backend}.log")) as running:
+            for name, clients in missing:
+                took = [
+                    item["cell_s"]
+                    for item in results["rows"]
+                    if (item["workload"], item["concurrency"]) == (name, clients)
+                ]
+                if _left(begun, given.budget) < max(took, default=0.0):
+                    break
+                since = time.monotonic()
+                count = min(max(10 * clients, 4), given.most_prompts)
+                drive(
+                    running.address, running.model, workload(name, 2 * clients, given.max_len), clients, 1, given.vocab
+                )
+                prompts = workload(name, count, given.max_len)
+                found = figures(drive(running.address, running.model, prompts, clients, 2, given.vocab), given.price)
+                cell = {**row, "workload": name, "concurrency": clients, "server_start_s": running.start_s, **found}
+                cell["cell_s"] = round(time.monotonic() - since, 2)
+                results["rows"].append(cell)
+                given.out.parent.mkdir(parents=True, exist_ok=True)
+                given.out.write_text(json.dumps(results, indent=1) + "\n")
+                print(json.dumps(cell), flush=True)
+    return results
+
+
+def _left(begun: float, budget: float | None) -> float:
+    return math.inf if budget is None else budget - (time.monotonic() - begun)
+
+
+def _key(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("engine", "model", "backend", "run", "workload", "concurrency"))
+
+
+def table(results: dict[str, Any]) -> str:
+    """The median of each cell's runs, its spread, and the ratio to the best other backend."""
+    cells: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
+    for row in results["rows"]:
+        cell = cells.setdefault((row["model"], row["workload"], row["concurrency"]), {})
+        cell.setdefault(row["backend"], []).append(row)
+    lines = [
+        f"{'model, workload, concurrency':<34} {'backend':<12} runs " + " ".join(f"{name:>20}" for name in FIGURES)
+    ]
+    for (model, name, clients), backends in cells.items():
+        medians = {
+            backend: {
+                figure: statistics.median(row[figure] for row in rows if figure in row)
+                for figure in FIGURES
+                if figure in rows[0]
+            }
+            for backend, rows in backends.items()
+        }
+        for backend, rows in backends.items():
+            shown = []
+            for figure in FIGURES:
+                mine = medians[backend].get(figure)
+                others = [medians[other][figure] for other in backends if other != backend and figure in medians[other]]
+                if mine is None:
+                    shown.append(f"{'':>20}")
+                    continue
+                best = (max if figure in HIGHER_IS_BETTER else min)(others) if others else None
+                ratio = (
+                    ""
+                    if not best or not mine
+                    else f" ({mine / best if figure in HIGHER_IS_BETTER else best / mine:.2f}x)"
+                )
+                values = [row[figure] for row in rows]
+                spread = f" ±{(max(values) - min(values)) / 2:.1f}" if len(values) > 1 else ""
+                shown.append(f"{mine:.1f}{spread}{ratio}".rjust(20))
+            label = f"{Path(model).name}, {name}, {clients}"
+            lines.append(f"{label:<34} {backend:<12} {len(rows):>4} " + " ".join(shown))
+    lines.append("ratios: against the best other backend; above 1 is better")
+    return "\n".join(lines)
+
+
+def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--engine", choices=("example", "vllm"), default="example")
+    parser.add_argument("--model", default="llama-tiny", help="as the engine takes it")
+    parser.add_argument(
+        "--backends", type=_names, default=["auto"], help="of vLLM; of the example, kernelhub's, or auto"
+    )
+    parser.add_argument("--workloads", type=_names, default=["64/16"])
+    parser.add_argument("--concurrency", type=lambda text: [int(part) for part in _names(text)], default=[1, 4])
+    parser.add_argument("--runs", type=int, default=2, help="of every backend")
+    parser.add_argument("--most-prompts", type=int, default=1280, help="of a cell")
+    parser.add_argument("--max-len", type=int, default=2048, help="tokens of a sequence")
+    parser.add_argument("--vocab", type=int, default=500, help="prompts are drawn of token ids below this")
+    parser.add_argument("--price", type=float, help="dollars per hour of the machine")
+    parser.add_argument(
+        "--budget", type=float, help="seconds; cells that would take longer are left for the next command"
+    )
+    parser.add_argument("--start-timeout", type=float, default=400.0, help="seconds")
+    parser.add_argument("--port", type=int, default=8123)
+    parser.add_argument("--engine-options", default="", help="more options of the server, in one string")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "serving.json")
+    parser.add_argument("--show", action="store_true", help="print the table of --out, and measure nothing")
+    return parser.parse_args(arguments)
+
+
+def _names(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parsed(arguments)
+    if given.show and not given.out.exists():
+        raise SystemExit(f"there is no {given.out}: measure first")
+    print(table(json.loads(given.out.read_text()) if given.show else measure(given)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""benchmarks/serving.py: figures of known timings, servers that fail, and a measurement that goes on where it ended."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def serving() -> Iterator[Any]:
+    sys.path.insert(0, str(BENCHMARKS))
+    yield importlib.import_module("serving")
+    sys.path.remove(str(BENCHMARKS))
+    sys.modules.pop("serving", None)
+
+
+def test_figures_of_known_timings(serving) -> None:
+    prompt = serving.Prompt(10, 3)
+    timings = [serving.Timing(prompt, 1.0, (1.1, 1.3, 1.4)), serving.Timing(prompt, 1.0, (1.5, 1.6, 2.0))]
+    found = serving.figures(timings, price=3.6)
+    assert (found["requests"], found["input_tokens"], found["output_tokens"]) == (2, 20, 6)
+    assert found["seconds"] == pytest.approx(1.0)
+    assert found["output_tokens_per_s"] == pytest.approx(6.0)
+    assert found["ttft_ms_p50"] == pytest.approx(500.0)
+    assert found["itl_ms_p99"] == pytest.approx(400.0)
+    assert found["tpot_ms_p50"] == pytest.approx(250.0)
+    assert found["dollars_per_million_output_tokens"] == pytest.approx(3.6 / 3600 / 6 * 1e6, abs=1e-3)
+
+
+def test_a_request_that_fails_ends_the_cell(serving) -> None:
+    failed = serving.Timing(serving.Prompt(10, 3), 1.0, (), "HTTP 400: too long")
+    with pytest.raises(SystemExit, match="1 of 1 requests failed; the first: HTTP 400: too long"):
+        serving.figures([failed], None)
+
+
+def test_backends_come_in_both_orders(serving) -> None:
+    assert serving.order(["A", "B", "C"], 2) == [("A", 0), ("B", 0), ("C", 0), ("C", 1), ("B", 1), ("A", 1)]
+
+
+def test_workloads(serving) -> None:
+    assert serving.workload("1k/8k", 2, 9216) == [(1024, 8192)] * 2
+    drawn = serving.workload("sharegpt", 2000, 8192)
+    assert drawn == serving.workload("sharegpt", 2000, 8192)
+    lengths = sorted(prompt.length for prompt in drawn)
+    assert 95 < lengths[1000] < 125
+    assert (lengths[0], lengths[-1]) == (4, 2048)
+    with pytest.raises(SystemExit, match="neither sharegpt nor INPUT/OUTPUT"):
+        serving.workload("chat", 1, 8192)
+    with pytest.raises(SystemExit, match="give --max-len"):
+        serving.workload("8k/1k", 1, 8192)
+
+
+class Slow(BaseHTTPRequestHandler):
+    """A server whose first token comes after 50 ms, and each other after 20 ms; `broken` ends its streams early."""
+
+    broken = False
+
+    def do_POST(self) -> None:
+        said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.send_response(200)
+        self.end_headers()
+        for place in range(1 if self.broken else said["max_tokens"]):
+            time.sleep(0.02 if place else 0.05)
+            self.wfile.write(b'data: {"choices": []}\n\n')
+            self.wfile.flush()
+        if not self.broken:
+            self.wfile.write(b"data: [DONE]\n\n")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def slow() -> Iterator[tuple[str, int]]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Slow)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield ("127.0.0.1", server.server_port)
+    server.shutdown()
+    Slow.broken = False
+
+
+def test_the_driver_measures_what_the_server_does(serving, slow) -> None:
+    timings = serving.drive(slow, "m", [serving.Prompt(5, 4)] * 6, 3, 0, 100)
+    found = serving.figures(timings, None)
+    assert found["requests"] == 6
+    assert 50 <= found["ttft_ms_p50"] < 150
+    assert 20 <= found["itl_ms_p50"] < 60
+    assert 20 <= found["tpot_ms_p50"] < 60
+    assert 0.2 <= found["seconds"] < 1.5  # two rounds of 110 ms, three at a time
+
+
+def test_a_stream_that_ends_early_is_a_failure(serving, slow) -> None:
+    Slow.broken = True
+    assert "ended early" in serving.complete(slow, "m", serving.Prompt(5, 4), 0, 100).error
+    assert "Refused" in serving.complete(("127.0.0.1", 9), "m", serving.Prompt(5, 4), 0, 100).error
+
+
+@pytest.mark.full
+def test_a_measurement_goes_on_where_the_one_before_ended(serving, tmp_path, capsys) -> None:
+    out = tmp_path / "serving.json"
+    arguments = ["--backends", "auto,torch", "--workloads", "8/4", "--runs", "1", "--max-len", "64", "--out", str(out)]
+    arguments += ["--engine-options", "--max-tokens 16 --num-pages 32"]
+    serving.main([*arguments, "--concurrency", "1"])
+    first = json.loads(out.read_text())["rows"]
+    assert [(row["backend"], row["concurrency"]) for row in first] == [("auto", 1), ("torch", 1)]
+    assert all(row["output_tokens"] == 40 for row in first)
+    serving.main([*arguments, "--concurrency", "1,2"])
+    rows = json.loads(out.read_text())["rows"]
+    assert rows[:2] == first
+    assert [(row["backend"], row["concurrency"]) for row in rows[2:]] == [("auto", 2), ("torch", 2)]
+    assert "llama-tiny, 8/4, 2" in capsys.readouterr().out
+    serving.main([*arguments, "--concurrency", "1,2,4", "--budget", "0"])
+    assert json.loads(out.read_text())["rows"] == rows
+
+
+def test_a_server_that_does_not_start_is_shown_with_its_log(serving, tmp_path) -> None:
+    given = serving.parsed(["--model", "no-such-model", "--out", str(tmp_path / "out.json"), "--runs", "1"])
+    with pytest.raises(SystemExit, match="no-such-model is no folder with a config"):
+        serving.measure(given)
