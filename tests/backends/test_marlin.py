@@ -13,6 +13,7 @@ from kernelhub.backends.marlin.order import ordered_codes, ordered_scales, padde
 from kernelhub.backends.marlin.scales import e4m3_scales, nvfp4_scales
 from kernelhub.errors import InvalidArgument, NoKernel
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
+from kernelhub.testing import KernelCase
 from tests.backends.marlin_fake import on_the_cpu, weights
 from tests.contract import fp4_gemm
 
@@ -33,11 +34,10 @@ class Packed(fp4_gemm.Fp4GemmContract):
             yield
 
     @classmethod
-    def accepted_cases(cls) -> list[fp4_gemm.Case]:
-        return [
-            *(fp4_gemm.Case(f"{tokens} tokens", {"tokens": tokens}) for tokens in (1, 2, 8, 9, 16, 17, 65)),
-            *(fp4_gemm.Case(f"N {n}, K {k}", {"n": n, "k": k}) for n in (1, 63, 64, 65, 129) for k in (64, 128, 192)),
-        ]
+    def accepted_cases(cls) -> list[KernelCase]:
+        """Without scales of NaN, which its format does not hold: tests below say so."""
+        with on_the_cpu():
+            return [case for case in super().accepted_cases() if "NaN" not in case.label]
 
     def inputs(self, **changes: Any) -> dict[str, Any]:
         return super().inputs(**self.form | changes)
@@ -88,9 +88,6 @@ class Packed(fp4_gemm.Fp4GemmContract):
         arguments = self.inputs(tokens=6)
         want = self.run(arguments)
         assert torch.equal(self.run({**arguments, "a": arguments["a"].unflatten(0, (2, 3))}), want.unflatten(0, (2, 3)))
-
-    def test_no_tokens_give_an_empty_result(self) -> None:
-        assert self.run(self.inputs(tokens=0)).shape == (0, 72)
 
     def test_a_plan_gives_what_the_call_gives(self) -> None:
         arguments = self.inputs()

@@ -14,9 +14,11 @@ from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
 from kernelhub.ops.gemm.fp4.tolerance import error_allowed
 from kernelhub.ops.gemm.variants import lacking, scaled, zeroed
 
-FP16, FP32 = torch.float16, torch.float32
-TOKENS = (0, 1, 2, 3, 5, 15, 16, 17, 33, 63, 64, 65, 128, 129)
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+TOKENS = (0, 1, 2, 3, 8, 9, 15, 16, 17, 31, 32, 33, 64, 65, 128, 129, 260)
 FEW_TOKENS = (0, 1, 2, 17)
+# Pairs of formats that kernels of their own take.
+SWEPT = (("bfloat16", "nvfp4"), ("bfloat16", "mxfp4"), ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"))
 
 
 class Fp4GemmCases(OpCases):
@@ -48,12 +50,26 @@ class Fp4GemmCases(OpCases):
                             feature=parameter,
                             quick=quick,
                         )
-                for tokens in (
-                    TOKENS if (a, b) in (("bfloat16", "nvfp4"), ("bfloat16", "mxfp4"), ("nvfp4", "nvfp4")) else ()
-                ):
-                    make = _fp4(tokens=tokens, a_format=a, b_format=b, n=128, k=512)
+                make = _fp4(tokens=40, a_format=a, b_format=b, bias=True)
+                yield Case(label=f"{a} x {b}, 40 tokens, bias", make=make)
+                for tokens in TOKENS if (a, b) in SWEPT else ():
+                    make = _fp4(tokens=tokens, a_format=a, b_format=b, n=128)
                     label = f"{a} x {b}, {tokens} tokens"
                     yield Case(label=label, make=make, tokens=True, quick=tokens in FEW_TOKENS, packs=tokens == 17)
+        # Packed formats give results of the activations' dtype.
+        for a, b, dtype in (("bfloat16", "nvfp4", BF16), ("float16", "nvfp4", FP16), ("bfloat16", "mxfp4", BF16)):
+            for n, k in ((1, 64), (63, 128), (64, 192), (65, 192), (129, 64)):
+                make = _fp4(a_format=a, b_format=b, n=n, k=k, out_dtype=dtype)
+                yield Case(label=f"{a} x {b} to {str(dtype)[6:]}, N {n}, K {k}", make=make, packs=n in (1, 65))
+        for tokens in (1, 9, 17, 65):
+            make = _fp4(a_format="float16", out_dtype=FP16, tokens=tokens)
+            yield Case(label=f"float16 x nvfp4 to float16, {tokens} tokens", make=make, tokens=True)
+        for both in B_FORMATS:
+            for n, k in ((32, 64), (160, 128), (128, 128), (256, 384), (384, 1024)):
+                make = _fp4(a_format=both, b_format=both, n=n, k=k)
+                yield Case(label=f"{both} x {both}, N {n}, K {k}", make=make, packs=n == 160)
+            make = _fp4(a_format=both, b_format=both, n=128, out_dtype=FP16)
+            yield Case(label=f"{both} x {both} to float16", make=make, packs=True)
         for tokens in (3, 40):
             make = _with_nan_scale(_fp4(b_format="mxfp4", tokens=tokens, n=128, k=512))
             yield Case(label=f"NaN in one of the scales, {tokens} tokens", make=make, quick=True)
@@ -61,14 +77,26 @@ class Fp4GemmCases(OpCases):
             make = _fp4(a_format="nvfp4", n=128, k=512)
             yield Case(label=f"tiny {name}", make=scaled(make, name, -40), quick=True)
             yield Case(label=f"{name} of zero", make=zeroed(make, name))
-        for n in (1, 63, 65, 129):
-            yield Case(label=f"N {n}", make=_fp4(n=n), packs=True)
-        for k in (16, 48, 144, 272):
-            yield Case(label=f"K {k}", make=_fp4(k=k), packs=True)
+        for tokens in (2, 34):
+            for n in (1, 63, 65, 129):
+                yield Case(label=f"N {n}, {tokens} tokens", make=_fp4(n=n, tokens=tokens), packs=tokens == 2)
+            for k in (16, 48, 128, 144, 272):
+                yield Case(label=f"K {k}, {tokens} tokens", make=_fp4(k=k, tokens=tokens), packs=tokens == 2)
+        for k in (32, 96, 160):
+            make = _fp4(k=k, a_format="mxfp4", b_format="mxfp4", tokens=16)
+            yield Case(label=f"mxfp4 x mxfp4, K {k}", make=make)
         for dtype in (FP16, FP32):
             yield Case(label=f"to {str(dtype)[6:]}", make=_fp4(out_dtype=dtype, n=128, k=512), packs=True)
+            yield Case(label=f"to {str(dtype)[6:]}, bias", make=_fp4(out_dtype=dtype, bias=True, tokens=16))
+        for tokens in (5, 35):
+            make = _fp4(a_format="fp8", per_row=False, n=128, tokens=tokens)
+            yield Case(label=f"one scale for fp8, {tokens} tokens", make=make)
+        make = _fp4(k=1040, n=40, tokens=17, bias=True, out_dtype=FP32)
+        yield Case(label="a K that is split, to float32", make=make, repeats=True, packs=True)
         yield Case(label="a K that is split", make=_fp4(k=2064, n=40, a_format="nvfp4"), packs=True)
-        yield Case(label="one scale for fp8", make=_fp4(a_format="fp8", per_row=False, n=128, k=512))
+        make = _fp4(k=1024, n=40, a_format="fp8", bias=True)
+        yield Case(label="a K that is split, fp8", make=make, packs=True)
+        yield Case(label="70 tokens, a long K", make=_fp4(k=1024, tokens=70), repeats=True)
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": ((arguments["a"].shape[0], arguments["b"].shape[0]), arguments["out_dtype"])}
