@@ -135,10 +135,6 @@ class TestVllmNvFp4Groups(OnTheCpu, SmallGroupsContract):
     kernel = "fake.vllm_groups_nvfp4"
     formats = ("nvfp4 x nvfp4",)
 
-    @classmethod
-    def accepted_cases(cls) -> list[Any]:
-        return SmallGroupsContract.accepted_cases.__func__(cls)  # type: ignore[attr-defined, no-any-return]
-
 
 class TestVllmMxFp4Groups(TestVllmNvFp4Groups):
     kernel = "fake.vllm_groups_mxfp4"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from kernelhub.ops.formats import from_e8m0
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs
+from kernelhub.testing import OpContract
 from tests.backends.deep_gemm_copies import installed, on_the_cpu, write
 from tests.contract import fp8_gemm, grouped_gemm, indexer
 from tests.contract.indexer import shaped
@@ -78,22 +78,9 @@ class TestContiguous(OnTheCpu, grouped_gemm.GroupedGemmContract):
     awkward_k = 256
     powers_of_two = False
 
-    @classmethod
-    def accepted_cases(cls) -> list[grouped_gemm.Case]:
-        sizes = ((1,), (128,), (127, 129), (0, 0, 5), (300, 0, 1, 120), (0, 0, 0), tuple(i % 4 for i in range(40)))
-        return [
-            grouped_gemm.Case(f"groups of {str(case)[:30]}{spare}", {"sizes": case, "spare": spare, "format": "block"})
-            for case in sizes
-            for spare in (0, 3)
-            if sum(case) + spare
-        ]
-
     def inputs(self, **changes: Any) -> dict[str, Any]:
         shape = {"n": 192, "k": 256, "format": "block", "powers_of_two": self.powers_of_two, "device": "cpu"}
         return grouped_gemm_inputs(**shape | changes)
-
-    def test_there_are_cases(self) -> None:
-        assert len(self.accepted_cases()) >= 13
 
     def test_a_plan_gives_what_the_call_gives(self) -> None:
         arguments = self.inputs()
@@ -122,12 +109,6 @@ class TestContiguousBf16(TestContiguous):
     formats = ("bfloat16",)
     awkward_k = 192
 
-    @classmethod
-    def accepted_cases(cls) -> list[grouped_gemm.Case]:
-        return [
-            dataclasses.replace(case, inputs=case.inputs | {"format": "bfloat16"}) for case in super().accepted_cases()
-        ]
-
     def inputs(self, **changes: Any) -> dict[str, Any]:
         return super().inputs(**{"format": "bfloat16"} | changes)
 
@@ -139,61 +120,34 @@ def _operands(arguments: dict[str, Any]) -> Any:
     return GroupedOperands(*(arguments.get(name) for name in names))
 
 
-class TestMasked(OnTheCpu):
-    """The contract's cases; what it tests of contiguous rows is above."""
-
+class TestMasked(OnTheCpu, OpContract):
+    op = "grouped_gemm"
     kernel = "fake.fp8_masked"
-    how: dict[str, Any] = {"format": "block"}  # noqa: RUF012
-    contract = grouped_gemm.GroupedGemmContract()
-
-    @classmethod
-    def accepted_cases(cls) -> list[tuple[int, ...]]:
-        return [(1,), (16, 0, 3), (64, 1), (127, 130, 0), (129, 128), (260, 3, 255), (0, 0)]
-
-    def inputs(self, **changes: Any) -> dict[str, Any]:
-        return grouped_gemm_inputs(**{"n": 192, "k": 256, "masked": True} | self.how | changes)
-
-    def run(self, arguments: dict[str, Any], **more: Any) -> torch.Tensor:
-        return kernelhub.grouped_gemm(**arguments, **more, backend=self.kernel)
-
-    @pytest.mark.parametrize("spare", [0, 3])
-    def test_matches_the_reference_in_float64(self, case, spare: int) -> None:
-        arguments = self.inputs(sizes=case, spare=spare)
-        made = self.run(arguments)
-        assert made.is_contiguous()
-        self.contract.check(made, arguments)
-        if made.numel():
-            out = torch.full_like(made, torch.nan)
-            assert self.run(arguments, out=out) is out
-            self.contract.check(out, arguments)
-            written = ~kernelhub.grouped_gemm.reference(**arguments).isnan()
-            assert torch.equal(~out.isnan(), written)
+    formats: ClassVar[tuple[dict[str, Any], ...]] = ({"format": "block"}, {"format": "block", "powers_of_two": True})
 
     def test_operands_may_have_any_strides(self) -> None:
-        arguments = self.inputs(sizes=(40, 0, 131))
-        moved = dict(arguments)
-        for key in ("a", "b", "a_scale", "b_scale"):
-            if key in arguments:
-                value = arguments[key]
-                raw = value.view(torch.uint8) if value.element_size() == 1 else value
-                moved[key] = raw.transpose(-1, -2).contiguous().transpose(-1, -2).view(value.dtype)
-        wide = torch.full((3, 134, 384), torch.nan).bfloat16()
-        self.contract.check(self.run(moved, out=wide[..., ::2]), arguments)
-        assert wide[..., 1::2].isnan().all()
+        for form in self.formats:
+            arguments = grouped_gemm_inputs(n=192, k=256, masked=True, sizes=(40, 0, 131), **form)
+            moved = dict(arguments)
+            for key in ("a", "b", "a_scale", "b_scale"):
+                if key in arguments:
+                    value = arguments[key]
+                    raw = value.view(torch.uint8) if value.element_size() == 1 else value
+                    moved[key] = raw.transpose(-1, -2).contiguous().transpose(-1, -2).view(value.dtype)
+            wide = torch.full((3, 134, 384), torch.nan).bfloat16()
+            kernelhub.grouped_gemm(**moved, out=wide[..., ::2], backend=self.kernel)
+            grouped_gemm.GroupedGemmContract().check(wide[..., ::2], arguments)
+            assert wide[..., 1::2].isnan().all()
 
 
 class TestMaskedUe8m0(TestMasked):
     kernel = "fake.fp8_masked_ue8m0"
-    how = {"format": "block", "powers_of_two": True}  # noqa: RUF012
-
-
-class TestMaskedE8m0OnHopper(TestMaskedUe8m0):
-    kernel = "fake.fp8_masked"
+    formats = TestMasked.formats[1:]
 
 
 class TestMaskedBf16(TestMasked):
     kernel = "fake.bf16_masked"
-    how = {"format": "bfloat16"}  # noqa: RUF012
+    formats = ({"format": "bfloat16"},)
 
 
 class TestLogits(OnTheCpu, indexer.LogitsContract):

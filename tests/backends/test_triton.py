@@ -84,6 +84,7 @@ class TestConcat(ConcatContract):
 
 class TestGrouped(GroupedGemmContract):
     kernel = "triton.grouped"
+    most_elements = None if HAS_GPU else 66_000
     narrow = {} if HAS_GPU else {"n": 64, "k": 160}
 
 

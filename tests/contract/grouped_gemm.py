@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
 import pytest
@@ -10,81 +9,12 @@ import torch
 from torch import Tensor
 
 import kernelhub
-from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
-from kernelhub.ops.gemm.grouped.tolerance import error_allowed
+from kernelhub.evidence.cases import CASES
+from kernelhub.ops.gemm.grouped.cases import FLOATS, QUANTISED
+from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
+from kernelhub.testing import OpContract
 from tests.conftest import DEVICE
-
-FLOATS = ("bfloat16", "float16", "float32")
-QUANTISED = ("tensor", "channel", "block", "nvfp4", "mxfp4", *PAIRS)
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One call, by what is unusual about it."""
-
-    label: str
-    inputs: dict[str, Any]
-    out_dtype: torch.dtype | None = None
-
-    def __str__(self) -> str:
-        return self.label
-
-    @property
-    def facets(self) -> dict[str, Any]:
-        """Those of the problem that decide who takes the case, but for its sizes."""
-        name = self.inputs.get("format", "bfloat16")
-        facets = {key: True for key in ("masked", "bias") if self.inputs.get(key)}
-        facets |= {key: self.inputs[key] for key in "nk" if key in self.inputs}
-        if self.out_dtype:
-            facets["out_dtype"] = str(self.out_dtype)[6:]
-        if name in PAIRS:
-            rows, weights = name.split(" x ")
-            return facets | {"a_scale": rows, "b_scale": weights}
-        return facets | ({"a_dtype": name, "b_dtype": name} if name in FLOATS else {"b_scale": name})
-
-
-def _case(label: str, out_dtype: torch.dtype | None = None, **inputs: Any) -> Case:
-    return Case(label, inputs, out_dtype)
-
-
-CASES = [
-    *(_case(f"{name}{', masked' if masked else ''}", format=name, masked=masked)
-      for name in (*FLOATS, *QUANTISED) for masked in (False, True)),
-    *(_case(f"{name} with float16 rows", format=name, a_dtype=torch.float16) for name in ("nvfp4", "mxfp4")),
-    *(_case(f"UE8M0 scales{', masked' if masked else ''}", format="block", powers_of_two=True, masked=masked)
-      for masked in (False, True)),
-    *(_case(f"{name} with a bias", format=name, bias=True)
-      for name in ("bfloat16", "float32", "block", "mxfp4", *PAIRS)),
-    _case("a bias, masked", masked=True, bias=True),
-    *(_case(f"{name} to {str(dtype)[6:]}", dtype, format=name)
-      for name, dtype in (("bfloat16", torch.float32), ("float32", torch.bfloat16), ("block", torch.float16),
-                          ("channel", torch.float32), ("nvfp4", torch.float32), ("nvfp4 x nvfp4", torch.float16),
-                          ("mxfp8 x mxfp8", torch.float32))),
-    *(_case(f"groups of {sizes}", sizes=sizes)
-      for sizes in ((1,), (15,), (16,), (17,), (33, 31), (0, 0, 5), (4, 0, 0), (0, 7, 0, 0, 9, 0), (63, 64, 65),
-                    (127, 128, 129), (300, 1, 120))),
-    *(_case(f"masked groups of {sizes}", sizes=sizes, masked=True)
-      for sizes in ((1,), (16, 0, 3), (64, 1), (65, 130, 0))),
-    _case("no row of any group", sizes=(0, 0, 0)),
-    _case("no row of any group, masked", sizes=(0, 0, 0), masked=True),
-    _case("no row to spare", spare=0),
-    _case("37 groups, most empty", sizes=tuple(i * 7 % 5 if i % 3 == 0 else 0 for i in range(37)), n=64, k=64),
-    *(_case(f"{n} columns", n=n, k=64) for n in (8, 64, 120, 128, 136)),
-    *(_case(f"{n} columns, odd", n=n, k=64) for n in (1, 7, 127, 129)),
-    *(_case(f"K of {k}", n=64, k=k) for k in (8, 56, 64, 72, 136)),
-    *(_case(f"K of {k}, odd", n=64, k=k) for k in (1, 63, 65)),
-    *(_case(f"blocks of {n} x {k}", format="block", n=n, k=k)
-      for n, k in ((1, 128), (127, 96), (129, 130), (300, 260))),
-    *(_case(f"{name}, {n} x {k}", format=name, n=n, k=k)
-      for name in ("nvfp4", "mxfp4", *PAIRS) for n, k in ((1, 2), (65, 62), (129, 130), (64, 288))),
-    *(_case(f"many rows of {name}", format=name, sizes=(150, 0, 250), n=130)
-      for name in ("block", "mxfp4", "float32", *PAIRS)),
-    *(_case(f"some rows of {name}", format=name, sizes=(50, 0, 70), n=130)
-      for name in ("channel", "nvfp4", "float16", *PAIRS)),
-    *(_case(f"{name}, K of {k}", format=name, n=64, k=k) for name in ("mxfp8 x mxfp8",) for k in (1, 33, 129)),
-]  # fmt: skip
 
 
 def doubled(scale: Tensor, at: slice) -> Tensor:
@@ -99,23 +29,13 @@ def doubled(scale: Tensor, at: slice) -> Tensor:
     return changed
 
 
-class GroupedGemmContract:
-    kernel: ClassVar[str]
-    device: ClassVar[str] = DEVICE
-    fewest_cases: ClassVar[int] = 80
+class GroupedGemmContract(OpContract):
+    op = "grouped_gemm"
+    device = DEVICE
     formats: ClassVar[tuple[str, ...]] = (*FLOATS, *QUANTISED)
     takes_masked: ClassVar[bool] = True
     awkward_k: ClassVar[int] = 160
     narrow: ClassVar[dict[str, int]] = {}  # sizes for tests of many calls, where those of the inputs take long
-
-    @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        if cls.kernel.startswith("liar"):
-            return CASES
-        machine = SimulatedMachine({"triton": "3.7.1"}, {"TRITON_INTERPRET": "1"})
-        op = kernelhub.grouped_gemm
-        able = {"device": "H200", "machine": machine, "backend": cls.kernel}
-        return [case for case in CASES if kernelhub.explain(op, **able, **case.facets).selected]
 
     def inputs(self, **changes: Any) -> dict[str, Any]:
         return grouped_gemm_inputs(**{"device": self.device, "format": self.formats[0]} | changes)
@@ -125,29 +45,9 @@ class GroupedGemmContract:
 
     def check(self, out: Tensor, arguments: dict[str, Any]) -> None:
         """Rows of groups are the reference's; those of none are not looked at."""
-        want = kernelhub.grouped_gemm.reference(**arguments, dtype=torch.float64)
-        assert out.shape == want.shape
-        allowed = error_allowed(arguments, want, out.dtype, tensor_cores=self.device != "cpu")
-        there = ~want.isnan()
-        assert bool(((out.double() - want).abs() <= allowed)[there].all())
-
-    def test_there_are_cases(self) -> None:
-        assert len(self.accepted_cases()) >= self.fewest_cases
-
-    def test_matches_the_reference_in_float64(self, case: Case) -> None:
-        arguments = self.inputs(**case.inputs)
-        more = {} if case.out_dtype is None else {"out_dtype": case.out_dtype}
-        made = self.run(arguments, **more)
-        self.check(made, arguments)
-        assert made.is_contiguous()
-        assert made.dtype is (
-            case.out_dtype or (torch.bfloat16 if arguments["a"].itemsize == 1 else arguments["a"].dtype)
-        )
-        out = torch.full_like(made, torch.nan)
-        assert self.run(arguments, out=out) is out
-        self.check(out, arguments)
-        written = ~kernelhub.grouped_gemm.reference(**arguments).isnan()
-        assert torch.equal(~out.isnan(), written), "a row of no group was written, or one of a group was not"
+        judgement = CASES[self.op].judge({"out": out}, arguments)
+        assert out.shape == judgement.want["out"].shape
+        assert judgement.ok, judgement.figures
 
     def test_every_scale_counts_where_it_belongs(self) -> None:
         for name in self.formats:
@@ -183,6 +83,7 @@ class GroupedGemmContract:
             got = self.run(moved, out=wide[:, ::2])
             self.check(got, arguments)
             assert wide[:, 1::2].isnan().all()
+            assert self.run(moved).is_contiguous()
 
     def test_values_of_other_groups_do_not_reach_a_row(self) -> None:
         arguments = self.inputs(sizes=(3, 20, 2))

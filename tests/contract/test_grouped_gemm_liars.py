@@ -24,6 +24,11 @@ class Subject(GroupedGemmContract):
     device = "cpu"
     __test__ = False
 
+    @classmethod
+    def accepted_cases(cls):
+        few = ("N 65, K 160", "N 64, K 65", "257 x 132", "float32 to bfloat16")
+        return [case for case in super().accepted_cases() if case.label.endswith(few)]
+
 
 class Truth(PerGroup):
     pass

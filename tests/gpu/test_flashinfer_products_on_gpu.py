@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
@@ -21,8 +20,6 @@ from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.tolerance import compare as compare_experts
 from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import Fp8GemmContract
-from tests.contract.grouped_gemm import CASES as GROUPED
-from tests.contract.grouped_gemm import Case as GroupedCase
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.quant import same
 from tests.gpu.test_attention_on_gpu import captured
@@ -143,14 +140,7 @@ class TestSegments(GroupedGemmContract):
     """CUTLASS on sm_90: float16 and bfloat16, contiguous and masked."""
 
     kernel = "flashinfer.segments"
-    device = "cuda"
     formats = ("bfloat16", "float16")
-    fewest_cases = 25
-
-    @classmethod
-    def accepted_cases(cls) -> list[GroupedCase]:
-        able = {"device": "H200", "machine": SimulatedMachine({"flashinfer": "0.6.18.post1"}), "backend": cls.kernel}
-        return [case for case in GROUPED if kernelhub.explain("grouped_gemm", **able, **case.facets).selected]
 
     @pytest.fixture(autouse=True)
     def runs_here(self) -> None:
