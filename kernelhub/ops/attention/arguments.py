@@ -6,6 +6,7 @@ the metadata of each step (`begin`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import operator
@@ -121,12 +122,10 @@ class Given(NamedTuple):
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> Given:
         """Those of a call's arguments, by parameter."""
-        return cls(*(arguments[name] for name in cls._fields))
+        return cls._make(_given(arguments))
 
-    @property
-    def nothing(self) -> bool:
-        """Whether the call has no feature, as most have none."""
-        return self.causal is self.return_lse is False and all(value is None for value in self[1:-1])
+
+_given = operator.itemgetter(*Given._fields)
 
 
 class OptionalTensor(NamedTuple):
@@ -158,6 +157,8 @@ FEATURES = ("causal", "window_left", "window_right", "softcap", "sinks", "lse", 
 PLAIN: Features = (False, False, False, False, False, False, None)
 
 _values = Values._make
+_EXTRAS = [(Values._fields.index(item.parameter), item.forms) for item in OPTIONAL_TENSORS]
+_facets = operator.attrgetter(*[item.facet for item in OPTIONAL_TENSORS])
 
 
 def features_of(
@@ -252,8 +253,12 @@ def check_extras(op: str, q: Tensor, values: Values) -> None:
 
 def extras_of(problem: AttentionProblem) -> tuple[int, ...]:
     """Indices in `Values` of the tensors that a call of the problem has."""
-    given = [item.parameter for item in OPTIONAL_TENSORS if getattr(problem, item.facet) in item.forms]
-    return tuple(map(Values._fields.index, given))
+    return _extras(_facets(problem))
+
+
+@functools.cache
+def _extras(facets: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(at for (at, forms), value in zip(_EXTRAS, facets, strict=True) if value in forms)
 
 
 def check_kept(op: str, values: Values, given: Mapping[str, Any]) -> None:
@@ -271,7 +276,7 @@ def check_operands(
     k: Tensor,
     v: Tensor,
     num_kv_heads: int,
-    given: Given,
+    given: Given | None,
     out: Any,
 ) -> None:
     """Dtypes, devices, head counts, widths, features: all that `attention` and `paged_attention` share.
@@ -280,7 +285,7 @@ def check_operands(
         op: name for messages.
         names: names of q, k and v in the op's signature.
         num_kv_heads: heads of k, already read from its layout.
-        given: the features of the call.
+        given: the features of the call, None where it has none, as most have none.
     """
     _, k_name, v_name = names
     dtype, kv_dtype = q.dtype, k.dtype
@@ -290,14 +295,15 @@ def check_operands(
         fix = f"give {dtype_name(dtype)} as q, {' or '.join(QUANTISED)}"
         refuse(op, k_name, f"has dtype {dtype_name(kv_dtype)}", fix)
     check_alike(op, q, ((k_name, k), (v_name, v)))
-    if kv_dtype in _FP8 and given.k_scale is None:
+    k_scale = None if given is None else given.k_scale
+    if kv_dtype in _FP8 and k_scale is None:
         refuse(
             op,
             "k_scale",
             f"is None with an fp8 {k_name}",
             "give k_scale and v_scale, 1.0 if nothing was scaled",
         )
-    if kv_dtype not in _FP8 and given.k_scale is not None:
+    if kv_dtype not in _FP8 and k_scale is not None:
         refuse(op, "k_scale", f"is given with a {dtype_name(kv_dtype)} {k_name}", "scales belong to an fp8 KV")
     *_, num_q_heads, head_dim = q.shape
     k_width, v_width = k.shape[-1], v.shape[-1]
@@ -315,7 +321,7 @@ def check_operands(
         refuse(op, k_name, f"has head width {k_width}", f"q has {head_dim}")
     dims = num_q_heads, head_dim
     read = {"q": q, k_name: k, v_name: v}
-    if not given.nothing:
+    if given is not None:
         _, values = features_of(op, dims, num_kv_heads, False, *given)
         check_extras(op, q, values)
         read |= {name: getattr(given, name) for name in KEPT}

@@ -332,11 +332,11 @@ def attention(
             rest,
         )
     except RAISED_BY_BAD_ARGUMENTS:
-        check(locals())
+        check(locals(), plain=False)
         raise
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
-        check(locals())
+        check(locals(), plain=rest is None and scale is None)
         run = _op.decide(key, q.get_device(), backend)
         if rest is None:
             return run(q, k, v, shape, k_shape, v_shape, scale, out, None, None, None, None, None, True)

@@ -56,9 +56,20 @@ def problem_of(key: Any, device: int) -> AttentionProblem:
     )
 
 
-def check(given: Mapping[str, Any]) -> None:
-    """All that a key holds, checked when the key is new: the call's arguments by parameter."""
-    q, k, v, cu_seqlens_q, cu_seqlens_k = (given[name] for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"))
+def check(given: Mapping[str, Any], plain: bool) -> None:
+    """All that a key holds, checked when the key is new.
+
+    Args:
+        given: the call's arguments by parameter.
+        plain: whether it has no feature.
+    """
+    q, k, v, cu_seqlens_q, cu_seqlens_k = (
+        given["q"],
+        given["k"],
+        given["v"],
+        given["cu_seqlens_q"],
+        given["cu_seqlens_k"],
+    )
     for parameter, tensor in (("q", q), ("k", k), ("v", v)):
         check_operand(NAME, parameter, tensor)
     ragged = cu_seqlens_q is not None
@@ -71,7 +82,7 @@ def check(given: Mapping[str, Any]) -> None:
     check_bound(NAME, "max_seqlen_q", given["max_seqlen_q"])
     check_bound(NAME, "max_seqlen_k", given["max_seqlen_k"])
     check_shapes(q.shape, k.shape, v.shape)
-    check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], Given.of(given), given["out"])
+    check_operands(NAME, ("q", "k", "v"), q, k, v, k.shape[-2], None if plain else Given.of(given), given["out"])
 
 
 def refuse_half(cu_seqlens_q: Tensor | None) -> None:

@@ -285,15 +285,15 @@ def paged_attention(
             if (v_shape != k_shape and (len(v_shape) != 4 or v_shape[:3] != k_shape[:3])) or (
                 kv_layout != NHD and kv_layout != HND
             ):
-                check(locals())
+                check(locals(), plain=False)
             rest = (v_shape[3], kv_layout, ragged, q_len, features)
         key = (q.dtype, k_cache.dtype, heads, width, dim1, dim2, width_k, rest)
     except RAISED_BY_BAD_ARGUMENTS:
-        check(locals())
+        check(locals(), plain=False)
         raise
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
-        check(locals())
+        check(locals(), plain=rest is None and scale is None)
         run = _op.decide(key, q.get_device(), backend)
         rows = (None, None, None) if rest is None else (cu_seqlens_q, max_seqlen_q, values)
         return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, *rows, True)

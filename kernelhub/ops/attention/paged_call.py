@@ -61,9 +61,14 @@ def problem_of(key: Any, device: int) -> PagedAttentionProblem:
     )
 
 
-def check(given: Mapping[str, Any]) -> None:
-    """All that a key holds, checked when the key is new: the call's arguments by parameter."""
-    q, k_cache, v_cache, kv_layout = (given[name] for name in ("q", "k_cache", "v_cache", "kv_layout"))
+def check(given: Mapping[str, Any], plain: bool) -> None:
+    """All that a key holds, checked when the key is new.
+
+    Args:
+        given: the call's arguments by parameter.
+        plain: whether it has no feature.
+    """
+    q, k_cache, v_cache, kv_layout = given["q"], given["k_cache"], given["v_cache"], given["kv_layout"]
     ragged = given["cu_seqlens_q"] is not None
     for parameter, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         check_operand(NAME, parameter, tensor)
@@ -83,7 +88,7 @@ def check(given: Mapping[str, Any]) -> None:
         refuse(NAME, "k_cache", f"has shape {list(k_cache.shape)}", "a page holds at least one token of one head")
     check_bound(NAME, "max_seqlen_q", given["max_seqlen_q"])
     num_kv_heads, names = k_shape[2 if kv_layout == NHD else 1], ("q", "k_cache", "v_cache")
-    check_operands(NAME, names, q, k_cache, v_cache, num_kv_heads, Given.of(given), given["out"])
+    check_operands(NAME, names, q, k_cache, v_cache, num_kv_heads, None if plain else Given.of(given), given["out"])
 
 
 def begin(
