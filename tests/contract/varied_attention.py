@@ -53,6 +53,9 @@ class VariedContract(Contract):
             [KernelCase(cls.op, cls.kernel, case.label, (case.feature,), cls.device, 0) for case in taken]
         )
 
+    def test_there_are_cases(self) -> None:
+        assert len(self.accepted_cases()) >= 3
+
     def test_case(self, case: KernelCase) -> None:
         found = self._subject().check(next(item for item in self.table.cases() if item.label == case.label))
         assert not isinstance(found, str), f"{case}: {found}"

@@ -36,7 +36,7 @@ def zeroed(make: Make, parameter: str) -> Make:
     return made
 
 
-def lacking(make: Make, parameter: str) -> Make:
+def omitting(make: Make, parameter: str) -> Make:
     """The call without an operand."""
 
     def made(device: torch.device) -> Arguments:

@@ -12,7 +12,7 @@ from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, Packin
 from kernelhub.ops.formats import from_e8m0, to_e8m0_up
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import Expected, compare, expected_of
-from kernelhub.ops.gemm.variants import lacking, scaled, transposed, zeroed
+from kernelhub.ops.gemm.variants import omitting, scaled, transposed, zeroed
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 TOKENS = (0, 1, 2, 3, 4, 5, 16, 17, 33, 64, 65, 129, 260)
@@ -127,7 +127,7 @@ def _of_dtypes(name: str, scaling: Arguments) -> Iterator[Case]:
         repeats = quick or (dtype is FP32 and name in THOROUGH)
         yield Case(label=label, make=_fp8(out_dtype=dtype, **scaling), quick=quick, repeats=repeats)
         biased = _fp8(out_dtype=dtype, bias=True, **scaling)
-        without = lacking(biased, "bias") if quick else None
+        without = omitting(biased, "bias") if quick else None
         yield Case(label=f"{label}, bias", make=biased, without=without, feature="bias", quick=quick)
 
 
