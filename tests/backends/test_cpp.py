@@ -172,7 +172,8 @@ class TestTargets:
     def test_keeps_the_contract(self, target: str) -> None:
         subject = TestFp8Gemm()
         for case in subject.accepted_cases():
-            subject.test_matches_the_reference_in_float64(case)
+            subject.test_case(case)
+        assert build.library.cache_info().currsize  # compiled for the target, and not one of before
         subject.test_nan_reaches_its_row_or_column_and_no_other()
 
     def test_experts_keep_theirs(self, target: str) -> None:
