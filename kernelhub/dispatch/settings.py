@@ -266,6 +266,13 @@ VARIABLES = {
             "and all arguments of each run of a step.",
         ),
         Variable(
+            "KERNELHUB_DIRECT_LAUNCH",
+            parse_bool,
+            True,
+            "0 or 1",
+            "Launch compiled Triton kernels through the CUDA driver; 0 leaves it to Triton's launcher.",
+        ),
+        Variable(
             "KERNELHUB_ENGINE_WARMUP",
             parse_bool,
             True,

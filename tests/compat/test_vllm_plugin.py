@@ -81,10 +81,11 @@ def register_backend(backend, class_path=None, is_mamba=False):
     OVERRIDES[backend] = class_path
 """
 WRITER = """
-def triton_reshape_and_cache_flash(
-    key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale, interleaved_v_pack_factor=0
-):
+import torch
+def reshape_and_cache_flash(key, value, key_cache, value_cache, slot_mapping, kv_cache_dtype, k_scale, v_scale):
     size = key_cache.shape[1]
+    if kv_cache_dtype.startswith("fp8"):
+        key_cache, value_cache = key_cache.view(torch.float8_e4m3fn), value_cache.view(torch.float8_e4m3fn)
     for token, slot in enumerate(slot_mapping.tolist()):
         if slot >= 0:
             for new, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
@@ -104,7 +105,7 @@ FILES = {
     "v1/worker/gpu_worker.py": WORKER,
     "v1/attention/backend.py": BACKEND,
     "v1/attention/backends/registry.py": REGISTRY,
-    "v1/attention/ops/triton_reshape_and_cache_flash.py": WRITER,
+    "_custom_ops.py": WRITER,
 }
 HEADS, KV_HEADS, WIDTH, SIZE = 4, 2, 32, 16
 
@@ -199,7 +200,11 @@ class TestRegistration:
                 "has which as argument 1, where backend was",
             ),
             ("kv_cache, attn_metadata, output,", "attn_metadata, kv_cache, output,", "where kv_cache was"),
-            ("key_cache, value_cache, slot_mapping", "value_cache, key_cache, slot_mapping", "where key_cache was"),
+            (
+                "key_cache, value_cache, slot_mapping, kv",
+                "value_cache, key_cache, slot_mapping, kv",
+                "where key_cache was",
+            ),
             ("class MultipleOf", "class Multiple", "does not define MultipleOf"),
             ("    slot_mapping = None\n", "", "does not define CommonAttentionMetadata.slot_mapping"),
             (
@@ -304,7 +309,7 @@ def run(attention, order="HND", kv_cache_dtype="auto", lens=((1, 40), (1, 7)), p
     output = torch.full((total + padding, HEADS * WIDTH), float("nan"))
     assert impl.forward(layer, q, None, None, stored, built, output) is output
     assert output[total:].isnan().all()
-    keys, values = (half.float() for half in impl._halves(kv))
+    keys, values = (part.float() for part in impl._parts_of(kv)[2:])
     window = layer_options.get("sliding_window")
     want = kernelhub.paged_attention.reference(
         q[:total],
@@ -358,6 +363,22 @@ class TestSteps:
     def test_a_run_that_measures_memory_gives_zeros(self, attention) -> None:
         impl = attention.KernelhubImpl(HEADS, WIDTH, 1.0, KV_HEADS)
         assert impl.forward(None, None, None, None, None, None, torch.ones(3, 8)).tolist() == [[0.0] * 8] * 3
+
+
+class TestCaches:
+    def test_a_layer_keeps_the_parts_of_its_last_cache_only(self, attention) -> None:
+        impl = attention.KernelhubImpl(HEADS, WIDTH, 1.0, KV_HEADS, kv_cache_dtype="fp8")
+        first, second = (attention.cache(2, torch.float8_e4m3fn, "HND").view(torch.uint8) for _ in range(2))
+        parts = impl._parts_of(first)
+        assert [part.dtype for part in parts] == [torch.uint8] * 2 + [torch.float8_e4m3fn] * 2
+        assert impl._parts_of(first) is parts
+        assert impl._parts_of(second)[0].data_ptr() == second.data_ptr() != first.data_ptr()
+        attention.forget(impl)
+        assert impl._parts_of(first)[0].data_ptr() == first.data_ptr()
+
+    def test_output_and_queries_without_padding_are_taken_as_they_are(self, attention) -> None:
+        got, want = run(attention, padding=0)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
 class TestRefusals:

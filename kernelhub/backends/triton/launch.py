@@ -3,7 +3,8 @@
 `kernel[grid](...)` inspects each of some sixty arguments to find the compiled variant; that is most
 of what a launch costs the host. This module has all that a variant depends on: the static arguments, which are fixed
 per launcher, and the dtypes, strides and alignment of the operands, which the caller names as `variant`. Sizes
-are not specialised on. So the first launch of a variant goes through Triton, and later ones to what it compiled.
+are not specialised on. So the first launch of a variant goes through Triton, and later ones to what it compiled,
+through the CUDA driver where `direct` can.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernelhub.backends.triton.direct import Direct, Fixed, direct_launch
 from kernelhub.ops.precision import own_precision
 
 _MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change with their lengths
@@ -28,7 +30,7 @@ class Launcher:
         self._kernel = kernel
         self._named = {**static, "num_warps": num_warps, "num_stages": num_stages}
         self._static = tuple(static[name] for name in names)
-        self._compiled: dict[Hashable, Any] = {}
+        self._compiled: dict[Hashable, tuple[Any, Direct | None]] = {}
         assert sorted(kernel.arg_names[-len(static) :]) == sorted(static), "static arguments must be last"
 
     def __call__(self, programs: int, variant: Hashable | None, *arguments: Any) -> None:
@@ -40,16 +42,23 @@ class Launcher:
                 not known, and Triton is to look.
             arguments: everything but the static arguments, in order.
         """
-        compiled = self._compiled.get(variant)
-        if compiled is not None:
-            compiled[(programs, 1, 1)](*arguments, *self._static)
+        ready = self._compiled.get(variant)
+        if ready is not None:
+            compiled, direct = ready
+            if direct is None or not direct(programs, arguments):
+                compiled[(programs, 1, 1)](*arguments, *self._static)
             return
         with own_precision():  # of the interpreter, whose products are torch's
             compiled = self._kernel[(programs,)](*arguments, **self._named)
         if compiled is not None and variant is not None:  # the interpreter compiles nothing
             if len(self._compiled) >= _MOST_VARIANTS:
                 self._compiled.clear()
-            self._compiled[variant] = compiled
+            self._compiled[variant] = compiled, direct_launch(compiled, len(arguments))
+
+    def fixed(self, programs: int, variant: Hashable | None, *arguments: Any) -> Fixed | None:
+        """Launches like one that was made, with other tensors; None if Triton has to launch them."""
+        _, direct = self._compiled.get(variant, (None, None))
+        return None if direct is None else direct.fixed(programs, arguments)
 
 
 def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

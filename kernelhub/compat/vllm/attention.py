@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from vllm._custom_ops import reshape_and_cache_flash
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -23,7 +24,6 @@ from vllm.v1.attention.backend import (
     AttentionType,
     MultipleOf,
 )
-from vllm.v1.attention.ops.triton_reshape_and_cache_flash import triton_reshape_and_cache_flash
 
 from kernelhub.compat.vllm.start import Parts, follow, serve
 from kernelhub.dispatch.explain import explain
@@ -66,7 +66,7 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        follow(Parts(KernelhubImpl, KernelhubMetadata, facets_of))
+        follow(Parts(KernelhubImpl, KernelhubMetadata, facets_of, forget))
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -129,6 +129,8 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
         self._window = None if sliding_window is None else sliding_window - 1
         self._softcap = logits_soft_cap or None
         self._quantized = kv_cache_dtype in _FP8_CACHES
+        self._cache: Tensor | None = None
+        self._parts: tuple[Tensor, ...] = ()
 
     def forward(
         self,
@@ -155,9 +157,14 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
 
     def _attend(self, layer: Any, query: Tensor, kv_cache: Tensor, step: KernelhubMetadata, output: Tensor) -> None:
         tokens = step.num_actual_tokens
-        k_cache, v_cache = self._halves(kv_cache)
+        _, _, k_cache, v_cache = self._parts_of(kv_cache)
+        out = output if output.ndim == 3 else output.view(-1, self.num_heads, self.head_size)
+        if query.shape[0] != tokens:
+            query = query[:tokens]
+        if out.shape[0] != tokens:
+            out = out[:tokens]
         paged_attention(
-            query[:tokens],
+            query,
             k_cache,
             v_cache,
             step.block_table,
@@ -171,27 +178,38 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
             self.scale,
             layer._k_scale if self._quantized else None,
             layer._v_scale if self._quantized else None,
-            out=output[:tokens].view(tokens, self.num_heads, self.head_size),
+            out=out,
         )
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Write a step's keys and values with vLLM's kernel."""
-        k_cache, v_cache = self._halves(kv_cache)
-        triton_reshape_and_cache_flash(
+        k_cache, v_cache, _, _ = self._parts_of(kv_cache)
+        reshape_and_cache_flash(
             key, value, k_cache, v_cache, slot_mapping, self.kv_cache_dtype, layer._k_scale, layer._v_scale
         )
 
-    def _halves(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[B, N, H, D]``."""
-        if kv_cache.ndim == 5:
-            k_cache, v_cache = kv_cache.unbind(1)
-        else:
-            k_cache, v_cache = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-        if self._quantized and k_cache.dtype != _FP8:
-            return k_cache.view(_FP8), v_cache.view(_FP8)
-        return k_cache, v_cache
+    def _parts_of(self, kv_cache: Tensor) -> tuple[Tensor, ...]:
+        """Keys and values ``[B, N, H, D]``, as vLLM stores them and in their dtype.
+
+        Those of the last cache are kept: a layer has one cache while it serves.
+        """
+        if kv_cache is not self._cache:
+            if kv_cache.ndim == 5:
+                stored = kv_cache.unbind(1)
+            else:
+                stored = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+            typed = stored
+            if self._quantized and kv_cache.dtype != _FP8:
+                typed = tuple(part.view(_FP8) for part in stored)
+            self._cache, self._parts = kv_cache, (*stored, *typed)
+        return self._parts
+
+
+def forget(layer: KernelhubImpl) -> None:
+    """Let a layer drop its last cache."""
+    layer._cache, layer._parts = None, ()
 
 
 def facets_of(layer: KernelhubImpl, dtype: torch.dtype, kv_cache: Tensor) -> dict[str, Any]:
@@ -202,7 +220,7 @@ def facets_of(layer: KernelhubImpl, dtype: torch.dtype, kv_cache: Tensor) -> dic
         dtype: of its queries.
         kv_cache: vLLM's cache of the layer.
     """
-    k_cache, _ = layer._halves(kv_cache)
+    _, _, k_cache, _ = layer._parts_of(kv_cache)
     return {
         "q_dtype": dtype,
         "kv_dtype": k_cache.dtype,

@@ -19,7 +19,7 @@ BACKEND = "kernelhub.compat.vllm.attention.KernelhubBackend"
 
 _REGISTRY = "vllm.v1.attention.backends.registry"
 _INTERFACE = "vllm.v1.attention.backend"
-_WRITER = "vllm.v1.attention.ops.triton_reshape_and_cache_flash:triton_reshape_and_cache_flash"
+_WRITER = "vllm._custom_ops:reshape_and_cache_flash"
 
 # vLLM's functions that kernelhub calls, and kernelhub's that vLLM calls with the parameters of its base class.
 CALLS = (

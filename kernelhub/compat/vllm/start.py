@@ -92,11 +92,13 @@ class Parts(NamedTuple):
         impl: the class of kernelhub's layers.
         metadata: the class of a step's metadata.
         facets: gives the facets of a layer's problems, of the layer, the dtype of its queries, and its cache.
+        forget: lets a layer drop its last cache.
     """
 
     impl: type[Any]
     metadata: type[Any]
     facets: Callable[[Any, torch.dtype, Tensor], dict[str, Any]]
+    forget: Callable[[Any], None]
 
 
 def follow(parts: Parts) -> None:
@@ -138,8 +140,7 @@ def warm_up(config: Any, device: torch.device, parts: Parts) -> None:
     steps = [(kind, facets) for kind in kinds for facets in _STEPS.values()]
     selections = [_selection(kind, facets, device) for kind, facets in steps]
     calls = [
-        _named(_caller(layers[0], kind, limits, device, parts.metadata), kind, names)
-        for kind, (names, layers) in kinds.items()
+        _named(_caller(layers[0], kind, limits, device, parts), kind, names) for kind, (names, layers) in kinds.items()
     ]
     logger.info("kernelhub: warming up %d kinds of attention layers on %s", len(kinds), device)
     try:
@@ -207,14 +208,15 @@ def _selection(kind: LayerKind, facets: dict[str, Any], device: torch.device) ->
     return explain(OP, device=device, **dict(kind.facets) | facets)
 
 
-def _caller(
-    layer: Any, kind: LayerKind, limits: Limits, device: torch.device, metadata: type[Any]
-) -> Callable[[], None]:
+def _caller(layer: Any, kind: LayerKind, limits: Limits, device: torch.device, parts: Parts) -> Callable[[], None]:
     """The function that makes the calls of one layer."""
 
     def call() -> None:
-        for step in _steps(kind, limits, device, metadata):
-            layer.impl.forward(layer, step.q, None, None, step.cache, step.metadata, torch.empty_like(step.q))
+        try:
+            for step in _steps(kind, limits, device, parts.metadata):
+                layer.impl.forward(layer, step.q, None, None, step.cache, step.metadata, torch.empty_like(step.q))
+        finally:
+            parts.forget(layer.impl)
 
     return call
 

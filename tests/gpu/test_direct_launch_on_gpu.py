@@ -1,0 +1,190 @@
+"""Launches through the CUDA driver give the bits of launches by Triton, on any stream, thread and in a graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+import kernelhub
+from kernelhub.backends.triton import direct
+
+pytestmark = pytest.mark.gpu
+
+FP8 = torch.float8_e4m3fn
+
+
+def paged(
+    lens: tuple[int, ...] = (1000, 37, 0, 512), tokens: int = 1, fp8: bool = False, **more: Any
+) -> dict[str, Any]:
+    torch.manual_seed(1)
+    heads, kv_heads, width, size = 16, 4, 128, 16
+    seqs, most = len(lens), -(-max(lens) // size)
+    cache = torch.randn(2 + seqs * most, kv_heads, size, 2 * width, device="cuda", dtype=torch.bfloat16)
+    k, v = (part.to(FP8) if fp8 else part for part in cache.transpose(1, 2).split(width, dim=-1))
+    shape = (seqs, heads, width) if tokens == 1 else (seqs, tokens, heads, width)
+    table = torch.randperm(seqs * most, device="cuda", dtype=torch.int64).to(torch.int32).view(seqs, most)
+    return {
+        "q": torch.randn(shape, device="cuda", dtype=torch.bfloat16),
+        "k_cache": k,
+        "v_cache": v,
+        "block_table": table,
+        "seq_lens": torch.tensor(lens, device="cuda", dtype=torch.int32),
+        "backend": "triton.split_kv",
+        **more,
+    }
+
+
+def ragged() -> dict[str, Any]:
+    given = paged()
+    starts = torch.tensor([0, 1, 4, 4, 6], device="cuda", dtype=torch.int32)
+    q = torch.randn(6, 16, 128, device="cuda", dtype=torch.bfloat16)
+    return given | {"q": q, "cu_seqlens_q": starts, "max_seqlen_q": 3}
+
+
+FORMS: dict[str, Callable[[], dict[str, Any]]] = {
+    "plain": paged,
+    "one part": lambda: paged((40, 9)),
+    "long": lambda: paged((20000,)),
+    "several tokens": lambda: paged((1000, 37, 20, 512), 3),
+    "ragged": ragged,
+    "with its LSE": lambda: paged(return_lse=True),
+    "features": lambda: paged(
+        window=300, softcap=20.0, sinks=torch.randn(16, device="cuda", dtype=torch.bfloat16), scale=0.1
+    ),
+    "fp8, scales on the host": lambda: paged(fp8=True, k_scale=0.5, v_scale=2.0),
+    "fp8, scales on the device": lambda: paged(
+        fp8=True, k_scale=torch.tensor(0.5, device="cuda"), v_scale=torch.tensor(2.0, device="cuda")
+    ),
+}
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Counts the launches that the driver gets from here."""
+    driver = direct.cuda_driver()
+    assert driver is not None
+    counted = [0]
+
+    def launch(*given: Any) -> int:
+        counted[0] += 1
+        return driver.launch(*given)
+
+    monkeypatch.setattr(direct, "cuda_driver", lambda: driver._replace(launch=launch))
+    kernelhub.paged_attention.op._forget()
+    yield counted
+    kernelhub.paged_attention.op._forget()
+
+
+def by_triton(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> Any:
+    with monkeypatch.context() as patch:
+        patch.setattr(direct, "cuda_driver", lambda: None)
+        kernelhub.paged_attention.op._forget()
+        result = kernelhub.paged_attention(**given)
+    kernelhub.paged_attention.op._forget()
+    return result
+
+
+def same(got: Any, want: Any) -> None:
+    for one, other in zip(got, want, strict=True) if isinstance(got, tuple) else [(got, want)]:
+        assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_has_the_bits_of_triton_s_launch(form, launches, monkeypatch) -> None:
+    given = FORMS[form]()
+    want = by_triton(monkeypatch, given)
+    kernelhub.paged_attention(**given)
+    before = launches[0]
+    for shift in range(3):  # other tensors at other addresses
+        other = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in given.items()}
+        if shift:
+            other["k_cache"], other["v_cache"] = given["k_cache"], given["v_cache"]
+        same(kernelhub.paged_attention(**other), want)
+    assert launches[0] > before
+
+
+def test_an_operand_off_alignment_and_other_strides_are_right(launches, monkeypatch) -> None:
+    given = paged()
+    want = by_triton(monkeypatch, given)
+    room = torch.empty(given["q"].numel() + 3, device="cuda", dtype=torch.bfloat16)
+    off = room[3:].view(given["q"].shape).copy_(given["q"])
+    wide = torch.empty(4, 32, 128, device="cuda", dtype=torch.bfloat16)[:, ::2].copy_(given["q"])
+    for _ in range(3):
+        for q in (given["q"], off, wide):
+            same(kernelhub.paged_attention(**given | {"q": q}), want)
+            out = torch.empty_like(room)[3:].view(given["q"].shape)
+            same(kernelhub.paged_attention(**given | {"q": q, "out": out}).contiguous(), want)
+
+
+def test_a_graph_replays_with_what_its_tensors_hold_then(launches, monkeypatch) -> None:
+    given = paged()
+    kernelhub.paged_attention(**given)
+    kernelhub.paged_attention(**given)
+    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(given["q"])
+    before = launches[0]
+    with torch.cuda.graph(graph):
+        kernelhub.paged_attention(**given, out=out)
+    assert launches[0] > before
+    for seed in range(5):
+        torch.manual_seed(seed)
+        given["q"].normal_()
+        given["seq_lens"].random_(0, 900)
+        graph.replay()
+        same(out, by_triton(monkeypatch, given))
+
+
+def test_a_launch_is_on_the_current_stream(launches, monkeypatch) -> None:
+    given = paged()
+    want = by_triton(monkeypatch, given)
+    kernelhub.paged_attention(**given)
+    source = given["q"].clone()
+    given["q"].zero_()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(20_000_000)
+        given["q"].copy_(source)
+        got = kernelhub.paged_attention(**given)
+    side.synchronize()
+    same(got, want)
+
+
+def test_threads_share_a_kernel(launches, monkeypatch) -> None:
+    """Also threads whose first use of the GPU this is."""
+    cases = [(given, by_triton(monkeypatch, given)) for given in (paged(), paged((700, 701)), paged((40, 9)))]
+    for given, _ in cases:
+        kernelhub.paged_attention(**given)
+    wrong: list[str] = []
+
+    def work(given: dict[str, Any], want: torch.Tensor) -> None:
+        for _ in range(300):
+            if not torch.equal(kernelhub.paged_attention(**given), want):
+                wrong.append("differs")
+
+    threads = [threading.Thread(target=work, args=case) for case in cases * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_profiler_s_hooks_see_each_launch(launches) -> None:
+    given = paged()
+    kernelhub.paged_attention(**given)
+    kernelhub.paged_attention(**given)
+    before, seen = launches[0], []
+    hook = triton.knobs.runtime.launch_enter_hook
+    call = lambda metadata: seen.append(metadata.get()["name"])  # noqa: E731
+    hook.add(call)
+    try:
+        kernelhub.paged_attention(**given)
+    finally:
+        hook.remove(call)
+    assert seen
+    assert launches[0] == before
