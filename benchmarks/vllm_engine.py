@@ -1,0 +1,420 @@
+"""vLLM's engine in this process, with kernelhub's attention or another: speed, numbers, and what serving does to both.
+
+    python benchmarks/vllm_engine.py --model /models/llama8b --backend CUSTOM --out vllm.json
+    python benchmarks/vllm_engine.py --model /models/llama8b --backend FLASH_ATTN --eager --out vllm.json
+    python benchmarks/vllm_engine.py --model /models/gptoss --backend CUSTOM --eager --parts numbers --out vllm.json
+    python benchmarks/vllm_engine.py --out vllm.json --show
+
+A model is a folder with config.json and a tokenizer. Its weights are random: normal(0, 0.02), norms 1, sinks
+normal(0, 1), each parameter by a generator seeded with its name, so that every backend has the same. A command is one
+engine; --out collects them under their tags.
+
+Parts: `speed`: milliseconds of decode steps for batches of equal prompts (after the last prompt's first token, without
+the last two steps), and seconds of prompts alone. `numbers`: each attention layer's output against float64 of the same
+queries and cache, and its distance after rounding alone; eager decode steps too with --eager. `tokens`: the best token
+and log-probability after each token of given prompts, to compare backends by --show. `stress`: 1000 decode steps,
+more requests than the cache holds, a shared prefix; each twice, with the share of equal tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import logging
+import os
+import platform
+import random
+import statistics
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PARTS = ("speed", "numbers", "tokens", "stress")
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, where its steps can be timed
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+}
+PACKAGES = ("torch", "triton", "vllm", "transformers", "kernelhub")
+CAPTURED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+PROMPTS = (17, 37, 64, 128, 250, 500, 777, 1500)  # tokens, of `numbers`
+TAUGHT = (300, 1200)  # tokens, of `tokens`
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, help="folder of config.json and a tokenizer")
+    parser.add_argument("--backend", default="CUSTOM", help="of vLLM's attention; CUSTOM is kernelhub's")
+    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
+    parser.add_argument("--parts", default="speed,tokens", help=", ".join(PARTS))
+    parser.add_argument("--points", default="1x1024,16x1024,64x1024,256x512,16x8192", help="batch x tokens, of decode")
+    parser.add_argument("--prefill", default="8x2048,2x8192", help="batch x tokens, of prompts alone")
+    parser.add_argument("--steps", type=int, default=96, help="decode steps of a point")
+    parser.add_argument("--max-model-len", type=int, default=9216)
+    parser.add_argument("--kv-cache-dtype", default="auto")
+    parser.add_argument("--engine", type=json.loads, default={}, help="JSON, more arguments of vllm.LLM")
+    parser.add_argument("--tag", help="name of the run in --out")
+    parser.add_argument("--out", type=Path, help="JSON file of all runs")
+    parser.add_argument("--show", action="store_true", help="print the tables of --out, and run nothing")
+    return parser.parse_args(arguments)
+
+
+class Engine:
+    """A started vLLM engine.
+
+    Attributes:
+        llm: vLLM's LLM.
+        start_s: seconds of its start.
+        errors: errors that kernelhub's plugin has logged, such as a step that the warm-up did not cover.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in os.environ})
+        vllm = importlib.import_module("vllm")
+        self.errors: list[str] = []
+        logging.getLogger("vllm.plugins.kernelhub").addHandler(_Errors(self.errors))
+        graphs = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": list(CAPTURED)}
+        arguments = {
+            "model": str(options.model),
+            "load_format": "dummy",
+            "dtype": "bfloat16",
+            "attention_backend": options.backend,
+            "enforce_eager": options.eager,
+            "max_num_seqs": CAPTURED[-1],
+            "max_num_batched_tokens": 8192,
+            "max_model_len": options.max_model_len,
+            "gpu_memory_utilization": 0.8,
+            "enable_prefix_caching": False,
+            "kv_cache_dtype": options.kv_cache_dtype,
+            "max_logprobs": 32,
+            **({} if options.eager else {"compilation_config": graphs}),
+            **options.engine,
+        }
+        began = time.perf_counter()
+        with seeded_weights():
+            self.llm = vllm.LLM(**arguments)
+        self.start_s = time.perf_counter() - began
+        self.params = vllm.SamplingParams
+        self.vocabulary = self.llm.llm_engine.model_config.get_vocab_size()
+
+    def prompt(self, length: int, seed: int) -> dict[str, list[int]]:
+        draw = random.Random(seed)
+        return {"prompt_token_ids": [draw.randrange(2, self.vocabulary) for _ in range(length)]}
+
+    def sampling(self, tokens: int, **more: Any) -> Any:
+        return self.params(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, **more)
+
+    def generate(self, prompts: list[Any], tokens: int, **more: Any) -> Any:
+        return self.llm.generate(prompts, self.sampling(tokens, **more), use_tqdm=False)
+
+    def steps(self, batch: int, length: int, tokens: int, seed: int) -> list[tuple[float, int, int]]:
+        """Run requests to their end: of each step its seconds, its new tokens, and the requests that got some."""
+        engine = self.llm.llm_engine
+        for i in range(batch):
+            name = f"{seed}-{i}-{time.time_ns()}"
+            engine.add_request(name, self.prompt(length, seed * 100_003 + i), self.sampling(tokens))
+        torch.cuda.synchronize()
+        done, rows, outputs, last = 0, [], [], time.perf_counter()
+        while done < batch:
+            output = engine.engine_core.get_output()
+            now = time.perf_counter()
+            if not output.outputs:
+                continue
+            done += sum(row.finish_reason is not None for row in output.outputs)
+            rows.append((now - last, sum(len(row.new_token_ids) for row in output.outputs), len(output.outputs)))
+            outputs.append(output)
+            last = now
+        for output in outputs:
+            engine.output_processor.process_outputs(output.outputs, engine_core_timestamp=output.timestamp)
+        return rows
+
+    @property
+    def layers(self) -> list[Any]:
+        found = self.llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+        return [layer for layer in found if hasattr(layer, "impl")]
+
+
+class _Errors(logging.Handler):
+    def __init__(self, found: list[str]) -> None:
+        super().__init__(logging.ERROR)
+        self._found = found
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._found.append(record.getMessage())
+
+
+@contextmanager
+def seeded_weights() -> Iterator[None]:
+    """Draw the weights of dummy models anew, before vLLM packs them."""
+    loader = importlib.import_module("vllm.model_executor.model_loader.dummy_loader").DummyModelLoader
+    plain = loader.load_weights
+
+    def load_weights(self: Any, model: torch.nn.Module, *given: Any, **named: Any) -> Any:
+        plain(self, model, *given, **named)
+        draw_weights(model)
+
+    loader.load_weights = load_weights
+    try:
+        yield
+    finally:
+        loader.load_weights = plain
+
+
+@torch.inference_mode()
+def draw_weights(model: torch.nn.Module) -> None:
+    """normal(0, 0.02), norms 1, sinks normal(0, 1), each seeded with its name."""
+    for name, weight in model.named_parameters():
+        if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            continue
+        generator = torch.Generator(device=weight.device)
+        generator.manual_seed(zlib.crc32(name.encode()))
+        if weight.ndim == 1 and "norm" in name:
+            weight.data.fill_(1.0)
+        else:
+            weight.data.normal_(0.0, 1.0 if "sinks" in name else 0.02, generator=generator)
+
+
+def speed(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
+    decode = []
+    for index, (batch, length) in enumerate(_sizes(options.points)):
+        engine.steps(batch, min(length, 64), 6, 10 * index + 2)
+        rows = engine.steps(batch, length, options.steps, 10 * index + 1)
+        decode.append({"batch": batch, "tokens": length, **decode_figures(rows, batch)})
+        print(json.dumps(decode[-1]), flush=True)
+    prompts = []
+    for index, (batch, length) in enumerate(_sizes(options.prefill)):
+        taken = [sum(row[0] for row in engine.steps(batch, length, 1, 5000 + 10 * index + n)) for n in range(3)]
+        prompts.append({"batch": batch, "tokens": length, "s": round(min(taken[1:]), 4)})
+    return {"decode": decode, "prefill": prompts}
+
+
+def decode_figures(rows: Sequence[tuple[float, int, int]], batch: int) -> dict[str, Any]:
+    """Of steps that give every request one token: p50 and p99 in ms; tokens a second of the whole run."""
+    whole = sum(row[1] for row in rows) / sum(row[0] for row in rows)
+    full = [1e3 * seconds for seconds, new, requests in rows if new == requests == batch]
+    full = sorted(full[3:-2])
+    if not full:
+        return {"steps": len(rows), "tokens_per_s_whole": round(whole, 1)}
+    return {
+        "steps": len(rows),
+        "step_ms_p50": round(statistics.median(full), 4),
+        "step_ms_p99": round(full[min(len(full) - 1, int(0.99 * len(full)))], 4),
+        "tokens_per_s_whole": round(whole, 1),
+    }
+
+
+def numbers(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Errors of the attention layers alone, on what they are given while the engine serves."""
+    windows = {id(layer.impl): getattr(layer, "sliding_window", None) for layer in engine.layers}
+    implementation = type(engine.layers[0].impl)
+    plain, rows = implementation.forward, []
+
+    def forward(
+        self: Any, layer: Any, query: Tensor, key: Any, value: Any, cache: Tensor, step: Any, output: Any, *more: Any
+    ) -> Any:
+        given = query.clone()
+        result = plain(self, layer, query, key, value, cache, step, output, *more)
+        if step is not None and not torch.cuda.is_current_stream_capturing():
+            want = float64_attention(
+                given[: step.num_actual_tokens].view(step.num_actual_tokens, -1, self.head_size),
+                *_halves(cache, self.head_size),
+                *(step.block_table, step.seq_lens.tolist(), step.query_start_loc.tolist()),
+                scale=self.scale,
+                window=windows[id(self)],
+                softcap=getattr(self, "_softcap", None) or getattr(self, "logits_soft_cap", None),
+                sinks=self.sinks,
+            )
+            got = result[: want.shape[0]].view_as(want)
+            error, rounding = (got - want).abs(), (want.bfloat16() - want).abs()
+            found = [float(figure) for figure in (error.max(), error.mean(), rounding.max(), rounding.mean())]
+            rows.append(("decode" if step.max_query_len == 1 else "prompts", windows[id(self)], found))
+        return result
+
+    implementation.forward = forward
+    try:
+        engine.generate([engine.prompt(length, 7000 + i) for i, length in enumerate(PROMPTS)], 4)
+    finally:
+        implementation.forward = plain
+    result = []
+    for step, window in sorted({row[:2] for row in rows}, key=str):
+        kept = [row[2] for row in rows if row[:2] == (step, window)]
+        names = ("max_error", "mean_error", "max_rounding", "mean_rounding")
+        merged = (
+            max(row[i] for row in kept) if i % 2 == 0 else statistics.mean(row[i] for row in kept) for i in range(4)
+        )
+        result.append({"step": step, "window": window, "layers": len(kept), **dict(zip(names, merged, strict=True))})
+    return result
+
+
+def _halves(cache: Tensor, width: int) -> tuple[Tensor, ...]:
+    """Keys and values ``[B, N, H, D]`` of vLLM's cache in either form."""
+    return cache.unbind(1) if cache.ndim == 5 else cache.transpose(1, 2).split(width, dim=-1)
+
+
+def float64_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_table: Tensor,
+    seq_lens: Sequence[int],
+    starts: Sequence[int],
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of ragged queries ``[T, H, D]`` over pages in float64; `window` is in tokens."""
+    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
+    heads, width = k_cache.shape[2:]
+    for sequence, length in enumerate(seq_lens):
+        first, last = starts[sequence : sequence + 2]
+        pages = block_table[sequence, : -(-length // k_cache.shape[1])].long()
+        keys, values = (
+            cache[pages].reshape(-1, heads, width)[:length].double().repeat_interleave(q.shape[1] // heads, dim=1)
+            for cache in (k_cache, v_cache)
+        )
+        scores = torch.einsum("qhd,khd->hqk", q[first:last].double(), keys) * scale
+        if softcap:
+            scores = softcap * torch.tanh(scores / softcap)
+        at = torch.arange(length - (last - first), length, device=q.device)[:, None]
+        key = torch.arange(length, device=q.device)
+        hidden = (key > at) if window is None else (key > at) | (key <= at - window)
+        scores.masked_fill_(hidden, float("-inf"))
+        if sinks is not None:
+            more = sinks.double()[:, None, None].expand(-1, last - first, 1)
+            scores = torch.cat([scores, more], dim=-1)
+        out[first:last] = torch.einsum("hqk,khd->qhd", scores.softmax(-1)[..., :length], values)
+    return out
+
+
+def tokens(engine: Engine, options: argparse.Namespace) -> dict[str, list[Any]]:
+    """The best token after each token of given prompts, and the log-probability of the one that is given."""
+    outputs = engine.generate([engine.prompt(n, 2000 + i) for i, n in enumerate(TAUGHT)], 1, prompt_logprobs=1)
+    best, given = [], []
+    for output in outputs:
+        for token, ranked in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=False):
+            best.append(max(ranked, key=lambda other: ranked[other].logprob))
+            given.append(round(float(ranked[token].logprob), 5))
+    return {"best": best, "logprobs": given}
+
+
+def stress(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Requests that are served twice: long ones, many, some with the same beginning."""
+    common = engine.prompt(700, 8200)["prompt_token_ids"]
+    tails = [engine.prompt(50 + i, 8300 + i)["prompt_token_ids"] for i in range(32)]
+    loads = {
+        "1000 steps of 8": ([engine.prompt(200, 8000 + i) for i in range(8)], 1000),
+        "64 of mixed lengths": ([engine.prompt(64 + 37 * i, 8100 + i) for i in range(64)], 150),
+        "32 with one prefix": ([{"prompt_token_ids": common + tail} for tail in tails], 100),
+    }
+    scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+    plain, preempted = scheduler._preempt_request, [0]
+
+    def preempt(self: Any, *given: Any, **named: Any) -> Any:
+        preempted[0] += 1
+        return plain(self, *given, **named)
+
+    scheduler._preempt_request = preempt
+    found = []
+    try:
+        for name, (prompts, count) in loads.items():
+            preempted[0] = 0
+            first, second = (
+                [list(output.outputs[0].token_ids) for output in engine.generate(prompts, count)] for _ in range(2)
+            )
+            assert all(len(row) == count for row in first + second)
+            same = sum(x == y for a, b in zip(first, second, strict=True) for x, y in zip(a, b, strict=True))
+            share = round(same / (count * len(prompts)), 5)
+            found.append({"load": name, "preempted": preempted[0], "same_share": share})
+    finally:
+        scheduler._preempt_request = plain
+    return found
+
+
+def facts_of(engine: Engine) -> dict[str, Any]:
+    config = engine.llm.llm_engine.vllm_config
+    report = importlib.import_module("kernelhub").report()
+    return {
+        "gpu": torch.cuda.get_device_name(),
+        "python": platform.python_version(),
+        "packages": {name: metadata.version(name) for name in PACKAGES},
+        "layers": sorted({f"{type(layer.impl).__module__}.{type(layer.impl).__qualname__}" for layer in engine.layers}),
+        "cache_blocks": config.cache_config.num_gpu_blocks,
+        "memory_gib": round(torch.cuda.memory_reserved() / 2**30, 2),
+        "errors_of_kernelhub": engine.errors,
+        "kernels": sorted({row.kernel for row in report.rows}),
+    }
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    engine = Engine(options)
+    calls: dict[str, Callable[..., Any]] = {"speed": speed, "numbers": numbers, "tokens": tokens, "stress": stress}
+    result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "start_s": round(engine.start_s, 2)}
+    result["options"] = {name: str(value) for name, value in vars(options).items() if name not in ("out", "show")}
+    for part in options.parts.split(","):
+        result[part] = calls[part](engine, options)
+    return result | facts_of(engine)
+
+
+def show(runs: dict[str, Any]) -> str:
+    """Tables of the runs: starts, decode, prompts, errors, agreement."""
+    lines = ["run | start, s | ms a decode step, p50 (p99), tokens/s of the whole run"]
+    for tag, row in runs.items():
+        lines.append(f"{tag} | {row['start_s']}")
+        lines += [
+            f"    decode {at['batch']} x {at['tokens']}: {at.get('step_ms_p50')} ({at.get('step_ms_p99')}), "
+            f"{at['tokens_per_s_whole']}"
+            for at in row.get("speed", {}).get("decode", [])
+        ]
+        lines += [
+            f"    prompts {at['batch']} x {at['tokens']}: {at['s']} s" for at in row.get("speed", {}).get("prefill", [])
+        ]
+        lines += [f"    {found}" for part in ("numbers", "stress") for found in row.get(part, [])]
+        if row["errors_of_kernelhub"]:
+            lines.append(f"    errors: {row['errors_of_kernelhub']}")
+    told = {tag: row["tokens"] for tag, row in runs.items() if "tokens" in row}
+    for one in told:
+        for other in told:
+            if one < other and runs[one]["options"]["model"] == runs[other]["options"]["model"]:
+                lines.append(f"{one}, {other}: {agreement(told[one], told[other])}")
+    return "\n".join(lines)
+
+
+def agreement(one: dict[str, list[Any]], other: dict[str, list[Any]]) -> dict[str, float]:
+    """Share of positions with the same best token; differences of log-probabilities."""
+    same = [x == y for x, y in zip(one["best"], other["best"], strict=True)]
+    apart = [abs(x - y) for x, y in zip(one["logprobs"], other["logprobs"], strict=True)]
+    return {
+        "same_best_share": round(statistics.mean(same), 5),
+        "logprob_max": round(max(apart), 4),
+        "logprob_mean": round(statistics.mean(apart), 5),
+    }
+
+
+def _sizes(text: str) -> list[tuple[int, int]]:
+    return [(int(batch), int(length)) for batch, _, length in (item.partition("x") for item in text.split(",") if item)]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parse(arguments)
+    runs = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    if not options.show:
+        tag = options.tag or f"{options.model.name}-{options.backend}{'-eager' * options.eager}"
+        runs[tag] = run(options)
+        if options.out:
+            options.out.write_text(json.dumps(runs, indent=1))
+        runs = {tag: runs[tag]}
+    print(show(runs))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""benchmarks/vllm_engine.py without vLLM: its reference, its figures of known steps, its tables."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Any]:
+    sys.path.insert(0, str(BENCHMARKS))
+    yield importlib.import_module("vllm_engine")
+    sys.path.remove(str(BENCHMARKS))
+    sys.modules.pop("vllm_engine", None)
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["cache since 0.26", "cache before 0.26"])
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 9}, {"softcap": 2.0}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}]
+)
+def test_its_reference_is_the_op_s(bench, options, packed) -> None:
+    torch.manual_seed(0)
+    heads, kv_heads, width, size = 4, 2, 32, 8
+    parts = torch.randn(2, 9, size, kv_heads, width)
+    cache = torch.cat([*parts], dim=-1).transpose(1, 2) if packed else parts.transpose(0, 1)
+    keys, values = bench._halves(cache, width)
+    table = torch.tensor([[1, 2, 3], [4, 5, 0], [6, 7, 8]], dtype=torch.int32)
+    lens, starts = torch.tensor([20, 9, 17], dtype=torch.int32), torch.tensor([0, 5, 6, 23], dtype=torch.int32)
+    q = torch.randn(23, heads, width)
+    got = bench.float64_attention(q, keys, values, table, lens.tolist(), starts.tolist(), scale=0.2, **options)
+    window = options.get("window")
+    more = options | ({} if window is None else {"window": window - 1})
+    want = kernelhub.paged_attention.reference(q, *parts, table, lens, cu_seqlens_q=starts, scale=0.2, **more)
+    torch.testing.assert_close(got, want.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_decode_figures_count_steps_that_serve_every_request(bench) -> None:
+    prompts = [(0.5, 1, 1), (0.5, 2, 2)]
+    decode = [(0.001 * at, 2, 2) for at in range(1, 13)]
+    found = bench.decode_figures(prompts + decode, 2)
+    assert found["steps"] == 14
+    assert (found["step_ms_p50"], found["step_ms_p99"]) == (6.5, 10.0)  # without the first ones and the last two
+    assert found["tokens_per_s_whole"] == round(27 / (1.0 + 0.078), 1)
+    assert "step_ms_p50" not in bench.decode_figures(prompts, 2)
+
+
+def test_weights_do_not_depend_on_their_order(bench) -> None:
+    class Model(torch.nn.Module):
+        def __init__(self, names: list[str]) -> None:
+            super().__init__()
+            for name in names:
+                self.register_parameter(
+                    name, torch.nn.Parameter(torch.zeros(5) if "norm" in name else torch.zeros(9, 7))
+                )
+
+    one, other = Model(["up", "norm", "down", "sinks"]), Model(["sinks", "down", "norm", "up"])
+    bench.draw_weights(one)
+    bench.draw_weights(other)
+    for name, weight in one.named_parameters():
+        assert torch.equal(weight, other.get_parameter(name))
+    assert torch.equal(one.norm, torch.ones(5))
+    assert 0.01 < one.up.std() < 0.03 < 0.5 < one.sinks.std()
+
+
+def test_tables_compare_runs_of_one_model(bench, tmp_path, capsys) -> None:
+    def row(model: str, best: list[int]) -> dict[str, Any]:
+        return {
+            "start_s": 9.5,
+            "options": {"model": model},
+            "errors_of_kernelhub": ["this step waits"] if best[0] == 9 else [],
+            "tokens": {"best": best, "logprobs": [-1.0, -2.0, -3.5, float(-best[0])]},
+            "speed": {
+                "decode": [{"batch": 2, "tokens": 8, "steps": 4, "tokens_per_s_whole": 7.5}],
+                "prefill": [{"batch": 1, "tokens": 64, "s": 0.25}],
+            },
+            "stress": [{"load": "1000 steps of 8", "preempted": 3, "same_share": 1.0}],
+        }
+
+    runs = {"a": row("m", [1, 2, 3, 4]), "b": row("m", [1, 2, 3, 5]), "c": row("n", [9, 2, 3, 5])}
+    (tmp_path / "runs.json").write_text(json.dumps(runs))
+    bench.main(["--out", str(tmp_path / "runs.json"), "--show"])
+    printed = capsys.readouterr().out
+    assert "a, b: {'same_best_share': 0.75, 'logprob_max': 0.0, 'logprob_mean': 0.0}" in printed
+    assert "a, c" not in printed
+    assert "errors: ['this step waits']" in printed
+    assert "prompts 1 x 64: 0.25 s" in printed
