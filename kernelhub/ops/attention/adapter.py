@@ -30,9 +30,9 @@ from kernelhub.ops.host import on_host
 
 
 class _Lent(threading.local):
-    """Whether a call's tensors are lent, by a compiled graph that may reuse their memory when the call returns.
+    """Whether a call's tensors belong to a compiled graph, which may reuse their memory when the call returns.
 
-    A graph's memory pool refuses tensors that others hold on to, so no step made of them is kept.
+    torch's CUDA-graph trees do not accept references to such tensors after the call, so no step made of them is kept.
     """
 
     now = False
@@ -42,7 +42,7 @@ LENT = _Lent()
 
 
 def lent(run: Callable[[], Any]) -> Any:
-    """Run a call whose tensors are lent."""
+    """Run a call whose tensors belong to a compiled graph."""
     LENT.now = True
     try:
         return run()
