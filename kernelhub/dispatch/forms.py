@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch import Tensor
 
 _FEW = 32  # integers that are written as values
 _ALIGNMENT_BYTES = 16
+_PYTHON_TYPES: Mapping[str, type] = {"b": bool, "i": int, "u": int, "f": float}
 _FORM = re.compile(
     r"(?:(?P<device>[a-z]+(?::\d+)?) )?(?P<dtype>\w+)\[(?P<shape>[\d, ]*)\](?:/\((?P<strides>[-\d, ]*)\))?"
     r"(?:@(?P<offset>\d+))?(?:#(?P<shared>\d+))?(?:=(?P<values>[-\d,]+))?"
@@ -45,6 +47,15 @@ def made(forms: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
     return {name: _made(value, device, pool) for name, value in forms.items()}
 
 
+def python_value(given: Any) -> Any:
+    """The Python bool, int or float of the value of a numpy scalar of any width; anything else as it is."""
+    numpy = sys.modules.get("numpy")  # loaded wherever such a scalar exists
+    if numpy is None or not isinstance(given, numpy.generic):
+        return given
+    python = _PYTHON_TYPES.get(given.dtype.kind)
+    return given if python is None else python(given)
+
+
 def is_form(value: object) -> bool:
     """Whether a value is the form of a tensor."""
     return isinstance(value, str) and _parsed(value) is not None
@@ -61,7 +72,7 @@ def _written(value: Any, device: torch.device, shared: Mapping[tuple[int, int], 
         return {"layout": value.layout, "op": value.op, "kernel": value.kernel, **parts, **about}
     if isinstance(value, dict):
         return {name: _written(item, device, shared) for name, item in value.items()}
-    return value
+    return python_value(value)
 
 
 def _form_of(tensor: Tensor, device: torch.device, shared: Mapping[tuple[int, int], tuple[int, int]]) -> str:

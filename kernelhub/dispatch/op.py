@@ -23,7 +23,7 @@ import torch
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract
-from kernelhub.dispatch.forms import written
+from kernelhub.dispatch.forms import python_value, written
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.hub import HUB, Outdated, keep
 from kernelhub.dispatch.kernel import Kernel
@@ -139,7 +139,7 @@ class Op(Generic[ProblemT]):
             backend: the call's ``backend=``.
         """
         if isinstance(backend, DryRun):
-            return lambda *arguments: ParsedCall(key, device, arguments)
+            return lambda *arguments: ParsedCall(key, device, tuple(map(python_value, arguments)))
         if type(backend) is list:
             backend = tuple(backend)
         contexts = HUB.contexts.get()

@@ -7,13 +7,15 @@ negative bit unless `torch._neg_view` made it. What is not contiguous goes throu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from kernelhub.dispatch.forms import python_value
 from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, dtype_name, refuse
 
 _MOST_INDEX = 2**31 - 1
@@ -212,16 +214,40 @@ def check_loose(op: str, names: Sequence[str], operands: Sequence[Tensor | None]
             check_operand(op, name, given)
 
 
-def check_flag(op: str, parameter: str, given: Any) -> None:
+def check_flag(op: str, parameter: str, given: Any) -> bool:
     """A flag is True or False: a string or a number would be taken for one of them unseen."""
-    if type(given) is not bool:
+    flag = python_value(given)
+    if type(flag) is not bool:
         refuse(op, parameter, f"is {given!r}", "give True or False")
+    return flag
 
 
-def check_count(op: str, parameter: str, given: Any, least: int = 0) -> None:
+def check_count(
+    op: str, parameter: str, given: Any, least: int = 0, most: int = _MOST_INDEX, fix: str | None = None
+) -> int:
     """A count or an upper bound is an int; a bool is none."""
-    if type(given) is not int or not least <= given <= _MOST_INDEX:
-        refuse(op, parameter, f"is {given!r}", f"give an int from {least} to {_MOST_INDEX}")
+    count = python_value(given)
+    if type(count) is not int or not least <= count <= most:
+        refuse(op, parameter, f"is {given!r}", fix or f"give an int from {least} to {most}")
+    return count
+
+
+def check_number(
+    op: str, parameter: str, given: Any, fix: str, accepts: Callable[[float], bool] = math.isfinite
+) -> float:
+    """A factor or a bound is a float or an int that `accepts` accepts; a bool is none."""
+    if type(given) is float and accepts(given):
+        return given
+    number = python_value(given)
+    if isinstance(number, bool) or not isinstance(number, float | int) or not accepts(number):
+        shown = type(given).__name__ if isinstance(given, Tensor) else repr(given)  # whose values may be on a GPU
+        refuse(op, parameter, f"is {shown}", fix)
+    return number
+
+
+def finite_and_not_zero(number: float) -> bool:
+    """Whether a value can be divided by it."""
+    return math.isfinite(number) and number != 0
 
 
 def extent_of(tensor: Tensor) -> int:

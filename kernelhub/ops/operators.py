@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nested._internal.nested_tensor import NestedTensor
 
+from kernelhub.dispatch.forms import python_value
 from kernelhub.dispatch.op import Backend
 from kernelhub.ops.arguments import check_wants_no_gradient, plain
 from kernelhub.ops.operands import check_operand
@@ -40,6 +41,19 @@ def _itself(schema: str) -> Form:
     return Form(schema + " {}", lambda value: (value,), lambda value: value)
 
 
+def _number(schema: str) -> Form:
+    return Form(schema + " {}", lambda value: (_python_number(value),), lambda value: value)
+
+
+def _python_number(value: Any) -> Any:
+    """A numpy scalar as an operator takes it. Dynamo, which has no such scalars, does not look into `python_value`."""
+    return value if value is None or type(value) in (bool, int, float) else python_value(value)
+
+
+def _sides(window: Any) -> list[Any]:
+    return [_python_number(side) for side in (window if isinstance(window, tuple | list) else (window, -1))]
+
+
 def _plain(value: Any) -> Any:
     """A tensor as the eager op takes it without going through its operator again."""
     if isinstance(value, list):
@@ -51,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 _VALUE_OR_TENSOR = Form(
     "float? {}_value, Tensor? {}",
-    lambda value: (None, value) if isinstance(value, Tensor) else (value, None),
+    lambda value: (None, value) if isinstance(value, Tensor) else (_python_number(value), None),
     lambda value, tensor: tensor if value is None else value,
 )
 _WEIGHT = Form(  # a packed one crosses as its parts and its description
@@ -63,11 +77,11 @@ FORMS: Mapping[str, Form] = {
     "Tensor": _itself("Tensor"),
     "Tensor | None": _itself("Tensor?"),
     "Sequence[Tensor] | Tensor": Form("Tensor[] {}", lambda tensors: (list(tensors),), list),
-    "int": _itself("SymInt"),
-    "int | None": _itself("SymInt?"),
-    "bool": _itself("bool"),
-    "float": _itself("float"),
-    "float | None": _itself("float?"),
+    "int": _number("SymInt"),
+    "int | None": _number("SymInt?"),
+    "bool": _number("bool"),
+    "float": _number("float"),
+    "float | None": _number("float?"),
     "str": _itself("str"),
     "torch.dtype": _itself("ScalarType"),
     "torch.dtype | None": _itself("ScalarType?"),
@@ -81,7 +95,7 @@ FORMS: Mapping[str, Form] = {
     "float | Tensor | None": _VALUE_OR_TENSOR,
     "Window": Form(
         "int[]? {}",
-        lambda window: (None if window is None else [window, -1] if isinstance(window, int) else list(window),),
+        lambda window: (None if window is None else _sides(window),),
         lambda window: None if window is None else tuple(window),
     ),
 }

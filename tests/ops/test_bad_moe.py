@@ -44,7 +44,7 @@ ROUTINGS = [
     ("correction_bias", routing(correction_bias=z(11)), r"\[11\]"),
     ("correction_bias", routing(correction_bias=z(12).half()), "float16"),
     ("correction_bias", routing(correction_bias=z(12, device="meta")), "on meta"),
-    ("scaling_factor", routing(scaling_factor="2"), "is str"),
+    ("scaling_factor", routing(scaling_factor="2"), "is '2'"),
     ("scaling_factor", routing(scaling_factor=z(1)), "is Tensor"),
     ("scaling_factor", routing(scaling_factor=float("nan")), "finite"),
     ("out_weights", routing(out_weights=z(4, 2)), r"\[4, 3\]"),

@@ -6,6 +6,7 @@ value contradicts. `prepare` and `explain` do not read tensors that a selection 
 
 from __future__ import annotations
 
+import functools
 import inspect
 import random
 from collections.abc import Callable
@@ -32,7 +33,8 @@ def call(function: Any, **given: Any) -> Any:
 
 
 def call_again(function: Any, **given: Any) -> Any:
-    function(**copied(DRAWN[function.op.contract.name](random.Random(1), torch.device("cpu"))))
+    if function.op.contract.name in DRAWN:
+        function(**copied(DRAWN[function.op.contract.name](random.Random(1), torch.device("cpu"))))
     return function(**given)
 
 
@@ -49,6 +51,8 @@ WAYS = (call, call_again, prepare, explain)
 
 def taken(annotation: str, value: Any) -> bool:
     """Whether a parameter of this annotation may take the value, which its contract decides."""
+    if isinstance(value, numpy.generic):
+        value = value.item()
     kinds = {"bool": bool, "int": int, "Window": int, "float": (float, int), "Scale": (float, int), "str": str}
     if isinstance(value, torch.Tensor):
         return "Tensor" in annotation or annotation == "Scale"
@@ -87,10 +91,70 @@ def test_an_unknown_keyword_is_refused_with_the_name_of_the_function(op: str, wa
         way(HUB.function(op), **arguments, cusal=True)
 
 
-def test_a_factor_of_numpy_that_is_a_float_is_one() -> None:
-    for op in ("route_experts", "attention", "mla_attention", "linear_attention"):
-        name = "scaling_factor" if op == "route_experts" else "scale"
-        arguments = DRAWN[op](random.Random(1), torch.device("cpu")) | {name: 0.5}
-        got, want = (HUB.function(op)(**{**copied(arguments), name: kind(0.5)}) for kind in (numpy.float64, float))
-        for one, other in zip(*((made if isinstance(made, tuple) else (made,)) for made in (got, want)), strict=True):
-            assert torch.equal(one, other)
+NUMPY = {
+    bool: (numpy.bool_,),
+    int: (numpy.int8, numpy.int16, numpy.int32, numpy.int64, numpy.uint8, numpy.uint64),
+    float: (numpy.float16, numpy.float32, numpy.float64, numpy.longdouble),
+}
+
+
+def outcome(function: Callable[..., Any], arguments: dict[str, Any]) -> list[Any]:
+    """The results of a call as comparable data, or the parameter that it refuses."""
+    try:
+        made = function(**copied(arguments))
+    except InvalidArgument as error:
+        return [error.op, error.parameter]
+    results = made if isinstance(made, tuple) else (made,)
+    return [(item.dtype, tuple(item.shape), item.flatten().contiguous().view(torch.uint8).tolist()) for item in results]
+
+
+def prepared_too(function: Any, **given: Any) -> Any:
+    function.prepare(**given)
+    return function(**given)
+
+
+@pytest.mark.parametrize("op", [*sorted(DRAWN), "dequantize_fp8"])
+def test_a_scalar_of_numpy_is_the_python_value(op: str) -> None:
+    function = HUB.function(op)
+    if op in DRAWN:
+        arguments = DRAWN[op](random.Random(1), torch.device("cpu"))
+    else:
+        codes, scale = HUB.function("quantize_fp8")(torch.randn(4, 64), "group", 4)
+        arguments = {"x": codes, "scale": scale}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if not any(word in parameter.annotation for word in ("bool", "int", "float", "Window", "Scale")):
+            continue
+        for value in (True, False, 0, 1, 2, 4, 0.5, 2.0):
+            want = outcome(function, {**arguments, name: value})
+            for kind in NUMPY[type(value)]:
+                for way in (call, call_again, prepared_too):
+                    got = outcome(functools.partial(way, function), {**arguments, name: kind(value)})
+                    assert got == want, f"{op} with {name}={kind(value)!r}"
+
+
+def test_both_sides_of_a_window_may_be_scalars_of_numpy() -> None:
+    q, k, v = torch.randn(3, 1, 6, 2, 16)
+    attention: Any = HUB.function("attention")
+    window = (numpy.int32(2), numpy.int64(1))
+    assert torch.equal(attention(q, k, v, window=window), attention(q, k, v, window=(2, 1)))
+
+
+def test_plans_and_steps_take_scalars_of_numpy() -> None:
+    q, k, v = torch.randn(3, 6, 2, 16)
+    offsets = torch.tensor([0, 2, 6], dtype=torch.int32)
+    attention: Any = HUB.function("attention")
+    plan = attention.prepare(q, k, v, offsets, offsets, scale=numpy.float32(0.5), softcap=numpy.float16(2))
+    step = plan.begin(offsets, offsets, max_seqlen_q=numpy.int64(4), max_seqlen_k=numpy.int32(4))
+    want = attention(q, k, v, offsets, offsets, scale=0.5, softcap=2.0)
+    assert torch.equal(step.run(q, k, v), want)
+    assert torch.equal(plan.run(q, k, v, offsets, offsets, numpy.int64(4), numpy.int64(4)), want)
+    with pytest.raises(InvalidArgument, match="max_seqlen_q is "):
+        plan.begin(offsets, offsets, max_seqlen_q=numpy.float32(4))
+
+
+def test_operators_of_torch_take_scalars_of_numpy() -> None:
+    q, k, v = torch.randn(3, 1, 6, 2, 16)
+    attention: Any = HUB.function("attention")
+    given = {"causal": numpy.bool_(True), "window": (numpy.int64(2), numpy.int64(0)), "scale": numpy.float32(0.5)}
+    got = attention(torch.nn.Parameter(q, requires_grad=False), k, v, **given)
+    assert torch.equal(got, attention(q, k, v, causal=True, window=(2, 0), scale=0.5))

@@ -16,9 +16,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.forms import python_value
 from kernelhub.ops.arguments import check_is_tensor, dtype_name, lse_shape, refuse
 from kernelhub.ops.attention.problem import QUANTISED, AttentionProblem
-from kernelhub.ops.operands import check_count, check_destination, check_flag, check_operand
+from kernelhub.ops.operands import (
+    check_count,
+    check_destination,
+    check_flag,
+    check_number,
+    check_operand,
+)
 from kernelhub.ops.values import values_to_check
 
 Window = int | tuple[int, int] | None
@@ -41,7 +48,7 @@ RAISED_BY_BAD_ARGUMENTS = (
 
 def window_pair(op: str, window: Window) -> tuple[int, int]:
     """``(left, right)`` with -1 for no limit; a bare number is the left side."""
-    left, right = window if type(window) is tuple and len(window) == 2 else (window, -1)
+    left, right = map(python_value, window if type(window) is tuple and len(window) == 2 else (window, -1))
     if type(left) is not int or type(right) is not int or left < -1 or right < -1:
         refuse(op, "window", f"is {window!r}", "give left or (left, right), each an int from -1 (no limit) up")
     return left, right
@@ -80,8 +87,7 @@ def _scale_kind(op: str, parameter: str, scale: Scale, num_kv_heads: int) -> str
             f"has shape {list(scale.shape)}",
             f"give one element, or [{num_kv_heads}], one per KV head",
         )
-    if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
-        refuse(op, parameter, f"is {scale!r}", "give a finite float or a float32 tensor")
+    check_number(op, parameter, scale, "give a finite float or a float32 tensor")
     return "value"
 
 
@@ -184,12 +190,12 @@ def features_of(
         one_token: every sequence has one query, for which causality and a right side change nothing.
     """
     if causal is not True and causal is not False:
-        check_flag(op, "causal", causal)
+        causal = check_flag(op, "causal", causal)
     if return_lse is not True and return_lse is not False:
-        check_flag(op, "return_lse", return_lse)
+        return_lse = check_flag(op, "return_lse", return_lse)
     left, right = (-1, -1) if window is None else window_pair(op, window)
     if softcap is not None:
-        check_softcap(op, softcap)
+        softcap = check_softcap(op, softcap)
     if sinks is not None:
         sinks = check_sinks(op, sinks, q_dims[0])
     kind = None
@@ -197,6 +203,8 @@ def features_of(
         kind = kv_scale_kind(op, k_scale, v_scale, num_kv_heads)
         if isinstance(k_scale, Tensor) and isinstance(v_scale, Tensor):
             k_scale, v_scale = k_scale.contiguous(), v_scale.contiguous()
+        else:
+            k_scale, v_scale = python_value(k_scale), python_value(v_scale)
     if one_token:
         causal, right = False, -1
     elif causal:
@@ -221,10 +229,10 @@ def arguments_of(problem: AttentionProblem, values: Values) -> dict[str, Any]:
     return features | {name: value for name, value in values._asdict().items() if name not in _NO_VALUES}
 
 
-def check_softcap(op: str, softcap: Any) -> None:
+def check_softcap(op: str, softcap: Any) -> float:
     """A bound of the scores; 0 for none."""
-    if not isinstance(softcap, float | int) or isinstance(softcap, bool) or not 0.0 <= softcap < math.inf:
-        refuse(op, "softcap", f"is {softcap!r}", "give a positive number, or None for no cap")
+    fix = "give a positive number, or None for no cap"
+    return check_number(op, "softcap", softcap, fix, lambda bound: 0.0 <= bound < math.inf)
 
 
 def check_sinks(op: str, sinks: Any, num_q_heads: int) -> Tensor:
@@ -265,7 +273,7 @@ def check_kept(op: str, values: Values, given: Mapping[str, Any]) -> None:
     """A plan keeps its values: a contiguous copy would not follow changes of the given tensor."""
     for name in KEPT:
         tensor = given[name]
-        if getattr(values, name) is not tensor:
+        if isinstance(tensor, Tensor) and getattr(values, name) is not tensor:
             refuse(op, name, f"has stride {list(tensor.stride())}", f"a plan keeps it; give {name}.contiguous()")
 
 
@@ -361,9 +369,7 @@ def check_alike(op: str, q: Tensor, kv: tuple[tuple[str, Tensor], tuple[str, Ten
 
 def finite_scale(op: str, scale: Any) -> float:
     """The factor of q k^T, if it is one."""
-    if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
-        refuse(op, "scale", f"is {scale!r}", "give a finite float, or None for 1 / sqrt(head width)")
-    return scale
+    return check_number(op, "scale", scale, "give a finite float, or None for 1 / sqrt(head width)")
 
 
 def same_device(op: str, parameter: str, tensor: Tensor, q: Tensor) -> None:
@@ -421,10 +427,9 @@ def adjacent(op: str, parameter: str, tensor: Tensor, keep: bool) -> Tensor:
     return tensor.contiguous()
 
 
-def check_bound(op: str, parameter: str, bound: Any) -> None:
-    """An upper bound that the caller may give: a Python int."""
-    if bound is not None:
-        check_count(op, parameter, bound)
+def check_bound(op: str, parameter: str, bound: Any) -> int | None:
+    """An upper bound that the caller may give."""
+    return None if bound is None else check_count(op, parameter, bound)
 
 
 def host_values(op: str, parameter: str, values: Sequence[int] | Tensor | None) -> list[int] | None:

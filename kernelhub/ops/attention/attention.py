@@ -286,7 +286,7 @@ def attention(
             _, kv_heads, width_k = k_shape
             q_len = ANY if max_seqlen_q is None else q_len_bucket(max_seqlen_q)
             if max_seqlen_q is not None and type(max_seqlen_q) is not int:
-                check_bound(NAME, "max_seqlen_q", max_seqlen_q)
+                max_seqlen_q = check_bound(NAME, "max_seqlen_q", max_seqlen_q)
         if (
             cu_seqlens_q is None
             and cu_seqlens_k is None

@@ -120,8 +120,8 @@ def begin(
         k_offsets: the values of cu_seqlens_k that the caller has on the host.
         keep: the offsets are read at later launches, too, with what the caller has written to them by then.
     """
-    check_bound(NAME, "max_seqlen_q", max_seqlen_q)
-    check_bound(NAME, "max_seqlen_k", max_seqlen_k)
+    max_seqlen_q = check_bound(NAME, "max_seqlen_q", max_seqlen_q)
+    max_seqlen_k = check_bound(NAME, "max_seqlen_k", max_seqlen_k)
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         refuse_half(cu_seqlens_q)
     if (cu_seqlens_q is not None) != problem.ragged:

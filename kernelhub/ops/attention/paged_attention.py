@@ -259,7 +259,7 @@ def paged_attention(
                 _, heads, width = shape
                 q_len = ANY if max_seqlen_q is None else q_len_bucket(max_seqlen_q)
                 if max_seqlen_q is not None and type(max_seqlen_q) is not int:
-                    check_bound(NAME, "max_seqlen_q", max_seqlen_q)
+                    max_seqlen_q = check_bound(NAME, "max_seqlen_q", max_seqlen_q)
             elif len(shape) == 3:
                 _, heads, width = shape
                 q_len = ONE

@@ -118,7 +118,7 @@ def begin(
         op, cache: for messages; `cache` is the parameter that holds the pages.
         keep: the metadata is read at later launches, too, with what the caller has written to it by then.
     """
-    check_bound(op, "max_seqlen_q", max_seqlen_q)
+    max_seqlen_q = check_bound(op, "max_seqlen_q", max_seqlen_q)
     check_index(op, "block_table", block_table, 2, "[num_seqs, max_pages]")
     check_index(op, "seq_lens", seq_lens, 1, "[num_seqs]")
     num_seqs, max_pages = block_table.shape

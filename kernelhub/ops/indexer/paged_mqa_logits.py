@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.forms import python_value
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
@@ -272,6 +273,7 @@ def bind(
                 check_values(block_table, seq_lens, page_size, k_cache.shape[0], max_seq_len)
             k_cache, k_scale_cache = split_cache(k_cache, k_scale_cache, head_dim)
         else:
+            max_seq_len = python_value(max_seq_len)
             check(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
             k_cache, k_scale_cache = split_cache(k_cache, k_scale_cache, q.shape[-1])
             if (q.dtype, *q.shape[2:], k_cache.shape[1], k_scale_cache is not None) != form:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.forms import python_value
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
@@ -110,6 +111,7 @@ def bind(
         except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
             right = False
         if not right:
+            k = python_value(k)
             check(logits, k, row_starts, row_ends, out)
             if (k, row_starts is not None, row_ends is not None) != form:
                 has = ("with" if given else "no" for given in form[1:])
@@ -201,6 +203,8 @@ def topk_indices(
     if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced
+    if type(k) is not int:  # 8.0 would be taken for the key's 8
+        k = python_value(k)
     key = (k, row_starts is not None, row_ends is not None)
     try:
         device = logits.get_device()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.forms import python_value
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
@@ -24,6 +25,7 @@ from kernelhub.ops.linear_attention.reference import linear_attention_reference
 from kernelhub.ops.operands import (
     check_destination,
     check_flag,
+    check_number,
     check_operand,
     check_untransformed,
     is_plain_view,
@@ -94,8 +96,7 @@ def check(
     _operand("v", v, value_shape, dtype, q)
     _operand("decay", decay, (heads,), torch.float32, q)
     sequences = _check_offsets(q, cu_seqlens)
-    if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
-        refuse("scale", f"is {scale!r}", "give a finite float")
+    check_number(NAME, "scale", scale, "give a finite float")
     check_flag(NAME, "return_state", return_state)
     one_state = (heads, width, value_width)
     if state_indices is not None:
@@ -270,6 +271,7 @@ def bind(
             if out_state is not None and not keeps:
                 refuse("out_state", "is given to a plan without it", "prepare it with return_state=True")
             forms.add(form)
+            scale = python_value(scale)
         else:
             check_untransformed(NAME, {"q": q, "k": k, "v": v, "decay": decay, "state": state})
             if looks:
@@ -401,6 +403,8 @@ def linear_attention(
         return _op.traced(**locals())
     try:
         shape = q.shape
+        if type(return_state) is not bool:  # 1 would be taken for the key's True
+            return_state = check_flag(NAME, "return_state", return_state)
         key = (
             q.dtype,
             shape[-2],
@@ -411,8 +415,6 @@ def linear_attention(
             return_state or out_state is not None,
             state_indices is not None,
         )
-        if type(return_state) is not bool:  # 1 would be taken for the key's True
-            check_flag(NAME, "return_state", return_state)
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, return_state)
         raise

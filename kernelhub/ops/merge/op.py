@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -21,7 +20,15 @@ from kernelhub.ops.formats import E4M3
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import MANY, MERGE_ATTENTION_STATES, TWO, MergeProblem
 from kernelhub.ops.merge.reference import merge_attention_states_reference
-from kernelhub.ops.operands import check_apart, check_destination, check_flag, check_operand, share_memory
+from kernelhub.ops.operands import (
+    check_apart,
+    check_destination,
+    check_flag,
+    check_number,
+    check_operand,
+    finite_and_not_zero,
+    share_memory,
+)
 from kernelhub.ops.operators import Traced
 from kernelhub.probes.device import facts_of
 
@@ -84,10 +91,10 @@ def check(outs: Any, lses: Any, return_lse: Any = False, out_scale: Any = None) 
     _check_scale(out_scale, first)
 
 
-def _check_scale(scale: Any, first: Tensor) -> None:
+def _check_scale(scale: Any, first: Tensor) -> float | Tensor | None:
     """The scale of a float8 result, if one is given."""
     if scale is None:
-        return
+        return None
     if isinstance(scale, Tensor):
         check_operand(NAME, "out_scale", scale)
         if scale.dtype is not torch.float32 or scale.numel() != 1:
@@ -95,8 +102,9 @@ def _check_scale(scale: Any, first: Tensor) -> None:
         if scale.device != first.device:
             refuse("out_scale", f"is on {scale.device}", f"move it to {first.device}")
         check_wants_no_gradient(NAME, "out_scale", scale)
-    elif not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale) or not scale:
-        refuse("out_scale", f"is {scale!r}", "give a finite float other than 0, or float32 of one element")
+        return scale
+    fix = "give a finite float other than 0, or float32 of one element"
+    return check_number(NAME, "out_scale", scale, fix, finite_and_not_zero)
 
 
 def check_form(first: Tensor, parts: int, problem: MergeProblem) -> None:
@@ -174,7 +182,7 @@ def bind(
             check(outs, lses)
             check_form(first, len(outs), problem)
         if out_scale is not None:
-            _check_scale(out_scale, first)
+            out_scale = _check_scale(out_scale, first)
         if out is None:
             out = torch.empty(first.shape, dtype=out_dtype, device=first.device)
         elif not (simple and alike(out, first.shape, out_dtype, device) and lies_apart(out, outs, lses)):
@@ -316,6 +324,8 @@ def merge_attention_states(
     try:
         if type(outs[0]) is not Tensor and isinstance(outs[0], Tensor) and not isinstance(backend, DryRun):
             return _op.traced(**locals())
+        if return_lse is not True and return_lse is not False:
+            return_lse = check_flag(NAME, "return_lse", return_lse)
         first = outs[0]
         shape = first.shape
         key = (
@@ -324,15 +334,13 @@ def merge_attention_states(
             shape[-1],
             2 if len(outs) == 2 else 3,
             len(shape),
-            return_lse is True or out_lse is not None,
+            return_lse or out_lse is not None,
             None if out_scale is None else "tensor" if isinstance(out_scale, Tensor) else "value",
         )
     except (AttributeError, TypeError, ValueError, LookupError, RuntimeError):
         check(outs, lses, return_lse, out_scale)
         raise
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
-    if return_lse is not True and return_lse is not False:
-        check_flag(NAME, "return_lse", return_lse)
     if run is None:
         check(outs, lses, return_lse, out_scale)
         run = _op.decide(key, first.get_device(), backend)

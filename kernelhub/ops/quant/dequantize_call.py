@@ -13,7 +13,7 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import alike, describe, dtype_name, refuse, usable
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.operands import check_loose, check_operand, transformed
+from kernelhub.ops.operands import check_count, check_loose, check_operand, transformed
 from kernelhub.ops.quant.arguments import (
     E8M0_BYTES,
     FLOAT_DTYPES,
@@ -81,8 +81,7 @@ def check_dequantize_fp8(x: Any, scale: Any, group_size: Any, out_dtype: Any) ->
     op = "dequantize_fp8"
     check_codes(op, x, False)
     check_tensor(op, "scale", scale, FP8_SCALE_DTYPES, x)
-    if type(group_size) is not int or group_size < 1:
-        refuse(op, "group_size", f"is {group_size!r}", "give a positive int")
+    check_count(op, "group_size", group_size, 1, fix="give a positive int")
     _check_out_dtype(op, out_dtype)
     if not granularity_of(x.shape, scale.shape, group_size):
         *lead, width = x.shape

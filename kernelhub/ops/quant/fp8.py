@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.forms import python_value
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
@@ -17,7 +18,7 @@ from kernelhub.dispatch.plan import publish
 from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.operands import check_flag, check_loose, check_operand, check_own_memory, transformed
+from kernelhub.ops.operands import check_count, check_flag, check_loose, check_operand, check_own_memory, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
 from kernelhub.ops.quant.arguments import (
@@ -80,8 +81,7 @@ def check_fp8(x: Any, granularity: Any, group_size: Any, scale: Any, ue8m0: Any,
     op = "quantize_fp8"
     if granularity not in GRANULARITIES:
         refuse(op, "granularity", f"is {granularity!r}", f"give one of {', '.join(GRANULARITIES)}")
-    if type(group_size) is not int or group_size < 1:
-        refuse(op, "group_size", f"is {group_size!r}", "give a positive int")
+    check_count(op, "group_size", group_size, 1, fix="give a positive int")
     check_flag(op, "ue8m0", ue8m0)
     if scale_dtype not in FP8_SCALE_DTYPES:
         refuse(op, "scale_dtype", f"is {scale_dtype}", "give torch.float32 or torch.float8_e8m0fnu")
@@ -293,6 +293,10 @@ def quantize_fp8(
         traced: tuple[Tensor, Tensor] = _quantize.traced(**locals())
         return traced
     try:
+        if type(ue8m0) is not bool:
+            ue8m0 = check_flag("quantize_fp8", "ue8m0", ue8m0)
+        if type(group_size) is not int:
+            group_size = python_value(group_size)
         key = (
             x.dtype,
             granularity,
@@ -303,7 +307,7 @@ def quantize_fp8(
             scale_layout == "column",
         )
         hash(key)
-        if scale_layout not in ("row", "column") or type(ue8m0) is not bool:
+        if scale_layout not in ("row", "column"):
             raise ValueError(scale_layout)
         if type(group_size) is not int or group_size < 1:
             raise ValueError(group_size)
@@ -360,6 +364,8 @@ def dequantize_fp8(
         traced: Tensor = _dequantize.traced(**locals())
         return traced
     try:
+        if type(group_size) is not int:
+            group_size = python_value(group_size)
         form = granularity_of(x.shape, scale.shape, group_size)
         key = (out_dtype, form, group_size if form == GROUP else 128, scale.dtype)
         hash(key)

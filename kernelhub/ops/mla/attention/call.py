@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -21,8 +20,10 @@ from kernelhub.ops.attention.problem import FLOATS, FP8, ONE, q_len_bucket
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.operands import (
+    check_count,
     check_destination,
     check_flag,
+    check_number,
     check_operand,
     check_untransformed,
     is_plain_view,
@@ -100,8 +101,8 @@ def check(
         refuse("kv_cache", f"has rows of {kv_cache.shape[-1]}", f"q has {width}: the latent, then the rotary part")
     if kv_cache.shape[1] == 0:
         refuse("kv_cache", f"has shape {list(kv_cache.shape)}", "a page holds at least one token")
-    if type(value_dim) is not int or not 0 < value_dim <= width:
-        refuse("value_dim", f"is {value_dim!r}", f"give the width of the latent, from 1 to {width}, that of a row")
+    fix = f"give the width of the latent, from 1 to {width}, that of a row"
+    value_dim = check_count(NAME, "value_dim", value_dim, 1, width, fix)
     check_scale(scale)
     check_flag(NAME, "causal", causal)
     check_flag(NAME, "return_lse", return_lse)
@@ -127,10 +128,10 @@ def check(
         check_destination(NAME, "out", out, (*q.shape[:-1], value_dim), q.dtype, q.device, operands)
 
 
-def check_scale(scale: Any) -> None:
+def check_scale(scale: Any) -> float:
     """The factor of q k^T, which has no default: the width of q does not determine it."""
-    if not isinstance(scale, float | int) or isinstance(scale, bool) or not math.isfinite(scale):
-        refuse("scale", f"is {scale!r}", "give a finite float: one over the root of a head's width before absorption")
+    fix = "give a finite float: one over the root of a head's width before absorption"
+    return check_number(NAME, "scale", scale, fix)
 
 
 def kv_scale_kind(kv_scale: Any) -> str | None:
@@ -146,8 +147,7 @@ def kv_scale_kind(kv_scale: Any) -> str | None:
         if kv_scale.requires_grad:
             refuse_grad(NAME, ("kv_scale",), (kv_scale,))
         return "tensor"
-    if not isinstance(kv_scale, float | int) or isinstance(kv_scale, bool) or not math.isfinite(kv_scale):
-        refuse("kv_scale", f"is {kv_scale!r}", "give a finite float, or float32 of one element")
+    check_number(NAME, "kv_scale", kv_scale, "give a finite float, or float32 of one element")
     return "value"
 
 

@@ -7,6 +7,7 @@ each over all tokens of a sequence or over those that an indexer selected.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.forms import python_value
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
@@ -48,7 +50,7 @@ from kernelhub.ops.mla.attention.call import (
 )
 from kernelhub.ops.mla.attention.problem import MLA_ATTENTION, MlaProblem
 from kernelhub.ops.mla.attention.reference import mla_attention_reference
-from kernelhub.ops.operands import check_operand
+from kernelhub.ops.operands import check_flag, check_operand
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.values import checks_devices
 
@@ -337,6 +339,11 @@ def mla_attention(
     if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
         return _op.traced(**locals())
     ragged = cu_seqlens_q is not None
+    # 512.0 would be taken for the key's 512, and 1 for its True
+    if not (type(value_dim) is int and type(causal) is bool and type(return_lse) is bool):
+        value_dim = python_value(value_dim)
+        causal = check_flag(NAME, "causal", causal)
+        return_lse = check_flag(NAME, "return_lse", return_lse)
     features = (causal, topk_indices, sinks, kv_scale, return_lse)
     given = (q, kv_cache, scale, value_dim, ragged, max_seqlen_q, *features, out, block_table, seq_lens, cu_seqlens_q)
     try:
@@ -358,12 +365,14 @@ def mla_attention(
         key = (q.dtype, kv_cache.dtype, heads, width, page_size, rows, value_dim, q_len, kinds)
         if sinks is not None:
             check_sinks(sinks, heads)
-        check_scale(scale)
-        # 512.0 would be taken for the key's 512, and 1 for its True
-        if not (type(value_dim) is int and type(causal) is bool and type(return_lse) is bool):
+        if type(scale) is not float or not isfinite(scale):
+            scale = check_scale(scale)
+        if type(value_dim) is not int:
             check(*given)
+        if kv_scale is not None and not isinstance(kv_scale, Tensor):
+            kv_scale = python_value(kv_scale)
         if max_seqlen_q is not None:
-            check_bound(NAME, "max_seqlen_q", max_seqlen_q)
+            max_seqlen_q = check_bound(NAME, "max_seqlen_q", max_seqlen_q)
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(*given)
         raise

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.forms import python_value
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
@@ -21,7 +22,15 @@ from kernelhub.ops.call_plan import CallPlan, prepares
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
 from kernelhub.ops.mla.cache.problem import WRITE_MLA_CACHE, MlaCacheProblem
 from kernelhub.ops.mla.cache.reference import write_mla_cache_reference
-from kernelhub.ops.operands import check_apart, check_operand, is_plain_view, may_overlap, overlaps_itself
+from kernelhub.ops.operands import (
+    check_apart,
+    check_number,
+    check_operand,
+    finite_and_not_zero,
+    is_plain_view,
+    may_overlap,
+    overlaps_itself,
+)
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
@@ -135,13 +144,9 @@ def _check_scale(kv_cache: Tensor, kv_scale: Any) -> None:
         check_operand(NAME, "kv_scale", kv_scale)
         if kv_scale.dtype is not torch.float32 or kv_scale.numel() != 1:
             refuse("kv_scale", f"is {describe(kv_scale)}", "give a float, or float32 of one element")
-    elif (
-        not isinstance(kv_scale, float | int)
-        or isinstance(kv_scale, bool)
-        or not math.isfinite(kv_scale)
-        or kv_scale == 0
-    ):
-        refuse("kv_scale", f"is {kv_scale!r}", "give a finite float other than 0, or float32 of one element")
+    else:
+        fix = "give a finite float other than 0, or float32 of one element"
+        check_number(NAME, "kv_scale", kv_scale, fix, finite_and_not_zero)
 
 
 def bind(
@@ -202,6 +207,7 @@ def bind(
         else:
             check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
             check_form(kv_c, k_rope, kv_cache, kv_scale)
+            kv_scale = python_value(kv_scale)
         if kv_c.shape[0]:
             tick()
             rows = kv_cache.squeeze(2) if kv_cache.ndim == 4 else kv_cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -31,7 +30,7 @@ from kernelhub.ops.moe.experts.weights import (
     scale_dtypes,
     scale_shapes,
 )
-from kernelhub.ops.operands import check_destination, check_flag, check_operand
+from kernelhub.ops.operands import check_destination, check_flag, check_number, check_operand
 from kernelhub.ops.packed import PackedWeight
 
 NAME = "fused_moe"
@@ -84,8 +83,7 @@ def check(given: Operands, activation: Any, activation_dtype: Any, on_input: Any
     if activation not in ACTIVATIONS:
         refuse("activation", f"is {activation!r}", f"give one of {', '.join(ACTIVATIONS)}")
     for parameter, number in (("alpha", given.alpha), ("limit", given.limit)):
-        if isinstance(number, bool) or not isinstance(number, float | int) or not math.isfinite(number):
-            refuse(parameter, f"is {number!r}", "give a finite float")
+        check_number(NAME, parameter, number, "give a finite float")
     if given.limit < 0:
         refuse("limit", f"is {given.limit!r}", "give a magnitude: 0 or more")
     check_flag(NAME, "apply_router_weight_on_input", on_input)

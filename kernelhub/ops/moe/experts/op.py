@@ -22,6 +22,7 @@ from kernelhub.ops.moe.experts.checks import NAME, WEIGHTS, Operands, check, ref
 from kernelhub.ops.moe.experts.problem import FUSED_MOE, ExpertsProblem
 from kernelhub.ops.moe.experts.reference import fused_moe_reference
 from kernelhub.ops.moe.experts.weights import PACKED_PARTS
+from kernelhub.ops.operands import check_flag
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.packed import PackedWeight, PackingPlan, layout_of, prepared, remembered
 
@@ -336,9 +337,11 @@ def fused_moe(
         out,
     )
     try:
-        key = key_of(given, activation, activation_dtype, apply_router_weight_on_input)
         if apply_router_weight_on_input is not False and apply_router_weight_on_input is not True:
-            raise TypeError
+            apply_router_weight_on_input = check_flag(
+                NAME, "apply_router_weight_on_input", apply_router_weight_on_input
+            )
+        key = key_of(given, activation, activation_dtype, apply_router_weight_on_input)
         run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(given, activation, activation_dtype, apply_router_weight_on_input)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.forms import python_value
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
@@ -23,8 +24,10 @@ from kernelhub.ops.moe.routing.adapter import RoutingAdapter
 from kernelhub.ops.moe.routing.problem import FLOATS, ROUTE_EXPERTS, SCORINGS, SOFTMAX_AFTER_TOPK, RoutingProblem
 from kernelhub.ops.moe.routing.reference import route_experts_reference
 from kernelhub.ops.operands import (
+    check_count,
     check_destination,
     check_flag,
+    check_number,
     check_operand,
     is_plain_view,
     span_of,
@@ -81,14 +84,11 @@ def check(
     tokens, num_experts = logits.shape
     if scoring not in SCORINGS:
         refuse("scoring", f"is {scoring!r}", f"give one of {', '.join(SCORINGS)}")
-    if type(top_k) is not int or not 1 <= top_k <= num_experts:
-        refuse("top_k", f"is {top_k!r}", f"give 1 to {num_experts}, as logits have {num_experts} experts")
+    fix = f"give 1 to {num_experts}, as logits have {num_experts} experts"
+    check_count(NAME, "top_k", top_k, 1, num_experts, fix)
     _check_groups(num_experts, top_k, num_groups, topk_groups)
     check_flag(NAME, "renormalize", renormalize)
-    if isinstance(scaling_factor, bool) or not isinstance(scaling_factor, float | int):
-        refuse("scaling_factor", f"is {type(scaling_factor).__name__}", "give a float")
-    if not math.isfinite(scaling_factor):
-        refuse("scaling_factor", f"is {scaling_factor}", "give a finite float")
+    check_number(NAME, "scaling_factor", scaling_factor, "give a finite float")
     if correction_bias is not None:
         check_operand(NAME, "correction_bias", correction_bias)
         if correction_bias.shape != (num_experts,) or correction_bias.dtype is not torch.float32:
@@ -360,6 +360,12 @@ def route_experts(
     if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, DryRun):
         return cast(tuple[Tensor, Tensor], _op.traced(**locals()))
     try:
+        if type(renormalize) is not bool:
+            renormalize = check_flag(NAME, "renormalize", renormalize)
+        if type(top_k) is not int or type(num_groups) not in _GROUPS or type(topk_groups) not in _GROUPS:
+            top_k, num_groups, topk_groups = map(python_value, (top_k, num_groups, topk_groups))
+            if type(top_k) is not int or type(num_groups) not in _GROUPS or type(topk_groups) not in _GROUPS:
+                raise TypeError
         key = (
             logits.dtype,
             logits.shape[1],
@@ -371,10 +377,6 @@ def route_experts(
             scaling_factor != 1.0,
         )
         hash(key)
-        if type(renormalize) is not bool or type(top_k) is not int:
-            raise TypeError
-        if type(num_groups) not in _GROUPS or type(topk_groups) not in _GROUPS:
-            raise TypeError
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         rest = (correction_bias, scaling_factor, out_weights, out_ids, renormalize)
         check(logits, top_k, scoring, num_groups, topk_groups, *rest)
