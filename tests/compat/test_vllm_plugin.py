@@ -101,7 +101,33 @@ class Worker:
         type(self).started += 1
         return "times"
 """
+LATENT = """
+from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder
+class MLACommonDecodeMetadata:
+    block_table = seq_lens = None
+    block_table = None
+    seq_lens = None
+class MLACommonBackend(AttentionBackend):
+    @classmethod
+    def is_mla(cls): return True
+class MLACommonMetadataBuilder(AttentionMetadataBuilder): ...
+class MLACommonImpl(AttentionImpl):
+    def __init__(
+        self, num_heads, head_size, scale, num_kv_heads, alibi_slopes, sliding_window, kv_cache_dtype,
+        logits_soft_cap, attn_type, kv_sharing_target_layer_name, kv_lora_rank,
+    ):
+        self.num_heads, self.head_size, self.scale, self.kv_lora_rank = num_heads, head_size, scale, kv_lora_rank
+        self.supports_quant_query_input = True
+    def forward_mqa(self, q, kv_c_and_k_pe_cache, attn_metadata, layer): ...
+"""
+CONFIG = """
+CURRENT = None
+def get_current_vllm_config_or_none():
+    return CURRENT
+"""
 FILES = {
+    "config/__init__.py": CONFIG,
+    "model_executor/layers/attention/mla_attention.py": LATENT,
     "v1/worker/gpu_worker.py": WORKER,
     "v1/attention/backend.py": BACKEND,
     "v1/attention/backends/registry.py": REGISTRY,
@@ -158,7 +184,8 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def forget() -> None:
         for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
             del sys.modules[name]
-        sys.modules.pop("kernelhub.compat.vllm.attention", None)
+        for name in ("attention", "mla"):
+            sys.modules.pop(f"kernelhub.compat.vllm.{name}", None)
 
     forget()
     yield install
@@ -181,7 +208,14 @@ class TestRegistration:
         registry = importlib.import_module("vllm.v1.attention.backends.registry")
         assert {item.name: path for item, path in registry.OVERRIDES.items()} == {"CUSTOM": plugin.BACKEND}
         module, _, name = plugin.BACKEND.rpartition(".")
-        assert getattr(importlib.import_module(module), name).get_name() == "CUSTOM"
+        config = importlib.import_module("vllm.config")
+        for latent, implementation in ((None, "KernelhubImpl"), (False, "KernelhubImpl"), (True, "KernelhubMlaImpl")):
+            config.CURRENT = None if latent is None else SimpleNamespace(model_config=SimpleNamespace(use_mla=latent))
+            backend = getattr(importlib.import_module(module), name)
+            assert backend.get_name() == "CUSTOM"
+            assert backend.get_impl_cls().__name__ == implementation
+        config.CURRENT = SimpleNamespace(model_config=None)
+        assert getattr(importlib.import_module(module), name).get_impl_cls().__name__ == "KernelhubImpl"
 
     def test_another_plugin_that_came_first_stays(self, vllm, caplog) -> None:
         vllm()
@@ -207,6 +241,7 @@ class TestRegistration:
             ),
             ("class MultipleOf", "class Multiple", "does not define MultipleOf"),
             ("    slot_mapping = None\n", "", "does not define CommonAttentionMetadata.slot_mapping"),
+            ("forward_mqa(self, q, kv_c", "forward_mqa(self, kv_c", "where q was"),
             (
                 "class AttentionBackend:",
                 "class AttentionBackend:\n    def get_kv_cache_shape(): ...",
@@ -379,6 +414,101 @@ class TestCaches:
     def test_output_and_queries_without_padding_are_taken_as_they_are(self, attention) -> None:
         got, want = run(attention, padding=0)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+WIDE, LATENT_WIDTH = 576, 512
+
+
+@pytest.fixture
+def latent(vllm):
+    vllm()
+    return importlib.import_module("kernelhub.compat.vllm.mla")
+
+
+def latent_layer(latent, kv_cache_dtype="auto", **options):
+    given = dict.fromkeys(
+        ("alibi_slopes", "sliding_window", "logits_soft_cap", "kv_sharing_target_layer_name"), None
+    ) | {"attn_type": "decoder"}
+    impl = latent.KernelhubMlaImpl(
+        HEADS, WIDE, 0.1, 1, kv_cache_dtype=kv_cache_dtype, kv_lora_rank=LATENT_WIDTH, **given | options
+    )
+    fp8 = kv_cache_dtype != "auto"
+    return SimpleNamespace(impl=impl, _k_scale=torch.tensor(0.5 if fp8 else 1.0))
+
+
+class TestLatentAttention:
+    @pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+    @pytest.mark.parametrize("parts", [False, True], ids=["one q", "q in parts"])
+    def test_decode_is_the_reference(self, latent, kv_cache_dtype, parts) -> None:
+        torch.manual_seed(0)
+        layer, fp8 = latent_layer(latent, kv_cache_dtype), kv_cache_dtype == "fp8"
+        cache = torch.randn(9, 16, WIDE)
+        stored = cache.to(torch.float8_e4m3fn) if fp8 else cache
+        q = torch.randn(3, HEADS, WIDE)
+        decode = SimpleNamespace(
+            block_table=torch.tensor([[1, 2], [3, 4], [8, 0]], dtype=torch.int32),
+            seq_lens=torch.tensor([20, 32, 0], dtype=torch.int32),
+        )
+        got, lse = layer.impl.forward_mqa(
+            q.split([LATENT_WIDTH, WIDE - LATENT_WIDTH], dim=-1) if parts else q,
+            stored.view(torch.uint8) if fp8 else stored,
+            SimpleNamespace(decode=decode, causal=True),
+            layer,
+        )
+        want = kernelhub.mla_attention.reference(
+            q, stored.float() * layer._k_scale, decode.block_table, decode.seq_lens, scale=0.1
+        )
+        assert lse is None
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+    def test_what_it_cannot_do_is_an_error_before_anything_runs(self, latent) -> None:
+        for name, options in {
+            "ALiBi": {"alibi_slopes": [0.5]},
+            "windows": {"sliding_window": 9},
+            "softcap": {"logits_soft_cap": 3.0},
+            "decoders": {"attn_type": "encoder_only"},
+        }.items():
+            with pytest.raises(NotImplementedError, match=name):
+                latent_layer(latent, **options)
+        layer = latent_layer(latent)
+        with pytest.raises(NotImplementedError, match="causal"):
+            layer.impl.forward_mqa(torch.ones(1, 4, WIDE), torch.ones(1), SimpleNamespace(causal=False), layer)
+
+    def test_the_selection_is_kernelhub_s_with_its_reasons(self, latent) -> None:
+        ask = latent.KernelhubMlaBackend.supports_combination
+        hopper = SimpleNamespace(major=9, minor=0)
+        for cache in ("auto", "fp8"):
+            assert ask(WIDE, torch.bfloat16, cache, 64, True, False, False, False, hopper) is None
+            assert ask(WIDE, torch.bfloat16, cache, 64, True, False, False, hopper) is None  # before 0.24
+        assert "dense" in ask(WIDE, torch.bfloat16, "auto", 64, True, False, True, False, hopper)
+        with kernelhub.use(disable=["torch", "triton"]):
+            reason = ask(WIDE, torch.bfloat16, "auto", 64, True, False, False, False, hopper)
+        assert "remove it from use(disable=" in reason
+
+    def test_a_worker_s_start_warms_up_its_layers(self, latent, engine, caplog) -> None:
+        caplog.set_level("INFO")
+        layers = {}
+        for index in range(2):
+            layers[f"model.layers.{index}.self_attn.attn"] = layer = latent_layer(latent)
+            layer.kv_cache = torch.zeros(4, 16, WIDE)
+        config = SimpleNamespace(
+            compilation_config=SimpleNamespace(static_forward_context=layers, cudagraph_capture_sizes=[1, 2, 6]),
+            scheduler_config=SimpleNamespace(max_num_batched_tokens=32, max_num_seqs=8),
+            model_config=SimpleNamespace(dtype=torch.float32, max_model_len=64),
+        )
+        latent.KernelhubMlaMetadataBuilder(None, list(layers), config, torch.device("cpu"))
+        worker = importlib.import_module("vllm.v1.worker.gpu_worker").Worker(config, torch.device("cpu"))
+        assert worker.compile_or_warm_up_model() == "times"
+        assert "2 layers like model.layers.0.self_attn.attn: decode: " in caplog.text
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        for sequences in (1, 3, 8):
+            decode = SimpleNamespace(
+                block_table=torch.zeros(sequences, 4, dtype=torch.int32),
+                seq_lens=torch.full((sequences,), 33, dtype=torch.int32),
+            )
+            metadata = SimpleNamespace(decode=decode, causal=True)
+            layer.impl.forward_mqa(torch.randn(sequences, HEADS, WIDE), layer.kv_cache, metadata, layer)
+        assert "was not covered" not in caplog.text
 
 
 class TestRefusals:
@@ -586,7 +716,7 @@ class TestStart:
         model.start()
         worker = importlib.import_module("vllm.v1.worker.gpu_worker").Worker
         assert worker.started == 2
-        assert not hasattr(worker.compile_or_warm_up_model._plain, "_plain")
+        assert not hasattr(worker.compile_or_warm_up_model.__wrapped__, "__wrapped__")
 
     def test_a_step_that_is_not_ready_is_an_error_in_the_log_and_runs(self, attention, engine, caplog) -> None:
         model = Model(attention, layers=({},))

@@ -66,7 +66,7 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        follow(Parts(KernelhubImpl, KernelhubMetadata, facets_of, forget))
+        follow(PARTS)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
@@ -212,6 +212,25 @@ def forget(layer: KernelhubImpl) -> None:
     layer._cache, layer._parts = None, ()
 
 
+def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:
+    """Run a layer with a cache and the other arguments of a call of `paged_attention`."""
+    q, starts = arguments["q"], arguments.get("cu_seqlens_q")
+    tokens, decode = q.shape[0], starts is None
+    if starts is None:
+        starts = torch.arange(tokens + 1, dtype=torch.int32, device=q.device)
+    step = KernelhubMetadata(
+        num_actual_tokens=tokens,
+        max_query_len=1 if decode else arguments["max_seqlen_q"],
+        query_start_loc=starts,
+        seq_lens=arguments["seq_lens"],
+        block_table=arguments["block_table"],
+        slot_mapping=torch.zeros(tokens, dtype=torch.int64, device=q.device),
+        decode=decode,
+        causal=True,
+    )
+    layer.impl.forward(layer, q, None, None, cache, step, torch.empty_like(q))
+
+
 def facets_of(layer: KernelhubImpl, dtype: torch.dtype, kv_cache: Tensor) -> dict[str, Any]:
     """Facets of a layer's problems, less those of a step.
 
@@ -235,6 +254,22 @@ def facets_of(layer: KernelhubImpl, dtype: torch.dtype, kv_cache: Tensor) -> dic
         "softcap": layer._softcap is not None,
         "sinks": layer.sinks is not None,
     }
+
+
+PARTS = Parts(
+    KernelhubImpl,
+    "paged_attention",
+    {
+        "decode": {"q_len": "one", "ragged": False},
+        "mixed, one query each": {"q_len": "one", "ragged": True},
+        "mixed, up to 16 queries each": {"q_len": "few", "ragged": True},
+        "mixed": {"q_len": "many", "ragged": True},
+    },
+    ("k_cache", "v_cache"),
+    facets_of,
+    call,
+    forget,
+)
 
 
 class KernelhubBackend(AttentionBackend):  # type: ignore[misc]

@@ -15,10 +15,11 @@ from kernelhub.probes.finding import Finding, found
 from kernelhub.probes.signature import Call, takes
 from kernelhub.probes.source import defines
 
-BACKEND = "kernelhub.compat.vllm.attention.KernelhubBackend"
+BACKEND = "kernelhub.compat.vllm.backend.KernelhubBackend"
 
 _REGISTRY = "vllm.v1.attention.backends.registry"
 _INTERFACE = "vllm.v1.attention.backend"
+_LATENT = "vllm.model_executor.layers.attention.mla_attention"
 _WRITER = "vllm._custom_ops:reshape_and_cache_flash"
 
 # vLLM's functions that kernelhub calls, and kernelhub's that vLLM calls with the parameters of its base class.
@@ -44,6 +45,7 @@ CALLS = (
             "output_block_scale",
         ),
     ),
+    Call(f"{_LATENT}:MLACommonImpl.forward_mqa", positional=("q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")),
     Call(
         f"{_INTERFACE}:AttentionMetadataBuilder.__init__",
         positional=("kv_cache_spec", "layer_names", "vllm_config", "device"),
@@ -69,6 +71,9 @@ _NAMES = (
             *("slot_mapping", "causal"),
         )
     ),
+    *(f"{_LATENT}:{name}" for name in ("MLACommonBackend", "MLACommonMetadataBuilder")),
+    *(f"{_LATENT}:MLACommonDecodeMetadata.{name}" for name in ("block_table", "seq_lens")),
+    "vllm.config:get_current_vllm_config_or_none",
     f"{_REGISTRY}:AttentionBackendEnum.CUSTOM",
     f"{_REGISTRY}:AttentionBackendEnum.is_overridden",
 )

@@ -13,7 +13,6 @@ import importlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -32,17 +31,8 @@ from kernelhub.warming.warmup import warmup
 
 WORKER = "vllm.v1.worker.gpu_worker"
 START = "compile_or_warm_up_model"
-OP = "paged_attention"
-
 _CACHE_BYTES = 1 << 28  # most memory for the cache of a call
 _SAY_EVERY_S = 5.0
-_STEPS: dict[str, dict[str, Any]] = {  # facets of the steps that vLLM makes
-    "decode": {"q_len": "one", "ragged": False},
-    "mixed, one query each": {"q_len": "one", "ragged": True},
-    "mixed, up to 16 queries each": {"q_len": "few", "ragged": True},
-    "mixed": {"q_len": "many", "ragged": True},
-}
-
 logger = logging.getLogger("vllm.plugins.kernelhub")  # below vLLM's logger, so that its settings apply
 
 
@@ -51,7 +41,7 @@ class LayerKind(NamedTuple):
 
     Attributes:
         facets: of their problems, less those of a step.
-        block: shape of a block of the cache, ``(KH, N, 2 * D)`` or ``(2, N, KH, D)``.
+        block: shape of a block of the cache, ``(KH, N, 2 * D)``, ``(2, N, KH, D)`` or, of latents, ``(N, D)``.
         strides: of the cache.
         stored: dtype of the cache.
     """
@@ -86,18 +76,24 @@ class Limits(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """Parts of `kernelhub.compat.vllm.attention`, which vLLM imports and which imports this module.
+    """A kind of vLLM backend whose layers run one op; its module imports vLLM and this module.
 
     Attributes:
-        impl: the class of kernelhub's layers.
-        metadata: the class of a step's metadata.
+        impl: the class of the layers.
+        op: the name of the op.
+        steps: facets of the steps that vLLM makes, by what the log calls them.
+        caches: the op's parameters that are vLLM's cache.
         facets: gives the facets of a layer's problems, of the layer, the dtype of its queries, and its cache.
+        run: makes one call: of the layer, a cache as vLLM's, and a call's arguments less the cache.
         forget: lets a layer drop its last cache.
     """
 
     impl: type[Any]
-    metadata: type[Any]
+    op: str
+    steps: dict[str, dict[str, Any]]
+    caches: tuple[str, ...]
     facets: Callable[[Any, torch.dtype, Tensor], dict[str, Any]]
+    run: Callable[[Any, Tensor, dict[str, Any]], None]
     forget: Callable[[Any], None]
 
 
@@ -109,11 +105,13 @@ def follow(parts: Parts) -> None:
     except (ImportError, AttributeError) as error:
         logger.warning("kernelhub does not warm up at vLLM's start: %s.Worker.%s is missing: %s", WORKER, START, error)
         return
-    if not hasattr(plain, "_plain"):
-        setattr(worker, START, _followed(plain, parts))
+    if not hasattr(plain, "_parts"):
+        setattr(worker, START, _followed(plain, [parts]))
+    elif parts not in plain._parts:
+        plain._parts.append(parts)
 
 
-def _followed(plain: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _followed(plain: Callable[..., Any], parts: list[Parts]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def start(self: Any, *args: Any, **kwargs: Any) -> Any:
         warm_up(self.vllm_config, self.device, parts)
@@ -121,26 +119,26 @@ def _followed(plain: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
         seal_now()
         return result
 
-    start._plain = plain  # type: ignore[attr-defined]
+    start._parts = parts  # type: ignore[attr-defined]
     return start
 
 
-def warm_up(config: Any, device: torch.device, parts: Parts) -> None:
+def warm_up(config: Any, device: torch.device, parts: list[Parts]) -> None:
     """Compile, load and verify what steps of kernelhub's layers need, unless KERNELHUB_ENGINE_WARMUP is 0.
 
     A kernel that fails is an error in vLLM's log, and the next one serves.
     """
-    kinds = kinds_of(config, parts)
+    kinds = [(each, kind, *layers) for each in parts for kind, layers in kinds_of(config, each).items()]
     if not kinds:
         return
     if not HUB.settings["KERNELHUB_ENGINE_WARMUP"]:
         logger.warning("KERNELHUB_ENGINE_WARMUP=0: kernels compile at the first requests that need them")
         return
     begun, limits = time.monotonic(), Limits.of(config)
-    steps = [(kind, facets) for kind in kinds for facets in _STEPS.values()]
-    selections = [_selection(kind, facets, device) for kind, facets in steps]
+    selections = [_selection(each, kind, facets, device) for each, kind, *_ in kinds for facets in each.steps.values()]
     calls = [
-        _named(_caller(layers[0], kind, limits, device, parts), kind, names) for kind, (names, layers) in kinds.items()
+        _named(_caller(layers[0], each, kind, limits, device), kind, names, each.op)
+        for each, kind, names, layers in kinds
     ]
     logger.info("kernelhub: warming up %d kinds of attention layers on %s", len(kinds), device)
     try:
@@ -157,8 +155,8 @@ def warm_up(config: Any, device: torch.device, parts: Parts) -> None:
         return
     for failure in done.failures:
         logger.error("kernelhub: not ready: %s", failure)
-    for kind, (names, _) in kinds.items():
-        chosen = {label: _selection(kind, facets, device).selected for label, facets in _STEPS.items()}
+    for each, kind, names, _ in kinds:
+        chosen = {label: _selection(each, kind, facets, device).selected for label, facets in each.steps.items()}
         logger.info("kernelhub: %d layers like %s: %s", len(names), names[0], _listed(chosen))
     logger.info("kernelhub: ready in %.1f s: %s", time.monotonic() - begun, done.summary())
 
@@ -195,7 +193,7 @@ def kinds_of(config: Any, parts: Parts) -> dict[LayerKind, tuple[list[str], list
         impl, cache = getattr(layer, "impl", None), getattr(layer, "kv_cache", None)
         while isinstance(cache, list | tuple) and cache:  # releases before 0.33: one for each virtual engine
             cache = cache[0]
-        if isinstance(impl, parts.impl) and isinstance(cache, Tensor) and cache.ndim in (4, 5):
+        if isinstance(impl, parts.impl) and isinstance(cache, Tensor) and cache.ndim > 2:
             facets = parts.facets(impl, config.model_config.dtype, cache)
             kind = LayerKind(tuple(sorted(facets.items())), tuple(cache.shape[1:]), cache.stride(), cache.dtype)
             names, layers = found.setdefault(kind, ([], []))
@@ -204,28 +202,30 @@ def kinds_of(config: Any, parts: Parts) -> dict[LayerKind, tuple[list[str], list
     return found
 
 
-def _selection(kind: LayerKind, facets: dict[str, Any], device: torch.device) -> Selection[Any]:
-    return explain(OP, device=device, **dict(kind.facets) | facets)
+def _selection(parts: Parts, kind: LayerKind, facets: dict[str, Any], device: torch.device) -> Selection[Any]:
+    return explain(parts.op, device=device, **dict(kind.facets) | facets)
 
 
-def _caller(layer: Any, kind: LayerKind, limits: Limits, device: torch.device, parts: Parts) -> Callable[[], None]:
+def _caller(layer: Any, parts: Parts, kind: LayerKind, limits: Limits, device: torch.device) -> Callable[[], None]:
     """The function that makes the calls of one layer."""
 
     def call() -> None:
         try:
-            for step in _steps(kind, limits, device, parts.metadata):
-                layer.impl.forward(layer, step.q, None, None, step.cache, step.metadata, torch.empty_like(step.q))
+            for cache, arguments in _steps(parts, kind, limits, device):
+                parts.run(layer, cache, arguments)
         finally:
             parts.forget(layer.impl)
 
     return call
 
 
-def _steps(kind: LayerKind, limits: Limits, device: torch.device, metadata: type[Any]) -> Iterator[Any]:
-    """Steps of a layer as vLLM makes them: queries, the cache, metadata."""
+def _steps(
+    parts: Parts, kind: LayerKind, limits: Limits, device: torch.device
+) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """Steps of a layer as vLLM makes them: a cache, and the arguments of the op beside it."""
     held = kind.stored.itemsize * kind.strides[0]
-    for facets in _STEPS.values():
-        need = need_of(OP, _selection(kind, facets, device).problem)
+    for facets in parts.steps.values():
+        need = need_of(parts.op, _selection(parts, kind, facets, device).problem)
         counts = limits.counts(facets["ragged"])
         page = torch.Size(kind.block).numel() * kind.stored.itemsize
         most = max(_CACHE_BYTES * page // held, 1)
@@ -233,29 +233,19 @@ def _steps(kind: LayerKind, limits: Limits, device: torch.device, metadata: type
         for called in calls_of(
             need, counts, device, context_len=shortest, max_context_len=longest, filled=False, cache_bytes=most
         ):
-            given = called.arguments
-            q, starts = given["q"], given.get("cu_seqlens_q")
-            shape = given["k_cache"].shape[0], *kind.block
-            cache = torch.empty_strided(shape, kind.strides, dtype=kind.stored, device=device).zero_()
-            del given["k_cache"], given["v_cache"]
-            tokens, decode = q.shape[0], starts is None
-            made = metadata(
-                num_actual_tokens=tokens,
-                max_query_len=1 if decode else given["max_seqlen_q"],
-                query_start_loc=torch.arange(tokens + 1, dtype=torch.int32, device=device) if decode else starts,
-                seq_lens=given["seq_lens"],
-                block_table=given["block_table"],
-                slot_mapping=torch.zeros(tokens, dtype=torch.int64, device=device),
-                decode=decode,
-                causal=True,
-            )
-            yield SimpleNamespace(q=q, cache=cache, metadata=made)
+            arguments = dict(called.arguments)
+            pages = {arguments.pop(name).shape[0] for name in parts.caches}.pop()
+            cache = torch.empty_strided((pages, *kind.block), kind.strides, dtype=kind.stored, device=device).zero_()
+            yield cache, arguments
 
 
-def _named(call: Callable[[], None], kind: LayerKind, names: list[str]) -> Callable[[], None]:
+def _named(call: Callable[[], None], kind: LayerKind, names: list[str], op: str) -> Callable[[], None]:
     facets = dict(kind.facets)
-    heads = f"{facets['num_q_heads']}/{facets['num_kv_heads']} heads of {facets['head_dim_qk']}"
-    call.__name__ = f"steps of vLLM, {len(names)} layers, {heads}"
+    if "num_heads" in facets:
+        heads = f"{facets['num_heads']} heads of {facets['head_dim']}"
+    else:
+        heads = f"{facets['num_q_heads']}/{facets['num_kv_heads']} heads of {facets['head_dim_qk']}"
+    call.__name__ = f"steps of vLLM, {len(names)} layers of {op}, {heads}"
     return call
 
 

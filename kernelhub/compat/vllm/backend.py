@@ -1,0 +1,30 @@
+"""The class of vLLM's backend CUSTOM: of latent attention for models that have it, else of dense attention.
+
+vLLM looks the class up by its name in this module, with the configuration of the model that it builds at hand.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+NAME = "KernelhubBackend"
+
+
+def __getattr__(name: str) -> Any:
+    if name != NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _latent():
+        from kernelhub.compat.vllm.mla import KernelhubMlaBackend
+
+        return KernelhubMlaBackend
+    from kernelhub.compat.vllm.attention import KernelhubBackend
+
+    return KernelhubBackend
+
+
+def _latent() -> bool:
+    """Whether the model that vLLM builds has latent attention."""
+    config = importlib.import_module("vllm.config").get_current_vllm_config_or_none()
+    model = None if config is None else config.model_config
+    return bool(model is not None and model.use_mla)

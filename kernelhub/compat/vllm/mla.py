@@ -1,0 +1,232 @@
+"""kernelhub as a backend of latent attention (MLA) of vLLM (V1, 0.20 to 0.33): decode by `mla_attention`.
+
+vLLM imports this module once the backend is selected for such a model; the module imports vLLM. vLLM projects, writes
+the cache ``[B, N, latent + rotary]``, and runs prompts by its own prefill backend. kernelhub runs the decode part of
+each step, with the absorbed projections.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.attention.mla_attention import (
+    MLACommonBackend,
+    MLACommonImpl,
+    MLACommonMetadataBuilder,
+)
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
+
+from kernelhub.compat.vllm.start import Parts, follow, serve
+from kernelhub.dispatch.explain import explain
+from kernelhub.dispatch.kernel import GraphLevel
+from kernelhub.dispatch.selection import Selection
+from kernelhub.errors import NotWarmed
+from kernelhub.ops.mla.attention.op import mla_attention
+
+_FP8 = torch.float8_e4m3fn
+_FP8_CACHES = ("fp8", "fp8_e4m3")
+
+
+class KernelhubMlaMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]
+    """vLLM's metadata of latent attention as it is; sequences of one new token are its decode part."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        follow(PARTS)
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
+        """CUDA graphs of decode steps, if the selected decode kernel is capture-safe."""
+        model = vllm_config.model_config
+        heads = model.get_num_attention_heads(vllm_config.parallel_config)
+        dtypes = model.dtype, kv_cache_spec.dtype
+        selection = _selection(*dtypes, kv_cache_spec.head_size, kv_cache_spec.block_size, heads=heads)
+        captured = selection.kernel is not None and selection.kernel.graph is not GraphLevel.NONE
+        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if captured else AttentionCGSupport.NEVER
+
+
+class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
+    """One layer."""
+
+    can_return_lse_for_decode: bool = False
+    supports_dcp: bool = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None,
+        attn_type: Any,
+        kv_sharing_target_layer_name: str | None,
+        **mla_args: Any,
+    ) -> None:
+        for name, value in {"ALiBi": alibi_slopes, "windows": sliding_window, "softcap": logits_soft_cap}.items():
+            if value:
+                raise NotImplementedError(f"kernelhub's backend of latent attention does not support {name}")
+        if attn_type != AttentionType.DECODER:
+            raise NotImplementedError(f"kernelhub's backend supports decoders, not attention of type {attn_type}")
+        super().__init__(
+            num_heads,
+            head_size,
+            scale,
+            num_kv_heads,
+            alibi_slopes,
+            sliding_window,
+            kv_cache_dtype,
+            logits_soft_cap,
+            attn_type,
+            kv_sharing_target_layer_name,
+            **mla_args,
+        )
+        self.supports_quant_query_input = False  # queries stay in the model's dtype beside an fp8 cache
+        self._quantized = kv_cache_dtype in _FP8_CACHES
+
+    def forward_mqa(
+        self, q: Any, kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend to the cache: q ``[T, H, latent + rotary]``, or its two parts, to ``[T, H, latent]``."""
+        if not getattr(attn_metadata, "causal", True):
+            raise NotImplementedError("kernelhub's backend of latent attention supports causal attention")
+        if isinstance(q, tuple):
+            q = torch.cat(q, dim=-1)
+        cache = kv_c_and_k_pe_cache
+        if self._quantized and cache.dtype != _FP8:
+            cache = cache.view(_FP8)
+        step = attn_metadata.decode
+        try:
+            return self._attend(q, cache, step, layer), None
+        except NotWarmed as error:
+            return serve(lambda: self._attend(q, cache, step, layer), error), None
+
+    def _attend(self, q: Tensor, cache: Tensor, step: Any, layer: Any) -> Tensor:
+        out: Tensor = mla_attention(
+            q,
+            cache,
+            step.block_table,
+            step.seq_lens,
+            scale=self.scale,
+            value_dim=self.kv_lora_rank,
+            kv_scale=layer._k_scale if self._quantized else None,
+        )
+        return out
+
+
+def forget(layer: Any) -> None:
+    """A layer keeps nothing of its cache."""
+
+
+def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:
+    """Run a layer with a cache and the other arguments of a call of `mla_attention`."""
+    decode = SimpleNamespace(block_table=arguments["block_table"], seq_lens=arguments["seq_lens"])
+    layer.impl.forward_mqa(arguments["q"], cache, SimpleNamespace(causal=True, decode=decode), layer)
+
+
+def facets_of(layer: Any, dtype: torch.dtype, kv_cache: Tensor) -> dict[str, Any]:
+    """Facets of a layer's problems, less those of a step.
+
+    Args:
+        layer: the layer.
+        dtype: of its queries.
+        kv_cache: vLLM's cache of the layer.
+    """
+    return {
+        "q_dtype": dtype,
+        "kv_dtype": _FP8 if layer._quantized else dtype,
+        "kv_scale": "tensor" if layer._quantized else None,
+        "num_heads": layer.num_heads,
+        "head_dim": kv_cache.shape[-1],
+        "value_dim": layer.kv_lora_rank,
+        "page_size": kv_cache.shape[1],
+        "causal": True,
+    }
+
+
+PARTS = Parts(
+    KernelhubMlaImpl,
+    "mla_attention",
+    {"decode": {"q_len": "one", "ragged": False}},
+    ("kv_cache",),
+    facets_of,
+    call,
+    forget,
+)
+
+
+class KernelhubMlaBackend(MLACommonBackend):  # type: ignore[misc]
+    """Properties of the backend that vLLM reads before it creates a layer."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *_FP8_CACHES]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[KernelhubMlaImpl]:
+        return KernelhubMlaImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[KernelhubMlaMetadataBuilder]:
+        return KernelhubMlaMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(16)]
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return []  # `supports_combination` decides
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return True
+
+    @classmethod
+    def supports_combination(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: str | None,
+        block_size: int | None,
+        use_mla: bool,
+        has_sink: bool,
+        use_sparse: bool,
+        use_mm_prefix: Any,
+        device_capability: Any = None,
+    ) -> str | None:
+        """Why no kernel supports the configuration, or None. Before 0.24 vLLM passes no use_mm_prefix."""
+        if not isinstance(use_mm_prefix, bool):
+            use_mm_prefix, device_capability = False, use_mm_prefix
+        if use_sparse or has_sink or use_mm_prefix:
+            return "kernelhub's backend of latent attention supports dense attention without sinks"
+        device = None if device_capability is None else f"sm_{device_capability.major}{device_capability.minor}"
+        cache = _FP8 if kv_cache_dtype in _FP8_CACHES else dtype
+        selection = _selection(dtype, cache, head_size, block_size or 64, device)
+        return None if selection.kernel is not None else f"no kernel of kernelhub can run it: {selection}"
+
+
+def _selection(
+    dtype: torch.dtype, cache: torch.dtype, head_size: int, page_size: int, device: str | None = None, heads: int = 16
+) -> Selection[Any]:
+    """kernelhub's selection for decode; the rotary part has 64 dimensions."""
+    quantized = cache in (_FP8, torch.uint8)
+    return explain(
+        mla_attention,
+        device=device,
+        q_dtype=dtype,
+        kv_dtype=_FP8 if quantized else dtype,
+        kv_scale="tensor" if quantized else None,
+        num_heads=heads,
+        head_dim=head_size,
+        page_size=page_size,
+        causal=True,
+    )
