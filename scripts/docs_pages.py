@@ -51,7 +51,7 @@ def guides() -> list[str]:
 
 
 def op_page(op: str) -> str:
-    """Signature, features, kernels, what each kernel takes, and measured times of one op."""
+    """Signature, features, kernels with their limits, and measured times of one op."""
     contract = ops()[op].op.contract
     guide = guide_of(op)
     home = HOMES[op]
@@ -63,7 +63,7 @@ def op_page(op: str) -> str:
         f"## Facets\n\nA facet is one fact that selection may read. Flags of `kernelhub explain {op}` set facets, and "
         f"so do keyword arguments of `kernelhub.explain`.\n\n{_facets(op)}",
         f"## Kernels\n\n{kernels(op)}",
-        f"## Devices and limits\n\nThe words are explained in [Trust](../trust.md#standing).\n\n{_limits(op)}",
+        f"## Devices and limits\n\n[Trust](../trust.md#standing) defines the standings.\n\n{_limits(op)}",
         f"## Measured\n\n{_measured(op)}",
     ]
     return "\n\n".join(parts) + "\n"
@@ -75,7 +75,7 @@ def ops_index() -> str:
     families = "\n".join(f"- [{_title(GUIDES / name)}](../{name})" for name in guides())
     return (
         "# Ops\n\nAn op is one operation that a user can call. Each op has a page with its signature, features, "
-        f"kernels and measured times.\n\n{table(('op', 'what it computes'), rows)}\n\n## Families\n\nThese pages state "
+        f"kernels and measured times.\n\n{table(('op', 'description'), rows)}\n\n## Families\n\nThese pages state "
         f"the conventions of a family: layouts, scales, tolerances.\n\n{families}\n"
     )
 
@@ -93,11 +93,11 @@ def backend_kernels(backend: str) -> str:
         rows.append(
             (f"`{row.kernel.name}`", f"[`{row.kernel.op}`](../ops/{row.kernel.op}.md)", row.kernel.summary, where)
         )
-    return f"## All kernels of `{backend}`\n\n{table(('kernel', 'op', 'what it is', 'standing'), rows)}\n"
+    return f"## All kernels of `{backend}`\n\n{table(('kernel', 'op', 'description', 'standing'), rows)}\n"
 
 
 def backends() -> tuple[str, ...]:
-    """The names of the backends that kernelhub brings."""
+    """The names of the built-in backends."""
     _ = HUB.settings
     return tuple(
         sorted(path.name for path in (ROOT / "kernelhub" / "backends").iterdir() if path.name in HUB.registry.backends)
@@ -112,7 +112,7 @@ def commands_page() -> str:
         f"```text\n{_said('--help')}\n```",
     ]
     for name, command in command_line.COMMANDS.items():
-        schema = f"[The JSON Schema](../schemas/{name}.json) describes what it prints with `--json`."
+        schema = f"[The JSON Schema](../schemas/{name}.json) describes the output with `--json`."
         said = f"```text\n{_said(name, '--help')}\n```"
         parts.append(f"## kernelhub {name}\n\n{_sentence(command.summary)} {schema}\n\n{said}")
     return "\n\n".join(parts) + "\n"
@@ -154,7 +154,7 @@ def _title(page: Path) -> str:
 
 
 def _said(*arguments: str) -> str:
-    """What a command prints, in lines of 100 columns."""
+    """The output of a command, in lines of 100 columns."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = "100"
     try:
@@ -168,7 +168,7 @@ def _said(*arguments: str) -> str:
 
 
 def _features(op: str) -> str:
-    """Which kernel honours which feature of an op."""
+    """The kernels that support each feature of an op."""
     rows = matrix.rows(ops()[op].op.contract)
     features = sorted(ops()[op].op.contract.schema.features)
     if not features:
@@ -178,8 +178,8 @@ def _features(op: str) -> str:
         for feature in features
     ]
     return (
-        "A call uses a feature when it passes the argument. A kernel that does not list the feature is rejected for "
-        "that call. What other libraries have beyond this: [Features](../features.md).\n\n"
+        "A call uses a feature when it passes the argument. Selection rejects the kernels that do not "
+        "support the feature. [Features of other libraries](../features.md) lists features that kernelhub lacks.\n\n"
         f"{table(('feature', 'kernels'), listed)}"
     )
 

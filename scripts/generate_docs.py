@@ -63,7 +63,7 @@ def variables() -> str:
         else:
             shown = f"{default:g}" if isinstance(default, bool | float) else str(default)
         rows.append((f"`{variable.name}`", f"`{variable.grammar}`", shown, variable.doc))
-    return table(("variable", "value", "default", "what it does"), rows)
+    return table(("variable", "value", "default", "effect"), rows)
 
 
 def engines() -> str:
@@ -71,7 +71,7 @@ def engines() -> str:
         (f"`{variable.name}`", variable.grammar, f"`{variable.successor}`" if variable.successor else "itself")
         for variable in (*ATTENTION, *GEMM, *EXPERTS)
     ]
-    return table(("variable", "accepted values", "what vLLM 0.33 reads"), rows)
+    return table(("variable", "accepted values", "vLLM 0.33 reads"), rows)
 
 
 def kernels(op: str) -> str:
@@ -86,7 +86,7 @@ def kernels(op: str) -> str:
         ]
         features = ", ".join(sorted(kernel.features)) or "none"
         rows.append((f"`{kernel.name}`", kernel.summary, features, "; ".join(promises)))
-    return table(("kernel", "what it is", "features", "promises"), rows)
+    return table(("kernel", "description", "features", "promises"), rows)
 
 
 def choices() -> str:
@@ -112,7 +112,7 @@ def choices() -> str:
     return table(("", *DEVICES), rows)
 
 
-# What users of each family have beside torch and Triton, and the problems that their models ask most.
+# Libraries that users of each family have beside torch and Triton, and the most frequent problems of their models.
 LIBRARIES = {
     "triton": "3.7.1",
     "flashinfer": "0.6.18.post1",
@@ -134,10 +134,13 @@ OF_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def families() -> str:
-    """What each family of devices gets alone, and with the libraries that its users have, after warm-up."""
+    """The kernels selected on each family of devices, without and with the libraries that users have, after warm-up."""
     rows = []
     for device in DEVICES[1:]:
-        for label, packages, evidence in (("alone", {"triton": "3.7.1"}, ()), ("with libraries", LIBRARIES, ("*",))):
+        for label, packages, evidence in (
+            ("no libraries", {"triton": "3.7.1"}, ()),
+            ("with libraries", LIBRARIES, ("*",)),
+        ):
             machine = kernelhub.SimulatedMachine(packages, verified=evidence)
             cells = [_and_how(op, device, machine, facets) for op, facets in OF_FAMILIES.values()]
             rows.append((f"{device}, {label}", *cells))
@@ -145,7 +148,7 @@ def families() -> str:
 
 
 def _and_how(op: str, device: str, machine: Any, facets: dict[str, Any]) -> str:
-    """The kernel that is chosen, with a mark where the user's machine has to verify it first."""
+    """The selected kernel, with a mark if the user's machine has to verify it first."""
     selection = kernelhub.explain(op, device=device, machine=machine, **facets)
     word = selection.kernel.standing_on(selection.problem.device.family).word
     portable = selection.kernel in HUB.registry.candidates(op).portable
@@ -153,7 +156,7 @@ def _and_how(op: str, device: str, machine: Any, facets: dict[str, Any]) -> str:
 
 
 def explanation() -> str:
-    """A selection, of whose rejected kernels one for each code is shown."""
+    """A selection, with one rejected kernel for each code."""
     selection = kernelhub.explain("fp8_gemm", device="H200", machine=INSTALLED, rows="many")
     codes: set[str] = set()
     lines, left, shown = [], 0, True
@@ -206,11 +209,13 @@ def measured(name: str) -> str:
         )
     roof = result["roofs"]
     head = (
-        f"{result['device']}, torch {result['torch']}, {result['date']}; the roof: reads "
+        f"{result['device']}, torch {result['torch']}, {result['date']}. Roof: reads at "
         f"{roof['bytes_per_s'] / 1e9:,.0f} GB/s, {roof['operations_per_s'] / 1e12:,.3g} TFLOP/s in bfloat16.\n\n"
     )
     host_column = ("host, µs",) if result["rows"][0].get("host_us") else ()
-    return head + table(("case", "chosen", "ms", "torch's best, ms", "of the roof", *host_column, "others, ms"), rows)
+    return head + table(
+        ("case", "selected", "ms", "fastest torch, ms", "of the roof", *host_column, "other kernels, ms"), rows
+    )
 
 
 # Cases of benchmarks/results on an H200 that the README shows: what is done, the benchmark, the case.
@@ -298,14 +303,14 @@ def headlines_of_a_cpu() -> str:
         best = min(row["torch_ms"], key=row["torch_ms"].__getitem__)
         ratio = row["torch_ms"][best] / row["kernels_ms"][row["chosen"]]
         rows.append((what, f"`{row['op']}`", f"`{row['chosen']}`", best, f"{ratio:.2g} x"))
-    return table(("on 2 cores of a CPU", "op", "chosen", "torch's best", "chosen runs at"), rows)
+    return table(("case on 2 cores of a CPU", "op", "selected", "fastest torch call", "speed-up"), rows)
 
 
 STANDING_ON = ("CPU", "A100", "L40S", "H200", "B200", "RTX5090", "MI300X")  # one device of each family
 
 
 def standing() -> str:
-    """How many kernels of each backend stand how on each family of devices, by the records."""
+    """The number of kernels of each backend with each standing on each family of devices, by the records."""
     words: dict[str, dict[str, Counter[str]]] = {}
     kernels_of: Counter[str] = Counter()
     for row in (row for function in functions() for row in matrix.rows(function.op.contract)):
@@ -323,14 +328,14 @@ def standing() -> str:
 
 
 def cost() -> str:
-    """What choosing costs on both machines."""
+    """The cost of selection on both machines."""
     labels = {
-        "cached_call": "choosing, on a call",
-        "override_call": "the same with `backend=`",
-        "launch_ns": "a whole call, beyond the kernel's launch: choosing and checking",
-        "plan_run": "a plan's `step.run`, beyond the kernel's launch",
+        "cached_call": "selection in a call",
+        "override_call": "selection in a call with `backend=`",
+        "launch_ns": "a whole call without the kernel's launch: selection and checks",
+        "plan_run": "a plan's `step.run` without the kernel's launch",
         "miss": "the first call of a configuration",
-        "import": "`import kernelhub` and both ops, beyond torch",
+        "import": "`import kernelhub` and both ops, after `import torch`",
     }
     columns = [results(name) for name in ("dispatch_cpu.json", "dispatch_h200.json")]
     rows = []
@@ -351,7 +356,7 @@ def cost() -> str:
 
 
 def cost_of_ops() -> str:
-    """What a call of every op costs beyond its kernel's launch, on the machines where that was measured."""
+    """The cost of a call of every op without its kernel's launch, on the machines where it was measured."""
     machines = {"2-core CPU": results("dispatch_cpu.json"), "host of an H200": results("dispatch_h200.json")}
     measured = {name: result for name, result in machines.items() if "ops" in result}
     columns = {
@@ -378,7 +383,7 @@ def every_kernel() -> list[tuple[str, str]]:
 
 
 def matrix_of_ops() -> str:
-    """What every record takes, a table per op."""
+    """The problems that every record supports, a table per op."""
     parts = []
     for op, function in zip(OPS, functions(), strict=True):
         rows = [
@@ -390,7 +395,7 @@ def matrix_of_ops() -> str:
 
 
 def defects() -> str:
-    """What is known of wrong numbers, from the records."""
+    """The known defects in the records."""
     _ = HUB.settings
     rows = []
     for registered in HUB.registry.backends.values():
@@ -402,66 +407,66 @@ def defects() -> str:
             rows.append(
                 (f"`{entry.kernel}`", ", ".join(ops), where, entry.symptom, f"[{number}]({entry.issue})", remedy)
             )
-    return table(("kernel", "of", "where", "what goes wrong", "report", "fix"), rows)
+    return table(("kernel", "op", "condition", "symptom", "report", "fix"), rows)
 
 
 def codes() -> str:
-    """Stable codes of decisions, with what each means."""
+    """Stable codes of decisions with their meanings."""
     meanings = {
-        "selected": "it runs",
-        "supported": "supported; another kernel is expected to be faster, or was preferred",
-        "not_faster": "a library's own heuristic does not expect it to be faster there",
+        "selected": "the kernel that runs",
+        "supported": "supported; another kernel is expected to be faster, or is preferred",
+        "not_faster": "a heuristic of its library does not expect it to be faster for this problem",
         "not_requested": "supported; another kernel was requested",
-        "disabled": "switched off by a variable, file, context or `configure`",
-        "refused_by_rank": "another rank cannot run it; the reason names the rank and its own reason",
-        "not_locked": "KERNELHUB_LOCK_MISSING is error, and the lock file has no entry for the problem",
-        "vendor": "made for another kind of device",
-        "capability": "made for another generation of GPU",
-        "dtype": "does not take this dtype",
-        "value": "does not take this value of a facet",
+        "disabled": "disabled by a variable, file, context or `configure`",
+        "refused_by_rank": "unsupported on another rank; the reason names the rank and its reason",
+        "not_locked": "`KERNELHUB_LOCK_MISSING` is `error`, and the lock file has no entry for the problem",
+        "vendor": "needs another kind of device",
+        "capability": "needs another generation of GPU",
+        "dtype": "does not support this dtype",
+        "value": "does not support this value of a facet",
         "range": "a size is outside the supported range",
-        "divisibility": "a size is no multiple of what it needs",
-        "mismatch": "two facets differ that must agree",
-        "feature": "does not honour a feature that the call uses",
-        "layout": "the weights are packed for another kernel, or it needs them packed",
-        "rule": "a condition of its own fails; the reason says which",
+        "divisibility": "a size is not a multiple of the required number",
+        "mismatch": "two facets that must be equal differ",
+        "feature": "does not support a feature that the call uses",
+        "layout": "the weights are packed for another kernel, or the kernel needs packed weights",
+        "rule": "a further condition of the kernel fails; the reason names it",
         "nondeterministic": "`deterministic` is set, and the kernel is not deterministic",
         "batch_variant": "`batch_invariant` is set, and the kernel is not batch invariant",
-        "known_bad": "known to give wrong numbers here; the reason links the report",
-        "quarantined": "`kernelhub verify`, or an audit ([audit.md](audit.md)), found it wrong here; the reason "
-        "gives the figures and the date ([verify.md](verify.md))",
+        "known_bad": "known to give wrong numbers for this problem or machine; the reason links the report",
+        "quarantined": "`kernelhub verify`, or an audit ([audit.md](audit.md)), found it wrong on this machine; the "
+        "reason gives the size of the error and the date ([verify.md](verify.md))",
         "package_missing": "its library is not installed",
-        "package_version": "its library is installed in a version that does not fit",
-        "package_broken": "its library is installed and cannot be read",
-        "symbol_missing": "its library lacks the function it needs",
-        "symbol_unknown": "its library could not be searched for the function it needs",
-        "signature_changed": "its library has the function, but with other parameters",
-        "not_compiled": "its library was built without the part that the call needs",
-        "jit_disabled": "it would be compiled at first use, which a variable of its library forbids",
-        "cubins_missing": "its binaries would be downloaded at the first call, and are not here",
-        "toolkit_missing": "it needs a CUDA toolkit, and none was found",
-        "toolkit_broken": "the CUDA toolkit's compiler fails, or gives no version",
+        "package_version": "the installed version of its library is unsupported",
+        "package_broken": "its library is installed but unreadable",
+        "symbol_missing": "its library lacks a required function",
+        "symbol_unknown": "its library could not be searched for a required function",
+        "signature_changed": "its library has the required function with other parameters",
+        "not_compiled": "its library was built without a required part",
+        "jit_disabled": "the kernel is compiled at first use, but a variable of its library disables compilation",
+        "cubins_missing": "its binaries are not on this machine; the first call would download them",
+        "toolkit_missing": "no CUDA toolkit was found",
+        "toolkit_broken": "the CUDA toolkit's compiler fails, or prints no version",
         "toolkit_hangs": "the CUDA toolkit's compiler does not answer",
-        "toolkit_killed": "the CUDA toolkit's compiler was ended, most often for lack of memory",
-        "toolkit_headers": "the CUDA toolkit's headers are missing, or those of another version",
-        "driver_old": "the CUDA toolkit makes code that the driver is too old for",
-        "toolkit_version": "the CUDA toolkit is too old for it",
-        "compiler_missing": "it needs a C compiler, and none was found",
-        "headers_missing": "it needs Python's headers, and none were found",
-        "cache_unwritable": "what it compiles could not be kept",
-        "cache_not_a_folder": "what it compiles could not be kept: a file is where a folder should be",
-        "cache_read_only": "what it compiles could not be kept: the file system is read-only",
-        "cache_full": "what it compiles could not be kept: the disk is full",
-        "cache_other_user": "what it compiles could not be kept: the folder is another user's",
-        "cache_noexec": "what it compiles could be kept but not loaded: the file system is mounted noexec",
-        "interpreter_off": "on a CPU it runs under Triton's interpreter only, which is off",
-        "load_failed": "importing or preparing it failed; the reason says how",
-        "load_timeout": "importing it took longer than KERNELHUB_LOAD_TIMEOUT_S",
-        "load_symbol": "its compiled library lacks a symbol: it is a build for another torch",
-        "load_library": "its compiled library needs another that is not here, such as `libcudart.so.12`",
-        "load_file": "its compiled library is damaged, or is for another system or processor",
-        "load_killed": "a compiler that it runs was ended, most often for lack of memory",
-        "load_hangs": "a compiler that it runs does not come to an end",
+        "toolkit_killed": "the CUDA toolkit's compiler was killed, most often for lack of memory",
+        "toolkit_headers": "the CUDA toolkit's headers are missing, or have another version",
+        "driver_old": "the driver is too old for the code of the CUDA toolkit",
+        "toolkit_version": "the CUDA toolkit is too old for the kernel",
+        "compiler_missing": "no C compiler was found",
+        "headers_missing": "Python's headers were not found",
+        "cache_unwritable": "its compiled code cannot be stored",
+        "cache_not_a_folder": "its compiled code cannot be stored: the path of the folder is a file",
+        "cache_read_only": "its compiled code cannot be stored: the file system is read-only",
+        "cache_full": "its compiled code cannot be stored: the disk is full",
+        "cache_other_user": "its compiled code cannot be stored: the folder belongs to another user",
+        "cache_noexec": "its compiled code can be stored but not loaded: the file system is mounted noexec",
+        "interpreter_off": "on a CPU the kernel runs only under Triton's interpreter, which is off",
+        "load_failed": "its import or preparation failed; the reason has the error",
+        "load_timeout": "its import took longer than `KERNELHUB_LOAD_TIMEOUT_S`",
+        "load_symbol": "its compiled library lacks a symbol, because it is built for another torch",
+        "load_library": "its compiled library needs a library that is missing, such as `libcudart.so.12`",
+        "load_file": "its compiled library is damaged, or built for another system or processor",
+        "load_killed": "a compiler that the kernel runs was killed, most often for lack of memory",
+        "load_hangs": "a compiler that the kernel runs does not end",
         "constraint_error": "a third party's constraint raised, or returned an invalid value",
     }
     return table(("code", "meaning"), [(f"`{code}`", meaning) for code, meaning in meanings.items()])
@@ -469,7 +474,7 @@ def codes() -> str:
 
 def cache_codes() -> str:
     rows = [(f"`{code}`", meaning, remedy) for code, (meaning, remedy) in CODES.items()]
-    return table(("code", "meaning", "what to do"), rows)
+    return table(("code", "meaning", "remedy"), rows)
 
 
 def adapters() -> str:
@@ -484,20 +489,20 @@ def adapters() -> str:
 
 
 def faults() -> str:
-    """Every kind of fault, with how what happens is seen and its faults."""
+    """Every kind of fault, where its effect is visible, and its faults."""
     parts = []
     for fixture, (title, seen) in FIXTURES.items():
         rows = [
             (
                 fault.injected,
-                "nothing: it makes no difference" if fault.code == NOTHING else f"`{fault.code}`",
+                "none: no effect" if fault.code == NOTHING else f"`{fault.code}`",
                 fault.remedy,
             )
             for fault in FAULTS.values()
             if fault.fixture == fixture
         ]
-        head = f"### {title[0].upper()}{title[1:]}\n\nWhere it shows: {seen}."
-        parts.append(f"{head}\n\n{table(('what is injected', 'code', 'what helps'), rows)}")
+        head = f"### {title[0].upper()}{title[1:]}\n\nSymptom: {seen}."
+        parts.append(f"{head}\n\n{table(('injected fault', 'code', 'remedy'), rows)}")
     return "\n\n".join(parts)
 
 

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 FIXTURES = {
     "FX1": (
         "packages",
-        "`explain` and `backends` show the code against each kernel of the library; `doctor` the library",
+        "`explain` and `backends` show the code for each kernel of the library, `doctor` for the library",
     ),
-    "FX2": ("devices", "`explain` shows the code against each kernel that is not for the device"),
-    "FX3": ("toolchains", "`doctor` shows the code; `explain`, against each kernel that would be compiled"),
+    "FX2": ("devices", "`explain` shows the code for each kernel that does not support the device"),
+    "FX3": ("toolchains", "`doctor` shows the code, and `explain` shows it for each kernel that must be compiled"),
     "FX4": ("file systems and locks", "a log line of `kernelhub.caches`, `cache_notices()`, `doctor`, `cache list`"),
-    "FX5": ("network", "nothing is asked of it; what would be, is refused"),
-    "FX6": ("tensors", "the error names the parameter, before anything is launched"),
+    "FX5": ("network", "kernelhub makes no connection; an operation that requires one raises an error"),
+    "FX6": ("tensors", "an error before any launch names the parameter"),
     "FX7": ("ranks", "`RanksDisagree` with the code and the rank, on every rank, within the time-out"),
-    "FX8": ("work after `seal()`", "`NotWarmed` with the kind of work, and the line that warms it"),
-    "FX9": ("records and what they promise", "`explain` shows the code against the kernel; a wrong record is an error"),
-    "FX10": ("environment and arguments", "an error at the first decision, with the name that was meant"),
-    "FX11": ("processes and threads", "calls answer"),
-    "FX12": ("kernels that are wrong", "`verify` gives the code; `explain` says `quarantined`, with the figures"),
+    "FX8": ("work after `seal()`", "`NotWarmed` names the kind of work and the line that warms it"),
+    "FX9": ("records and their properties", "`explain` shows the code for the kernel; an invalid record is an error"),
+    "FX10": ("environment and arguments", "an error at the first selection suggests the correct name"),
+    "FX11": ("processes and threads", "calls return"),
+    "FX12": ("wrong kernels", "`verify` reports the code; `explain` shows `quarantined` with the size of the error"),
 }
 NOTHING = "none"  # the code of a fault that must make no difference
 
