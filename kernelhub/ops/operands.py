@@ -218,7 +218,7 @@ def check_flag(op: str, parameter: str, given: Any) -> bool:
     """A flag is True or False: a string or a number would be taken for one of them unseen."""
     flag = python_value(given)
     if type(flag) is not bool:
-        refuse(op, parameter, f"is {given!r}", "give True or False")
+        refuse(op, parameter, f"is {flag!r}", "give True or False")
     return flag
 
 
@@ -228,7 +228,7 @@ def check_count(
     """A count or an upper bound is an int; a bool is none."""
     count = python_value(given)
     if type(count) is not int or not least <= count <= most:
-        refuse(op, parameter, f"is {given!r}", fix or f"give an int from {least} to {most}")
+        refuse(op, parameter, f"is {count!r}", fix or f"give an int from {least} to {most}")
     return count
 
 
@@ -240,7 +240,7 @@ def check_number(
         return given
     number = python_value(given)
     if isinstance(number, bool) or not isinstance(number, float | int) or not accepts(number):
-        shown = type(given).__name__ if isinstance(given, Tensor) else repr(given)  # whose values may be on a GPU
+        shown = type(given).__name__ if isinstance(given, Tensor) else repr(number)  # whose values may be on a GPU
         refuse(op, parameter, f"is {shown}", fix)
     return number
 

@@ -1,12 +1,14 @@
 """Each parameter of each op refuses what its annotation does not name, on a call, a later one, `prepare` and `explain`.
 
 The sweep is made from the signatures. An error names the public function and the parameter, or the partner that the
-value contradicts. `prepare` and `explain` do not read tensors that a selection does not depend on, such as `out`.
+value contradicts. `prepare` and `explain` refuse what the call refuses, in the same words, also where a selection does
+not depend on it.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import random
 from collections.abc import Callable
@@ -79,8 +81,38 @@ def test_a_wrong_value_is_refused_by_name(op: str, way: Callable[..., Any]) -> N
                 assert message.startswith((f"{op}:", f"{op}(", f"{op} has no facet")), f"{given}: {message}"
                 assert name in message or PARTNERS.get(name, name) in message, f"{given}: {message}"
             else:
-                unread = way in (prepare, explain) and "Tensor" in parameter.annotation
-                assert unread or taken(parameter.annotation, value), f"{given} is accepted"
+                assert taken(parameter.annotation, value), f"{given} is accepted"
+
+
+@pytest.mark.parametrize("op", sorted(DRAWN))
+def test_plans_and_explanations_refuse_in_the_words_of_the_call(op: str) -> None:
+    function = HUB.function(op)
+    arguments = DRAWN[op](random.Random(1), torch.device("cpu"))
+    for name in inspect.signature(function).parameters:
+        for value in (*WRONG, torch.zeros(2, 3, 5, dtype=torch.int16)):
+            said = []
+            for way in (call, prepare, explain):
+                try:
+                    way(function, **{**copied(arguments), name: value})
+                except InvalidArgument as error:
+                    said.append(str(error))
+                except ConfigurationError:
+                    continue
+                else:
+                    said.append("")
+            assert len(set(said)) < 2, f"{name}={value!r}: {said}"
+
+
+def test_plans_of_attention_refuse_wrong_metadata() -> None:
+    kernelhub: Any = importlib.import_module("kernelhub")
+    q, cache = torch.randn(2, 4, 16), torch.randn(3, 8, 2, 16)
+    table, lengths = torch.zeros(2, 1, dtype=torch.int32), torch.tensor([3, 99], dtype=torch.int32)
+    offsets = {"cu_seqlens_q": torch.tensor([0, 1, 2]).int(), "cu_seqlens_k": torch.tensor([0, 4, 2]).int()}
+    for way in (call, prepare, explain):
+        with pytest.raises(InvalidArgument, match="seq_lens is 99"):
+            way(kernelhub.paged_attention, q=q, k_cache=cache, v_cache=cache, block_table=table, seq_lens=lengths)
+        with pytest.raises(InvalidArgument, match="cu_seqlens_k falls from 4 to 2"):
+            way(kernelhub.attention, q=q, k=q, v=q, **offsets)
 
 
 @pytest.mark.parametrize("way", [call, prepare, explain], ids=lambda way: way.__name__)

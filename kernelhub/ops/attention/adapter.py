@@ -24,6 +24,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.lost import failed
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.host import on_host
@@ -285,3 +286,13 @@ class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
     def plans_steps(self) -> bool:
         """Whether `begin` does anything."""
         return type(self).begin is not AttentionAdapter.begin
+
+
+def plan_step(adapter: Any, step: StepT) -> StepT:
+    """The step, for which the kernel has planned."""
+    try:
+        adapter.begin(step)
+    except Exception as error:
+        failed(adapter.begin, error)
+        raise
+    return step

@@ -16,7 +16,7 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish, traced_as
 from kernelhub.ops.arguments import lse_shape
-from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, lent
+from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, lent, plan_step
 from kernelhub.ops.attention.arguments import (
     KEPT,
     RAISED_BY_BAD_ARGUMENTS,
@@ -30,7 +30,7 @@ from kernelhub.ops.attention.arguments import (
     host_values,
     memory_like,
 )
-from kernelhub.ops.attention.dense_call import NAME, begin, bind, check, problem_of
+from kernelhub.ops.attention.dense_call import NAME, bind, check, checked_step, problem_of
 from kernelhub.ops.attention.operands import StepOperands, empties_of
 from kernelhub.ops.attention.problem import (
     ANY,
@@ -134,9 +134,8 @@ class AttentionPlan(CallPlan):
         """
         if GATE.lost:
             GATE.check_device(self.bound.device)
-        step = begin(
-            self.selection.problem,
-            self.adapter,
+        step = checked_step(
+            self.selection.problem.ragged,
             self._device,
             None,
             cu_seqlens_q,
@@ -147,7 +146,7 @@ class AttentionPlan(CallPlan):
             host_values(NAME, "cu_seqlens_k_cpu", cu_seqlens_k_cpu),
             keep=True,
         )
-        return AttentionStep(self._runner(step), step)
+        return AttentionStep(self._runner(plan_step(self.adapter, step)), step)
 
     def _runner(self, step: DenseStep) -> Callable[..., Any]:
         launch, compute, values = self.adapter.launch, self.adapter.compute, self._values
@@ -337,6 +336,9 @@ def attention(
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         check(locals(), plain=rest is None and scale is None)
+        if isinstance(backend, DryRun) and cu_seqlens_q is not None:
+            sizes = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+            checked_step(True, q.device, (shape[0], k_shape[0]), *sizes)
         run = _op.decide(key, q.get_device(), backend)
         if rest is None:
             return run(q, k, v, shape, k_shape, v_shape, scale, out, None, None, None, None, None, True)

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
-from kernelhub.ops.attention.adapter import LENT, Check, DenseStep
+from kernelhub.ops.attention.adapter import LENT, Check, DenseStep, plan_step
 from kernelhub.ops.attention.arguments import (
     FEATURES,
     PLAIN,
@@ -99,9 +99,8 @@ def check_shapes(q_shape: Sequence[int], k_shape: Sequence[int], v_shape: Sequen
         refuse(NAME, "k", f"has a batch of {k_shape[0]}", f"q has {q_shape[0]}")
 
 
-def begin(
-    problem: AttentionProblem,
-    adapter: Any,
+def checked_step(
+    ragged: bool,
     device: torch.device,
     num_tokens: tuple[int, int] | None,
     cu_seqlens_q: Tensor | None,
@@ -112,9 +111,11 @@ def begin(
     k_offsets: Sequence[int] | None = None,
     keep: bool = False,
 ) -> DenseStep:
-    """Check where sequences begin and let the kernel plan for it.
+    """Check where sequences begin.
 
     Args:
+        ragged: of the problem.
+        device: of q.
         num_tokens: rows of q and of k, where they are known.
         q_offsets: the values of cu_seqlens_q that the caller has on the host.
         k_offsets: the values of cu_seqlens_k that the caller has on the host.
@@ -124,8 +125,8 @@ def begin(
     max_seqlen_k = check_bound(NAME, "max_seqlen_k", max_seqlen_k)
     if (cu_seqlens_q is None) != (cu_seqlens_k is None):
         refuse_half(cu_seqlens_q)
-    if (cu_seqlens_q is not None) != problem.ragged:
-        form = "is missing" if problem.ragged else "is given"
+    if (cu_seqlens_q is not None) != ragged:
+        form = "is missing" if ragged else "is given"
         refuse(NAME, "cu_seqlens_q", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
     if cu_seqlens_q is not None and cu_seqlens_k is not None:
         for parameter, offsets in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
@@ -151,7 +152,7 @@ def begin(
             check_offsets(NAME, "cu_seqlens_q", q_offsets, num_seqs, q_tokens, max_seqlen_q)
         if k_offsets is not None:
             check_offsets(NAME, "cu_seqlens_k", k_offsets, num_seqs, k_tokens, max_seqlen_k)
-    step = DenseStep(
+    return DenseStep(
         cu_seqlens_q,
         cu_seqlens_k,
         max_seqlen_q,
@@ -160,12 +161,6 @@ def begin(
         None if k_offsets is None else list(k_offsets),
         None if cu_seqlens_q is None else _check_of_host_values(cu_seqlens_q.shape[0] - 1, max_seqlen_q, max_seqlen_k),
     )
-    try:
-        adapter.begin(step)
-    except Exception as error:
-        failed(adapter.begin, error)
-        raise
-    return step
 
 
 def _check_of_host_values(num_seqs: int, max_seqlen_q: int | None, max_seqlen_k: int | None) -> Check:
@@ -238,7 +233,8 @@ def bind(
             step = steps.find(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
             if step is None:
                 offsets = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-                step = begin(problem, adapter, q.device, (shape[0], k_shape[0]) if ragged else None, *offsets)
+                rows = (shape[0], k_shape[0]) if ragged else None
+                step = plan_step(adapter, checked_step(ragged, q.device, rows, *offsets))
                 if reusable and not LENT.now:
                     steps.keep(step)
         if (k_shape != v_shape and k_shape[:-1] != v_shape[:-1]) or (not ragged and shape[0] != k_shape[0]):

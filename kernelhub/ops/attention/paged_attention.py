@@ -33,7 +33,7 @@ from kernelhub.ops.attention.arguments import (
     memory_like,
 )
 from kernelhub.ops.attention.operands import StepOperands, empties_of
-from kernelhub.ops.attention.paged_call import HND, NAME, NHD, bind, check, problem_of
+from kernelhub.ops.attention.paged_call import HND, NAME, NHD, bind, check, checked_step, problem_of
 from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import (
     ANY,
@@ -294,6 +294,10 @@ def paged_attention(
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         check(locals(), plain=rest is None and scale is None)
+        if isinstance(backend, DryRun):
+            page_size, pages = (dim1 if kv_layout == NHD else dim2), k_shape[0]
+            metadata = block_table, seq_lens, cu_seqlens_q, max_seqlen_q
+            checked_step(page_size, cu_seqlens_q is not None, q.device, pages, shape[0], *metadata)
         run = _op.decide(key, q.get_device(), backend)
         rows = (None, None, None) if rest is None else (cu_seqlens_q, max_seqlen_q, values)
         return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, *rows, True)

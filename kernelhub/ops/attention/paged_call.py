@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dtype_name, lse_shape, refuse
-from kernelhub.ops.attention.adapter import LENT, PagedStep
+from kernelhub.ops.attention.adapter import LENT, PagedStep, plan_step
 from kernelhub.ops.attention.arguments import (
     FEATURES,
     PLAIN,
@@ -91,9 +91,9 @@ def check(given: Mapping[str, Any], plain: bool) -> None:
     check_operands(NAME, names, q, k_cache, v_cache, num_kv_heads, None if plain else Given.of(given), given["out"])
 
 
-def begin(
-    problem: Any,
-    adapter: Any,
+def checked_step(
+    page_size: int,
+    ragged: bool,
     device: torch.device,
     num_pages: int,
     num_tokens: int | None,
@@ -107,12 +107,13 @@ def begin(
     cache: str = "k_cache",
     keep: bool = False,
 ) -> PagedStep:
-    """Check one step's metadata and let the kernel plan for it.
+    """Check one step's metadata.
 
     Sizes are always checked; values where they are on the host, given or in CPU tensors, or KERNELHUB_CHECK says so.
 
     Args:
-        problem: of which `page_size` and `ragged` are read.
+        page_size, ragged: of the problem.
+        device: of q.
         lengths: the values of seq_lens that the caller has on the host.
         q_offsets: the values of cu_seqlens_q that the caller has on the host.
         op, cache: for messages; `cache` is the parameter that holds the pages.
@@ -124,8 +125,8 @@ def begin(
     num_seqs, max_pages = block_table.shape
     if seq_lens.shape[0] != num_seqs:
         refuse(op, "seq_lens", f"has {seq_lens.shape[0]} lengths", f"block_table has {num_seqs} sequences")
-    if (cu_seqlens_q is not None) != problem.ragged:
-        form = "is missing" if problem.ragged else "is given"
+    if (cu_seqlens_q is not None) != ragged:
+        form = "is missing" if ragged else "is given"
         refuse(op, "cu_seqlens_q", f"{form}, unlike when the plan was prepared", "prepare a plan for this form")
     if cu_seqlens_q is not None:
         check_index(op, "cu_seqlens_q", cu_seqlens_q, 1, "[num_seqs + 1]")
@@ -143,16 +144,16 @@ def begin(
     seq_lens = adjacent(op, "seq_lens", seq_lens, keep)
     lengths = known_values(op, "seq_lens", seq_lens, lengths)
     if lengths is not None:
-        check_lengths(op, lengths, num_seqs, max_pages, problem.page_size)
+        check_lengths(op, lengths, num_seqs, max_pages, page_size)
     table = None if lengths is None else values_to_check(block_table)
     if table is not None and lengths is not None:
-        check_pages(op, cache, table, lengths, problem.page_size, num_pages)
+        check_pages(op, cache, table, lengths, page_size, num_pages)
     if cu_seqlens_q is not None:
         cu_seqlens_q = adjacent(op, "cu_seqlens_q", cu_seqlens_q, keep)
         q_offsets = known_values(op, "cu_seqlens_q", cu_seqlens_q, q_offsets)
     if q_offsets is not None:
         check_offsets(op, "cu_seqlens_q", q_offsets, num_seqs, num_tokens, max_seqlen_q)
-    step = PagedStep(
+    return PagedStep(
         block_table,
         seq_lens,
         cu_seqlens_q,
@@ -160,14 +161,8 @@ def begin(
         None if lengths is None else list(lengths),
         None if q_offsets is None else list(q_offsets),
         0 if table is None else num_pages,
-        check_of_host_values(op, num_seqs, max_seqlen_q, max_pages, problem.page_size),
+        check_of_host_values(op, num_seqs, max_seqlen_q, max_pages, page_size),
     )
-    try:
-        adapter.begin(step)
-    except Exception as error:
-        failed(adapter.begin, error)
-        raise
-    return step
 
 
 def bind(
@@ -228,7 +223,9 @@ def bind(
             step = steps.find(block_table, seq_lens, cu_seqlens_q, max_seqlen_q)
             if step is None:
                 metadata = block_table, seq_lens, cu_seqlens_q, max_seqlen_q
-                step = begin(problem, adapter, q.device, k_cache.shape[0], shape[0], *metadata)
+                pages, rows = k_cache.shape[0], shape[0]
+                step = checked_step(problem.page_size, ragged, q.device, pages, rows, *metadata)
+                plan_step(adapter, step)
                 if reusable and not LENT.now:
                     steps.keep(step)
         if not ragged and shape[0] != step.num_seqs:

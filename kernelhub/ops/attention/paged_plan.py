@@ -12,9 +12,9 @@ from torch import Tensor
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.op import Op, ParsedCall
-from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.attention.adapter import PagedStep, plan_step
 from kernelhub.ops.attention.arguments import host_values
-from kernelhub.ops.attention.paged_call import begin
+from kernelhub.ops.attention.paged_call import checked_step
 from kernelhub.ops.call_plan import CallPlan
 
 
@@ -76,9 +76,10 @@ class PagedPlan(CallPlan):
         if GATE.lost:
             GATE.check_device(self.bound.device)
         op, index = self.selection.op, self.bound.device
-        step = begin(
-            self.selection.problem,
-            self.adapter,
+        problem = self.selection.problem
+        step = checked_step(
+            problem.page_size,
+            problem.ragged,
             torch.device("cpu") if index < 0 else torch.device("cuda", index),
             self._num_pages,
             None,
@@ -92,7 +93,7 @@ class PagedPlan(CallPlan):
             cache=self.cache,
             keep=True,
         )
-        return EngineStep(self._runner(step), step)
+        return EngineStep(self._runner(plan_step(self.adapter, step)), step)
 
     @abc.abstractmethod
     def _runner(self, step: PagedStep) -> Callable[..., Any]:

@@ -120,6 +120,18 @@ def check_form(first: Tensor, parts: int, problem: MergeProblem) -> None:
         )
 
 
+def check_out(out: Any, outs: Sequence[Tensor], lses: Sequence[Tensor], dtype: torch.dtype) -> None:
+    """The destination of the result."""
+    _check_place("out", out, outs[0], dtype, "outs", outs)
+    check_apart(NAME, "out", out, _parts("lses", lses))
+
+
+def check_out_lse(out_lse: Any, outs: Sequence[Tensor], lses: Sequence[Tensor], out: Tensor | None) -> None:
+    """The destination of the LSE."""
+    _check_place("out_lse", out_lse, lses[0], torch.float32, "lses", lses)
+    check_apart(NAME, "out_lse", out_lse, {"out": out, **_parts("outs", outs)})
+
+
 def _check_place(parameter: str, given: Any, like: Tensor, dtype: torch.dtype, parts: str, given_parts: Any) -> None:
     """A destination that overlaps no part, or is one of them, element by element."""
     check_destination(NAME, parameter, given, like.shape, dtype, like.device, {})
@@ -186,16 +198,14 @@ def bind(
         if out is None:
             out = torch.empty(first.shape, dtype=out_dtype, device=first.device)
         elif not (simple and alike(out, first.shape, out_dtype, device) and lies_apart(out, outs, lses)):
-            _check_place("out", out, first, out_dtype, "outs", outs)
-            check_apart(NAME, "out", out, _parts("lses", lses))
+            check_out(out, outs, lses, out_dtype)
         if out_lse is not None:
             if not returns_lse:
                 refuse("out_lse", "is given to a plan without LSE", "prepare it with return_lse=True")
             if not (
                 simple and alike(out_lse, lses[0].shape, float32, device) and lies_apart(out_lse, lses, (*outs, out))
             ):
-                _check_place("out_lse", out_lse, lses[0], float32, "lses", lses)
-                check_apart(NAME, "out_lse", out_lse, {"out": out, **_parts("outs", outs)})
+                check_out_lse(out_lse, outs, lses, out)
         elif returns_lse:
             out_lse = torch.empty_like(lses[0], memory_format=torch.contiguous_format)
         if out.numel():
@@ -343,5 +353,10 @@ def merge_attention_states(
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         check(outs, lses, return_lse, out_scale)
+        if isinstance(backend, DryRun):
+            if out is not None:
+                check_out(out, outs, lses, first.dtype if out_scale is None else E4M3)
+            if out_lse is not None:
+                check_out_lse(out_lse, outs, lses, out)
         run = _op.decide(key, first.get_device(), backend)
     return run(outs, lses, out, out_lse, out_scale)

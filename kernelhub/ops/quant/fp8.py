@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
@@ -15,10 +15,10 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
-from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
+from kernelhub.ops.arguments import dtype_name, refuse, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.operands import check_count, check_flag, check_loose, check_operand, check_own_memory, transformed
+from kernelhub.ops.operands import check_count, check_flag, check_loose, check_operand, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
 from kernelhub.ops.quant.arguments import (
@@ -101,6 +101,25 @@ def check_fp8(x: Any, granularity: Any, group_size: Any, scale: Any, ue8m0: Any,
         check_like(op, "scale", scale, (*x.shape[:-1], 1), (torch.float32,), x)
 
 
+def check_fp8_destinations(
+    x: Tensor, granularity: str, group_size: int, scale: Tensor | None, scale_dtype: torch.dtype, out: Any, given: Any
+) -> None:
+    """The destinations of the codes and of the scales, `given`, that a plan is prepared with."""
+    op, device, names = "quantize_fp8", x.get_device(), _READ
+    if given is not None:
+        if scale is not None:
+            refuse_second_scale()
+        scales = scale_shape_of_call(x.shape, granularity, group_size)
+        scale, names = destination(op, "out_scale", given, scales, scale_dtype, device, _READ[:1], (x,)), _WRITTEN
+    if out is not None:
+        destination(op, "out", out, x.shape, E4M3, device, names, (x, scale))
+
+
+def refuse_second_scale() -> NoReturn:
+    """A call has a destination of scales beside a scale."""
+    refuse("quantize_fp8", "out_scale", "is given beside a scale", "the scale that is given is the result")
+
+
 def bind_fp8(
     adapter: Any, problem: QuantizeFp8Problem, device: int, tick: Callable[[], int], elsewhere: Callable[[int], Run]
 ) -> Run:
@@ -138,18 +157,15 @@ def bind_fp8(
                 check_operand(op, "x", x)
             if scale is not None and scale.is_neg():
                 check_operand(op, "scale", scale)
-        if scale is not None:
-            if out_scale is not None:
-                refuse(op, "out_scale", "is given beside a scale", "the scale that is given is the result")
-        else:
+        if out_scale is not None:
+            if scale is not None:
+                refuse_second_scale()
             scales = scale_shape_of_call(shape, granularity, group_size)
-            if out_scale is None:
-                scale = new_scale(x, scales, scale_dtype, problem.column, block)
-            else:
-                scale = out_scale
-                if not alike(scale, scales, scale_dtype, device):
-                    check_like(op, "out_scale", scale, scales, (scale_dtype,), x)
-                check_own_memory(op, "out_scale", scale, _READ[:1], (x,))
+            scale = destination(op, "out_scale", out_scale, scales, scale_dtype, device, _READ[:1], (x,))
+        elif scale is None:
+            scale = new_scale(
+                x, scale_shape_of_call(shape, granularity, group_size), scale_dtype, problem.column, block
+            )
         out = destination(op, "out", out, shape, E4M3, device, _WRITTEN if out_scale is not None else _READ, (x, scale))
         if x.numel():
             if per_tensor:
@@ -318,6 +334,8 @@ def quantize_fp8(
     run = _quantize.table.get(key) if plain else _quantize.override(key, backend)
     if run is None:
         check_fp8(x, granularity, group_size, scale, ue8m0, scale_dtype, scale_layout)
+        if isinstance(backend, DryRun):
+            check_fp8_destinations(x, granularity, group_size, scale, scale_dtype, out, out_scale)
         run = _quantize.decide(key, x.get_device(), backend)
     result: tuple[Tensor, Tensor] = run(x, scale, out, out_scale)
     return result

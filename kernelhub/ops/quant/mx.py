@@ -63,6 +63,17 @@ def check_mx(op: str, x: Any, scale_rounding: Any) -> None:
     check_x(op, x, MX_GROUP if op == "quantize_mxfp4" else 1)
 
 
+def check_mx_destinations(op: str, x: Tensor, out: Any, out_scale: Any) -> None:
+    """The destinations that a plan is prepared with."""
+    (*lead, width), device = x.shape, x.get_device()
+    shape, dtype = ((*lead, width // 2), torch.uint8) if op == "quantize_mxfp4" else (x.shape, E4M3)
+    if out is not None:
+        destination(op, "out", out, shape, dtype, device, ("x",), (x,))
+    if out_scale is not None:
+        scales = (*lead, -(-width // MX_GROUP))
+        destination(op, "out_scale", out_scale, scales, E8M0, device, ("x", "out"), (x, out))
+
+
 def bind_mx(op: str) -> Callable[..., Run]:
     """What binds a kernel of `quantize_mxfp4` or `quantize_mxfp8`."""
     fp4 = op == "quantize_mxfp4"
@@ -196,6 +207,8 @@ def _quantized(
     run = op.table.get(key) if backend is None and not (_contexts_used and _contexts()) else op.override(key, backend)
     if run is None:
         check_mx(op.contract.name, x, scale_rounding)
+        if isinstance(backend, DryRun):
+            check_mx_destinations(op.contract.name, x, out, out_scale)
         run = op.decide(key, x.get_device(), backend)
     result = run(x, out, out_scale)
     return result

@@ -47,6 +47,32 @@ def check_nvfp4(x: Any, global_scale: Any) -> None:
         check_one("quantize_nvfp4", "global_scale", global_scale, x)
 
 
+def check_out_global_scale(x: Tensor, global_scale: Tensor | None, given: Any) -> None:
+    """The destination of the global scale."""
+    op = "quantize_nvfp4"
+    if global_scale is not None:
+        refuse(op, "out_global_scale", "is given beside global_scale", "the one that is given is the result")
+    if not alike(given, (1,), torch.float32, x.get_device()):
+        check_one(op, "out_global_scale", given, x)
+        if given.ndim > 1:
+            refuse(op, "out_global_scale", f"is {describe(given)}", "give float32 [1]")
+    check_own_memory(op, "out_global_scale", given, ("x",), (x,))
+
+
+def check_nvfp4_destinations(x: Tensor, global_scale: Tensor | None, out: Any, out_scale: Any, given: Any) -> None:
+    """The destinations of the codes, of the scales and of the global scale, `given`, that a plan is prepared with."""
+    op, (*lead, width), device = "quantize_nvfp4", x.shape, x.get_device()
+    if given is not None:
+        check_out_global_scale(x, global_scale, given)
+    others = {"x": x, **({"global_scale": global_scale} if given is None else {"out_global_scale": given})}
+    if out is not None:
+        destination(op, "out", out, (*lead, width // 2), torch.uint8, device, (*others,), (*others.values(),))
+    others["out"] = out
+    if out_scale is not None:
+        scales = (*lead, width // NVFP4_GROUP)
+        destination(op, "out_scale", out_scale, scales, E4M3, device, (*others,), (*others.values(),))
+
+
 def bind_nvfp4(
     adapter: Any, problem: QuantizeNvfp4Problem, device: int, tick: Callable[[], int], elsewhere: Callable[[int], Run]
 ) -> Run:
@@ -91,13 +117,9 @@ def bind_nvfp4(
                 global_scale = x.new_empty(1, dtype=float32)
             else:
                 global_scale = out_global_scale
-                if not alike(global_scale, (1,), float32, device):
-                    check_one(op, "out_global_scale", global_scale, x)
-                    if global_scale.ndim > 1:
-                        refuse(op, "out_global_scale", f"is {describe(global_scale)}", "give float32 [1]")
-                check_own_memory(op, "out_global_scale", global_scale, ("x",), (x,))
+                check_out_global_scale(x, None, global_scale)
         elif out_global_scale is not None:
-            refuse(op, "out_global_scale", "is given beside global_scale", "the one that is given is the result")
+            check_out_global_scale(x, global_scale, out_global_scale)
         *lead, width = shape
         names = ("x", "global_scale" if out_global_scale is None else "out_global_scale", "out")
         out = destination(op, "out", out, (*lead, width // 2), torch.uint8, device, names[:2], (x, global_scale))
@@ -224,6 +246,8 @@ def quantize_nvfp4(
     run = _quantize.table.get(key) if plain else _quantize.override(key, backend)
     if run is None:
         check_nvfp4(x, global_scale)
+        if isinstance(backend, DryRun):
+            check_nvfp4_destinations(x, global_scale, out, out_scale, out_global_scale)
         run = _quantize.decide(key, x.get_device(), backend)
     result: _Three = run(x, global_scale, out, out_scale, out_global_scale)
     return result

@@ -11,11 +11,11 @@ from torch import Tensor
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, describe, dtype_name, lse_shape, usable
-from kernelhub.ops.attention.adapter import LENT, PagedStep
+from kernelhub.ops.attention.adapter import LENT, PagedStep, plan_step
 from kernelhub.ops.attention.arguments import check_bound, refuse_grad, same_device
 from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import refuse_batch
-from kernelhub.ops.attention.paged_call import begin
+from kernelhub.ops.attention.paged_call import checked_step
 from kernelhub.ops.attention.problem import FLOATS, FP8, ONE, q_len_bucket
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
@@ -346,7 +346,10 @@ def bind(
             if step is None:
                 metadata = block_table, seq_lens, cu_seqlens_q, max_seqlen_q
                 pages, rows = kv_cache.shape[0], q.shape[0]
-                step = begin(problem, adapter, q.device, pages, rows, *metadata, op=NAME, cache="kv_cache")
+                step = checked_step(
+                    problem.page_size, ragged, q.device, pages, rows, *metadata, op=NAME, cache="kv_cache"
+                )
+                plan_step(adapter, step)
                 if reusable and not LENT.now:
                     steps.keep(step)
         if topk_indices is not None:

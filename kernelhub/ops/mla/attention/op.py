@@ -25,6 +25,7 @@ from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import PagedStep, lent
 from kernelhub.ops.attention.arguments import check_bound, same_device
 from kernelhub.ops.attention.operands import check_step_device, refuse_batch
+from kernelhub.ops.attention.paged_call import checked_step
 from kernelhub.ops.attention.paged_plan import PagedPlan
 from kernelhub.ops.attention.problem import ANY, ONE, q_len_bucket
 from kernelhub.ops.attention.step_values import check_step_values
@@ -379,6 +380,10 @@ def mla_attention(
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         check(*given)
+        if isinstance(backend, DryRun):
+            metadata = block_table, seq_lens, cu_seqlens_q, max_seqlen_q
+            pages = kv_cache.shape[0]
+            checked_step(page_size, ragged, q.device, pages, shape[0], *metadata, op=NAME, cache="kv_cache")
         run = _op.decide(key, q.get_device(), backend)
     values = MlaValues(scale, sinks, kv_scale)
     return run(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
