@@ -214,8 +214,15 @@ def decode_figures(rows: Sequence[tuple[float, int, int]], batch: int) -> dict[s
 def numbers(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Errors of the attention layers alone, on what they are given while the engine serves."""
     windows = {id(layer.impl): getattr(layer, "sliding_window", None) for layer in engine.layers}
-    implementation = type(engine.layers[0].impl)
-    plain, rows = implementation.forward, []
+    implementation, rows = type(engine.layers[0].impl), []
+    latent = hasattr(implementation, "forward_mqa")
+    name = "forward_mqa" if latent else "forward"
+    plain = getattr(implementation, name)
+
+    def compare(step: str, window: int | None, got: Tensor, want: Tensor) -> None:
+        error, rounding = (got - want).abs(), (want.bfloat16() - want).abs()
+        figures = [float(figure) for figure in (error.max(), error.mean(), rounding.max(), rounding.mean())]
+        rows.append((step, window, figures))
 
     def forward(
         self: Any, layer: Any, query: Tensor, key: Any, value: Any, cache: Tensor, step: Any, output: Any, *more: Any
@@ -233,16 +240,28 @@ def numbers(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]
                 sinks=self.sinks,
             )
             got = result[: want.shape[0]].view_as(want)
-            error, rounding = (got - want).abs(), (want.bfloat16() - want).abs()
-            found = [float(figure) for figure in (error.max(), error.mean(), rounding.max(), rounding.mean())]
-            rows.append(("decode" if step.max_query_len == 1 else "prompts", windows[id(self)], found))
+            compare("decode" if step.max_query_len == 1 else "prompts", windows[id(self)], got, want)
         return result
 
-    implementation.forward = forward
+    def forward_mqa(self: Any, query: Any, cache: Tensor, step: Any, layer: Any) -> Any:
+        given = torch.cat(query, dim=-1) if isinstance(query, tuple) else query.clone()
+        result = plain(self, query, cache, step, layer)
+        if not torch.cuda.is_current_stream_capturing():
+            lens = step.decode.seq_lens.tolist()
+            want = float64_attention(
+                given,
+                *(cache[:, :, None], cache[:, :, None, : self.kv_lora_rank]),
+                *(step.decode.block_table, lens, list(range(len(lens) + 1))),
+                scale=self.scale,
+            )
+            compare("decode", None, result[0], want)
+        return result
+
+    setattr(implementation, name, forward_mqa if latent else forward)
     try:
         engine.generate([engine.prompt(length, 7000 + i) for i, length in enumerate(PROMPTS)], 4)
     finally:
-        implementation.forward = plain
+        setattr(implementation, name, plain)
     result = []
     for step, window in sorted({row[:2] for row in rows}, key=str):
         kept = [row[2] for row in rows if row[:2] == (step, window)]
@@ -273,13 +292,13 @@ def float64_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of ragged queries ``[T, H, D]`` over pages in float64; `window` is in tokens."""
-    out = torch.zeros(q.shape, dtype=torch.float64, device=q.device)
-    heads, width = k_cache.shape[2:]
+    out = torch.zeros(*q.shape[:-1], v_cache.shape[-1], dtype=torch.float64, device=q.device)
+    heads = k_cache.shape[2]
     for sequence, length in enumerate(seq_lens):
         first, last = starts[sequence : sequence + 2]
         pages = block_table[sequence, : -(-length // k_cache.shape[1])].long()
         keys, values = (
-            cache[pages].reshape(-1, heads, width)[:length].double().repeat_interleave(q.shape[1] // heads, dim=1)
+            cache[pages].flatten(0, 1)[:length].double().repeat_interleave(q.shape[1] // heads, dim=1)
             for cache in (k_cache, v_cache)
         )
         scores = torch.einsum("qhd,khd->hqk", q[first:last].double(), keys) * scale

@@ -45,6 +45,17 @@ def test_its_reference_is_the_op_s(bench, options, packed) -> None:
     torch.testing.assert_close(got, want.double(), rtol=1e-4, atol=1e-5)
 
 
+def test_its_reference_of_latents_is_the_op_s(bench) -> None:
+    torch.manual_seed(0)
+    q, cache = torch.randn(3, 4, 576), torch.randn(5, 16, 576)
+    table = torch.tensor([[1, 2], [4, 3], [0, 0]], dtype=torch.int32)
+    lens = torch.tensor([20, 32, 3], dtype=torch.int32)
+    parts = cache[:, :, None], cache[:, :, None, :512]
+    got = bench.float64_attention(q, *parts, table, lens.tolist(), list(range(4)), scale=0.1)
+    want = kernelhub.mla_attention.reference(q, cache, table, lens, scale=0.1)
+    torch.testing.assert_close(got, want.double(), rtol=1e-4, atol=1e-5)
+
+
 def test_decode_figures_count_steps_that_serve_every_request(bench) -> None:
     prompts = [(0.5, 1, 1), (0.5, 2, 2)]
     decode = [(0.001 * at, 2, 2) for at in range(1, 13)]
