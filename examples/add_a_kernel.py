@@ -1,11 +1,11 @@
-"""A third party's kernel: one record, one adapter, chosen by itself and held against the reference.
+"""A third party's kernel: one record and one adapter, selected automatically and compared with the reference.
 
-In a package of your own this file would be ``yourpackage/kernels.py``, found through the entry point
+In your own package this file is ``yourpackage/kernels.py``. kernelhub finds it through the entry point
 
     [project.entry-points."kernelhub.backends"]
     mine = "yourpackage.kernels"
 
-Here it registers itself. Run it with ``python examples/add_a_kernel.py``.
+Here the file registers itself. Run it with ``python examples/add_a_kernel.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kernelhub.ops.models.shapes import AttentionModel
 
 BACKEND = Backend("mine", "matrix products and a softmax, for heads without groups")
 
-# Every limit is data. A facet that no constraint mentions is an error, a feature that is not listed is refused.
+# Every limit is data. A constraint must mention each facet. Calls with a feature that is not listed are rejected.
 KERNELS = (
     Kernel(
         op="attention",
@@ -45,14 +45,14 @@ KERNELS = (
         ),
         features=frozenset({"causal"}),
         deterministic=True,
-        # Where it ran. On a family of devices that is not named here it is chosen once `kernelhub verify` has passed.
+        # The devices that it ran on. On other families it is selected once `kernelhub verify` has passed there.
         standings=(verified("cpu", evidence="an EPYC, 2026-11-22, torch 2.13.0: this example"),),
     ),
 )
 
 
 class Naive(AttentionAdapter[Any, Any]):
-    """Imported only once the kernel has been chosen."""
+    """Imported when the kernel is selected."""
 
     def launch(self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Any, out: Tensor, lse: Tensor | None) -> None:
         scores = torch.einsum("bshd,blhd->bhsl", q, k) * values.scale
@@ -68,8 +68,8 @@ def main() -> None:
     arguments = attention_inputs(AttentionModel("tiny", 4, 4, 64, 64), batch=2, q_tokens=50, dtype=torch.float32)
     print(kernelhub.attention.explain(**arguments))
     out = kernelhub.attention(**arguments)
-    print("against the reference:", compare_out(out, kernelhub.attention.reference(**arguments), 4.0))
-    print("grouped heads go to:", kernelhub.explain("attention", device="CPU", q_dtype="float32").selected)
+    print("compared with the reference:", compare_out(out, kernelhub.attention.reference(**arguments), 4.0))
+    print("kernel for grouped heads:", kernelhub.explain("attention", device="CPU", q_dtype="float32").selected)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A decode step of a serving engine: the kernel is chosen once, metadata is checked once a step, layers only launch.
+"""A decode step of a serving engine: select a kernel once, check metadata once per step, launch per layer.
 
 Run it with ``python examples/engine_step.py``; it uses the GPU if there is one.
 """
@@ -28,12 +28,12 @@ def main() -> None:
     host_lengths = [37, 160, 301]
     seq_lens = torch.tensor(host_lengths, dtype=torch.int32, device=device)
 
-    # Once per layer configuration, when the engine starts: which kernel, and is it safe under CUDA graphs?
+    # Once per layer configuration, when the engine starts: select the kernel. `plan.graph` is its CUDA-graph support.
     plan = kernelhub.paged_attention.prepare(q, *caches[0], block_table, seq_lens)
     print(f"{plan.kernel}: CUDA graphs {plan.graph.name.lower()}, syncs: {plan.syncs}")
 
     for _ in range(2):
-        # Once per engine step, for all layers. With the lengths on the host nothing syncs.
+        # Once per engine step, for all layers. With lengths on the host no kernel waits for the device.
         step = plan.begin(block_table, seq_lens, seq_lens_cpu=host_lengths)
         for k_cache, v_cache in caches:
             step.run(q, k_cache, v_cache, out=out)

@@ -61,7 +61,7 @@ class Engine:
         shape = (num_pages, PAGE, config.kv_heads, config.head_dim)
         new: dict[str, Any] = {"device": self.device, "dtype": model.embed.dtype}
         self.caches = [(torch.zeros(shape, **new), torch.zeros(shape, **new)) for _ in range(config.layers)]
-        self.free = list(range(1, num_pages))  # page 0 takes what padding writes
+        self.free = list(range(1, num_pages))  # page 0 is for the writes of padding
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.ready = threading.Condition()
@@ -150,7 +150,7 @@ class Engine:
                 return False
             self._release(victim)
             self.running.remove(victim)
-            self.waiting.appendleft(victim)  # starts over, with what it has generated as its prompt
+            self.waiting.appendleft(victim)  # restart later: prompt and generated tokens are its new prompt
             self.preempted += 1
         request.pages += [self.free.pop() for _ in range(wanted)]
         return True
@@ -169,7 +169,7 @@ class Engine:
             if request in self.running and tokens and self._room(request, tokens):
                 batch.append((request, tokens))
                 left -= tokens
-        batch = [item for item in batch if item[0] in self.running]  # a later one may have taken its pages
+        batch = [item for item in batch if item[0] in self.running]  # a later request may have taken its pages
         while self.waiting and left and len(self.running) < self.max_seqs:
             request = self.waiting[0]
             tokens = min(len(request.ids), left)
@@ -216,7 +216,7 @@ class Engine:
         if size is not None:
             for name, values in columns.items():
                 buffer = self.buffers[name][:size]
-                buffer[count:] = 0  # padding: no keys, and page 0
+                buffer[count:] = 0  # padding: length 0, page 0
                 buffer[:count].copy_(torch.tensor(values, dtype=torch.int32), non_blocking=True)
             return self.graphs[size]()[:count]
         given = {name: torch.tensor(values, dtype=torch.int32).to(self.device) for name, values in columns.items()}
@@ -247,7 +247,7 @@ class Engine:
             for (request, count), token in zip(batch, chosen, strict=True):
                 request.computed += count
                 if request.computed < len(request.ids):
-                    continue  # a part of its prompt
+                    continue  # only part of its prompt is processed
                 request.ids.append(token)
                 request.generated += 1
                 made += 1
@@ -414,7 +414,7 @@ def handler(engine: Engine, tokenizer: Tokenizer, name: str) -> type[BaseHTTPReq
             try:
                 return self._stream(request, begun) if stream else self._whole(request, begun, prompt)
             except (BrokenPipeError, ConnectionResetError):
-                request.aborted = True  # the client is gone: its pages are needed
+                request.aborted = True  # the client disconnected: free its pages
                 return None
 
         def _whole(self, request: Request, begun: dict[str, Any], prompt: int) -> None:
