@@ -43,6 +43,9 @@ def _rows(name: str) -> list[matrix.Row]:
         known = dict.fromkeys(row.kernel.name for row in rows)
         if op and not rows:
             raise ConfigurationError(f"{op!r} is not an op{did_you_mean(op, ops())}; ops: {', '.join(ops())}")
+        of_backend = [item for item in known if item.partition(".")[0] == kernel]
+        if of_backend:
+            raise ConfigurationError(f"{kernel!r} is a backend; give one of its kernels: {', '.join(of_backend)}")
         meant = did_you_mean(kernel, known)
         raise ConfigurationError(f"{kernel!r} is not a kernel{meant}; `kernelhub backends --all` lists them")
     return found

@@ -11,10 +11,12 @@ import argparse
 import contextlib
 import importlib
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import kernelhub
 from kernelhub.cli.console import alone_on_stdout, console_for
@@ -141,7 +143,13 @@ def _has_working_directory() -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises the library's own errors, and suggests the nearest flag for a misspelt one."""
+    """Raises the library's own errors, and suggests the nearest flag or choice for a misspelt one."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            choices = list(map(str, action.choices))
+            meant = did_you_mean(value, choices)
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{meant}; choose from {', '.join(choices)}")
 
     def error(self, message: str) -> NoReturn:
         flags = [flag for action in self._actions for flag in action.option_strings]
@@ -162,7 +170,13 @@ def _help() -> str:
     for name, command in COMMANDS.items():
         lines += [f"  {name:<{width}}  {command.summary}", f"  {'':<{width}}  $ {command.example}"]
     lines += ["", "`kernelhub help COMMAND` lists its options; `kernelhub -V` prints the version.", _EXIT_CODES]
-    return "\n".join(lines)
+    if not sys.stdout.isatty():
+        return "\n".join(lines)
+    columns, hanging = shutil.get_terminal_size().columns, " " * (width + 4)
+    return "\n".join(
+        textwrap.fill(line, columns, subsequent_indent=hanging, break_long_words=False, break_on_hyphens=False)
+        for line in lines
+    )
 
 
 def _fail(error: Exception, code: int) -> int:

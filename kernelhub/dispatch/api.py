@@ -265,7 +265,7 @@ def _layer(
         )
 
     if trust is not None and trust not in TRUSTS:
-        near = did_you_mean(trust, TRUSTS) if isinstance(trust, str) else ""
+        near = did_you_mean(trust, TRUSTS)
         raise ConfigurationError(f"{word}: trust is {trust!r}{near}; give {', '.join(map(repr, TRUSTS))}")
     flags = (deterministic, batch_invariant, strict, unsafe)
     parts = (overrides(requests, ""), overrides(prefer, "prefer"), overrides(disable, "disable"))

@@ -178,5 +178,6 @@ def _facet_value(op: str, facet: Any, value: Any) -> Any:
         value = dtype_named(value)
     wrong = facet.wrong_with(value)
     if wrong:
-        raise ConfigurationError(f"{op}: {facet.name} is {value!r}; {wrong}")
+        names = [name for name in (facet.neutral, *facet.values) if isinstance(name, str)]
+        raise ConfigurationError(f"{op}: {facet.name} is {value!r}{did_you_mean(value, names)}; {wrong}")
     return value

@@ -445,7 +445,7 @@ def _parse_toml(path: Path) -> dict[str, Any]:
     return written
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: object, known: Iterable[str]) -> str:
     """`` (did you mean X?)`` for the closest known word, or an empty string."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -329,8 +329,9 @@ def device_here(device: torch.device | str | None) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         made = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigurationError(f"device: {error}; give cuda, cuda:1 or cpu") from None
+    except RuntimeError:
+        meant = did_you_mean(device, ("cuda", "cpu"))
+        raise ConfigurationError(f"device: unknown device {str(device)!r}{meant}; give cuda, cuda:1 or cpu") from None
     if made.type == "cpu":
         return torch.device("cpu")
     if made.type != "cuda":

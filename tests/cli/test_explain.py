@@ -174,7 +174,7 @@ class TestErrors:
             (("attention", "--device", "H2OO"), "unknown device 'H2OO' (did you mean H200?); known: A100"),
             (("attention", "--backend", "tritn"), "'tritn' is not a backend or kernel (did you mean triton?)"),
             (("attention", "--backend", ","), "',' is empty"),
-            (("paged_attention", "--kv-layout", "NDH"), "kv_layout is 'NDH'; it takes NHD, HND"),
+            (("paged_attention", "--kv-layout", "NDH"), "kv_layout is 'NDH' (did you mean NHD?); it takes NHD, HND"),
             (("attention", "--page-size", "16"), "--page-size"),
         ],
         ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

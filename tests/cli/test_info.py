@@ -26,4 +26,5 @@ def test_a_name_that_means_nothing_is_answered_with_the_nearest(ask):
     answer = ask("info", "triton.spilt_kv")
     assert (answer.code, answer.out) == (2, "")
     assert "'triton.spilt_kv' is not a kernel (did you mean triton.split_kv?)" in answer.err
+    assert "'xformers' is a backend; give one of its kernels: xformers." in ask("info", "xformers").err
     assert "did you mean attention?" in ask("info", "atention:triton.split_kv").err

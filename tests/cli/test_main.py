@@ -118,6 +118,41 @@ class TestErrors:
         assert "--head-dim-qq" in answer.err
         assert "did you mean --head-dim-qk?" in answer.err
 
+    @pytest.mark.parametrize(
+        ("words", "nearest"),
+        [
+            ("lock --model llama-3.1-8b --quantization fp8blok --out -", "fp8_block"),
+            ("lock --model llama-3.1-8b --dtype bflot16 --out -", "bfloat16"),
+            ("lock --model lama-3.1-8b --out -", "llama-3.1-8b"),
+            ("warmup --model llama-3.1-8b --phase decod --list", "decode"),
+            ("warmup --model llama-3.1-8b --device H20 --list", "H200"),
+            ("tune --model gpt-oss-120b --op route_expert", "route_experts"),
+            ("tune --model gpt-oss-120b --op route_experts --backend tirton", "triton"),
+            ("tune --model gpt-oss-120b --op route_experts --device cup", "cpu"),
+            ("verify atention", "attention"),
+            ("verify attention --backend triton.prefil", "triton.prefill"),
+            ("bench atention", "attention"),
+            ("bench attention --backend triton.split_vk", "triton.split_kv"),
+            ("bench attention --shape num_q_head=3", "num_q_heads"),
+            ("bench attention --shape q_dtype=bflot16", "bfloat16"),
+            ("bench attention --q-dtype bflot16", "bfloat16"),
+            ("bench attention --device cdua", "cuda"),
+            ("info tirton.split_kv", "triton.split_kv"),
+            ("explain fused_moe --activation slu", "silu"),
+            ("explain attention --with flashinfre=0.6", "flashinfer"),
+            ("explain attention --without cubin --with triton=3.5.0", "cubins"),
+            ("demo --device cdua", "cuda"),
+            ("cache lst", "list"),
+            ("cache list tirton", "triton"),
+            ("cache list --stael", "--stale"),
+            ("backends --op atention", "attention"),
+        ],
+    )
+    def test_a_misspelt_name_of_a_known_list_is_answered_with_the_nearest(self, ask, words, nearest):
+        answer = ask(*words.split())
+        assert (answer.code, answer.out) == (2, "")
+        assert f"(did you mean {nearest}?)" in answer.err
+
     def test_a_flag_is_not_guessed_from_its_beginning(self, ask):
         assert ask("explain", "attention", "--dev", "H200").code == 2
 

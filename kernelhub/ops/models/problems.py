@@ -8,6 +8,7 @@ from typing import Any
 
 from kernelhub.dispatch.explain import DeviceLike, device_facts, dtype_named, problem_from
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.models.description import LatentAttention
 from kernelhub.ops.models.layers import DECODE, PREFILL, LayerCall, Setting, layer_calls
@@ -94,7 +95,8 @@ def problems_of(
     """
     for phase in phases:
         if phase not in PHASES:
-            raise ConfigurationError(f"phases: {phase!r} is not one of {', '.join(PHASES)}")
+            meant = did_you_mean(phase, PHASES)
+            raise ConfigurationError(f"phases: {phase!r} is not one of {', '.join(PHASES)}{meant}")
     for name, ranks in (("tp", tp), ("ep", ep)):
         if type(ranks) is not int or ranks < 1:
             raise ConfigurationError(f"{name} is {ranks!r}; it is a number of ranks, 1 or more")

@@ -204,7 +204,8 @@ def describe(model: Model, quantization: str | None = None) -> Description:
         ConfigurationError: no such model or file, or one that is not understood.
     """
     if quantization is not None and quantization not in FORMATS:
-        raise ConfigurationError(f"quantization is {quantization!r}; it takes {', '.join(FORMATS)}")
+        meant = did_you_mean(quantization, FORMATS)
+        raise ConfigurationError(f"quantization is {quantization!r}{meant}; it takes {', '.join(FORMATS)}")
     if isinstance(model, Description):
         found = model
     else:
