@@ -81,7 +81,7 @@ FULL = frozenset(name for names in NAMED.values() for name in names)
 
 # Statements of a contract that go through every format or pattern of bits, of every kernel that inherits them.
 SWEEPS = {
-    "test_a_format_is_for_those_who_ask_for_it",
+    "test_a_format_is_for_those_who_request_it",
     "test_every_bfloat16_has_the_reference_s_bits",
     "test_every_byte_reads_back_as_the_reference_s",
     "test_every_code_is_decoded_exactly",

@@ -36,7 +36,7 @@ class Experts(OnFake):
         check(out, arguments)
         assert torch.equal(self.run(kernel, arguments), out)
 
-    def test_halves_of_w13_are_told_apart(self, kernel) -> None:
+    def test_halves_of_w13_are_distinguished(self, kernel) -> None:
         arguments = self.inputs(kernel)
         half = arguments["w13"].shape[1] // 2
         swapped = dict(arguments)
@@ -55,7 +55,7 @@ class Experts(OnFake):
         arguments["topk_ids"][3] = 4
         check(self.run(kernel, arguments), arguments)
 
-    def test_choices_outside_of_the_experts_are_left_out(self, kernel) -> None:
+    def test_ids_outside_of_the_experts_are_left_out(self, kernel) -> None:
         arguments = self.inputs(kernel)
         for outside in (-1, arguments["w13"].shape[0], 1 << 30, -(1 << 31)):
             ids, weights = arguments["topk_ids"].clone(), arguments["topk_weights"].clone()

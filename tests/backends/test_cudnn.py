@@ -160,7 +160,7 @@ class TestPages:
             assert not out.any()
             assert (lse == -torch.inf).all()
 
-    def test_it_is_never_chosen_and_told_with_the_report(self) -> None:
+    def test_it_is_never_chosen_and_reported_with_the_report(self) -> None:
         machine = SimulatedMachine({"triton": "3.7.1", "cudnn": "1.32.0"})
         selection = kernelhub.explain("paged_attention", device="H200", machine=machine)
         assert selection.selected != "cudnn.sdpa_paged"

@@ -182,7 +182,7 @@ def test_the_library_is_loaded_once(site, monkeypatch, clean_namespace) -> None:
     assert files == [str(folder / "_C_stable_libtorch.abi3.so")]
 
 
-def test_a_changed_schema_is_told(site, monkeypatch, clean_namespace) -> None:
+def test_a_changed_schema_is_reported(site, monkeypatch, clean_namespace) -> None:
     write(site, "vllm", "_C_stable_libtorch.abi3.so")
     swapped = "(Tensor! out, Tensor a, Tensor b, Tensor b_scales, Tensor a_scales, Tensor? bias) -> ()"
     loads(monkeypatch, fakes.VLLM | {"cutlass_scaled_mm": swapped})
@@ -190,7 +190,7 @@ def test_a_changed_schema_is_told(site, monkeypatch, clean_namespace) -> None:
         libraries.operator(VLLM, "cutlass_scaled_mm", HOPPER)
 
 
-def test_a_library_without_the_operator_or_the_device_is_told(site, monkeypatch, clean_namespace) -> None:
+def test_a_library_without_the_operator_or_the_device_is_reported(site, monkeypatch, clean_namespace) -> None:
     write(site, "vllm", "_C_stable_libtorch.abi3.so")
     some = {name: schema for name, schema in fakes.VLLM.items() if "fp4" not in name}
     loads(monkeypatch, some, cutlass_scaled_mm_supports_fp8=lambda sm: sm < 120)
@@ -225,7 +225,7 @@ def test_a_process_has_one_of_two_builds(site, monkeypatch, clean_namespace) -> 
         libraries.operator(SGL, "fp8_scaled_mm", (10, 0))
 
 
-def test_a_library_for_another_torch_is_told_with_its_file(site, monkeypatch) -> None:
+def test_a_library_for_another_torch_is_reported_with_its_file(site, monkeypatch) -> None:
     folder = write(site, "vllm", "_C.abi3.so")
     (folder / "_C.abi3.so").write_bytes(b"no library")
     with pytest.raises(ImportError, match=r"_C\.abi3\.so cannot be loaded with torch .*install a build of vllm for it"):

@@ -92,7 +92,7 @@ def test_a_copy_without_its_compiled_module_is_recognised(tmp_path, toolkit_here
         assert "package_broken" in codes()
 
 
-def test_a_function_that_is_gone_and_one_that_changed_are_told_apart(tmp_path, toolkit_here) -> None:
+def test_a_function_that_is_gone_and_one_that_changed_are_distinguished(tmp_path, toolkit_here) -> None:
     write(tmp_path, FAKE.replace("def fp8_gemm_nt(a, b, d, c", "def fp8_gemm_nt(a, b, c, d"))
     with installed(tmp_path):
         assert codes() == {"signature_changed"}
@@ -103,7 +103,7 @@ def test_a_function_that_is_gone_and_one_that_changed_are_told_apart(tmp_path, t
         assert other.accepted  # only the kernels that need it suffer
 
 
-def test_a_release_whose_logits_miss_waits_is_told_by_a_name_that_it_lacks(tmp_path, toolkit_here) -> None:
+def test_a_release_whose_logits_miss_waits_is_reported_by_a_name_that_it_lacks(tmp_path, toolkit_here) -> None:
     write(tmp_path, FAKE.replace("def fp8_fp4_mqa_logits", "def another"))
     with installed(tmp_path):
         assert decision("mqa_logits", "deep_gemm.logits").code == "known_bad"
@@ -159,7 +159,7 @@ def test_an_import_that_fails_is_passed_over_with_its_reason(tmp_path) -> None:
     assert "libcudart.so.13: cannot open" in fallback.reason
 
 
-def test_a_function_whose_parameters_only_the_loaded_library_tells_is_looked_at_again(tmp_path) -> None:
+def test_a_function_whose_parameters_only_the_loaded_library_states_is_looked_at_again(tmp_path) -> None:
     made = FAKE.replace("def fp8_gemm_nt(a, b, d, c", "def fp8_gemm_nt(a, b, c, d")
     write(tmp_path, made)
     with installed(tmp_path), on_the_cpu():

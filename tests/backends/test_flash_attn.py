@@ -137,7 +137,7 @@ class TestMachine:
                     assert decision.remedy.startswith("pip install")
 
     @pytest.mark.parametrize("op", ["attention", "paged_attention"])
-    def test_with_them_every_kernel_is_able(self, stand_ins, op) -> None:
+    def test_with_them_every_kernel_is_supported(self, stand_ins, op) -> None:
         page = {"page_size": 256} if op == "paged_attention" else {}
         for variant in ("fa2", "fa3"):
             assert codes(op, f"flash_attn.{variant}", q_len="many", causal=True, **page) == set()
@@ -148,7 +148,7 @@ class TestMachine:
         assert selection("attention", q_len="many", causal=True).selected == "flash_attn.fa3"
         assert not {name for name in set(sys.modules) - before if name.startswith(("flash_attn", "cutlass", "quack"))}
 
-    def test_a_missing_library_file_is_told(self, changed_site) -> None:
+    def test_a_missing_library_file_is_reported(self, changed_site) -> None:
         (changed_site / "flash_attn_3" / "_C.py").unlink()
         assert codes("attention", "flash_attn.fa3", q_len="many") == {"package_broken"}
         (changed_site / "flash_attn_2_cuda.py").unlink()
@@ -175,7 +175,7 @@ class TestMachine:
             ("HDIMDIFF192", {"head_dim_qk": 192, "head_dim_vo": 128}),
         ],
     )
-    def test_a_part_that_was_left_out_is_not_asked_for(self, changed_site, part, facets) -> None:
+    def test_a_part_that_was_left_out_is_not_requested(self, changed_site, part, facets) -> None:
         config = changed_site / "flash_attn_config.py"
         config.write_text(config.read_text().replace(f'DISABLE_{part}": False', f'DISABLE_{part}": True'))
         assert codes("attention", "flash_attn.fa3", q_len="many", **facets) == {"not_compiled"}
@@ -187,7 +187,7 @@ class TestMachine:
         assert codes("paged_attention", "flash_attn.fa3") == {"not_compiled"}
         assert codes("attention", "flash_attn.fa3") == set()
 
-    def test_a_changed_header_is_told_before_anything_is_imported(self, changed_site) -> None:
+    def test_a_changed_header_is_reported_before_anything_is_imported(self, changed_site) -> None:
         file = changed_site / "flash_attn_interface.py"
         file.write_text(file.read_text().replace("    page_table=None", "    block_table=None"))
         assert codes("paged_attention", "flash_attn.fa3") == {"signature_changed"}
@@ -230,7 +230,7 @@ class TestLoading:
         with pytest.raises(RuntimeError, match=r"takes \(q, k, v"):
             fa3.operator()
 
-    def test_an_operator_that_asks_for_more_is_refused(self, stand_ins, monkeypatch) -> None:
+    def test_an_operator_that_requires_more_is_refused(self, stand_ins, monkeypatch) -> None:
         monkeypatch.setattr(fa3, "PARAMETERS", ("q",))
         with pytest.raises(RuntimeError, match="also requires k, v"):
             fa3.operator()
@@ -310,7 +310,7 @@ class TestCalls:
         want = kernelhub.paged_attention.reference(**arguments)
         assert compare_out(out, want, largest_value(arguments)).ok
 
-    def test_memory_for_parts_is_told_where_keys_are_split(self, stand_ins) -> None:
+    def test_memory_for_parts_is_reported_where_keys_are_split(self, stand_ins) -> None:
         problem = selection("attention", q_len="one", num_q_heads=6, num_kv_heads=2, head_dim_qk=64).problem
         needs = fa3.Dense(problem).workspace_bytes
         one = needs(num_seqs=1, num_tokens=1, max_kv_len=1 << 17)

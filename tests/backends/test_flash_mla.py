@@ -130,7 +130,7 @@ def test_every_generation_that_can_attends_to_listed_tokens(how, heads, kernel) 
     assert (lse - want_lse).abs().max() < 1e-3
 
 
-def test_listed_tokens_past_the_block_table_stand_for_none() -> None:
+def test_listed_tokens_past_the_block_table_mean_no_token() -> None:
     """On a GPU lengths are not looked at: no entry is read that a row of the table does not have."""
     arguments = decode(topk=64, seq_lens=(200, 130))
     within = arguments | {"block_table": arguments["block_table"][:, :1], "seq_lens": torch.tensor([64, 64]).int()}

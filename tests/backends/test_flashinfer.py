@@ -341,7 +341,7 @@ class TestListed(OnFake):
         out = torch.empty(*arguments["q"].shape[:-1], 1024, dtype=torch.bfloat16)[..., ::2]
         self.check(self.run(arguments, out=out), arguments)
 
-    def test_tokens_past_the_block_table_stand_for_none(self) -> None:
+    def test_tokens_past_the_block_table_mean_no_token(self) -> None:
         """On a GPU lengths are not looked at: no entry is asked for that a row of the table does not have."""
         arguments = self.case("decode", 60)
         within = {"block_table": arguments["block_table"][:, :1], "seq_lens": arguments["seq_lens"].clamp(max=32)}
@@ -520,7 +520,7 @@ class TestPlans(OnFake):
         TestPrefill().check(kernelhub.paged_attention(**arguments, backend="flashinfer.fa2_decode_tc"), arguments)
         assert len(fake.WRAPPERS) == made
 
-    def test_what_it_takes_of_the_device_is_told(self) -> None:
+    def test_what_it_takes_of_the_device_is_reported(self) -> None:
         args, kwargs = split(paged(seq_lens=(40, 9)))
         plan = kernelhub.paged_attention.prepare(*args, backend="flashinfer.fa2_prefill", **kwargs)
         assert plan.adapter.workspace_bytes(2, 2, 40) == (128 + 8) << 20

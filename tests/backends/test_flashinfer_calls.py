@@ -89,7 +89,7 @@ def test_every_function_of_the_table_is_among_them() -> None:
     }
 
 
-def test_a_parameter_that_the_table_lacks_would_be_told() -> None:
+def test_a_parameter_that_the_table_lacks_would_be_reported() -> None:
     (node,) = (item.value for item in ast.parse("f(a, b, out=o, fast=True)").body if isinstance(item, ast.Expr))
     assert isinstance(node, ast.Call)
     assert difference(node, Call("x:f", ("a", "b"), ("out",))) == "gives ['fast'] besides, and not []"

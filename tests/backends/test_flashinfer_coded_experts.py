@@ -93,7 +93,7 @@ class TestMxfp8(OnFake):
         ("trtllm_experts_mxfp8_blocks", "RTX5090", BLOCKS, {"capability"}),
     ],
 )
-def test_limits_are_told(name, device, facets, codes) -> None:
+def test_limits_are_reported(name, device, facets, codes) -> None:
     assert rejections(name, device, **facets) == codes
 
 

@@ -74,7 +74,7 @@ class TestGraphs(OnFake):
                 self.run(kernel, cache | step)
         assert len(fake.GRAPHS) == 2
 
-    def test_a_new_class_is_told_and_refused_once_sealed(self) -> None:
+    def test_a_new_class_is_reported_and_refused_once_sealed(self) -> None:
         known, new = (attention_inputs(MODEL, q_lens=(most, 7)) for most in (100, 300))
         self.run("cudnn_ragged", known)
         told = [(item.kind, item.by, item.op, item.kernel) for item in kernelhub.report().work]
@@ -178,14 +178,14 @@ class TestRecords:
         ],
         ids=str,
     )
-    def test_what_speaks_against_it_is_told(self, packages, facets, code) -> None:
+    def test_its_rejection_is_reported(self, packages, facets, code) -> None:
         machine = SimulatedMachine({"triton": "3.7.1"} | packages)
         for kernel in records.KERNELS:
             selection = kernelhub.explain(kernel.op, device="H200", machine=machine, **facets)
             decision = next(item for item in selection.decisions if item.kernel == kernel.name)
             assert code in {rejection.code for rejection in decision.rejections}, kernel.name
 
-    def test_packed_sequences_are_taken_from_0_7_1_on_where_they_are_asked_for(self) -> None:
+    def test_packed_sequences_are_taken_from_0_7_1_on_where_they_are_requested(self) -> None:
         machine = SimulatedMachine({"triton": "3.7.1", "flashinfer": "0.7.1", "cudnn": "1.32.0"})
         asked = {"device": "H200", "machine": machine, "ragged": True, "causal": True}
         selection = kernelhub.explain("attention", backend="flashinfer.cudnn_ragged", **asked)

@@ -116,7 +116,7 @@ class TestPrefill(OnFake):
             self.check(arguments, step.run(*args))
         assert len(plans) == 1
 
-    def test_what_it_takes_of_the_device_is_told(self) -> None:
+    def test_what_it_takes_of_the_device_is_reported(self) -> None:
         args, kwargs = split(attention_inputs(AttentionModel("packed", 4, 4, 192, 128), q_lens=(3,), kv_lens=(9,)))
         plan = kernelhub.attention.prepare(*args, backend=RAGGED, **kwargs)
         tiles = 12 * (512 // 256 + 2) * 4

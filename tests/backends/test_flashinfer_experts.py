@@ -43,7 +43,7 @@ class TestExperts(Experts):
     run = staticmethod(run)
 
     @pytest.mark.parametrize(("experts", "top_k"), [(23, 1), (23, 22), (1, 1)])
-    def test_any_number_of_choices(self, kernel, experts, top_k) -> None:
+    def test_any_number_of_experts_per_token(self, kernel, experts, top_k) -> None:
         arguments = inputs(kernel, num_experts=experts, top_k=top_k, tokens=3)
         check(run(kernel, arguments), arguments)
 
@@ -108,5 +108,5 @@ WHOLE = {"weights": "fp8_tensor", "activation_dtype": "float8_e4m3fn", "static_s
         ("_fp8", "B200", WHOLE | {"static_scales": False}, {"value"}),
     ],
 )
-def test_limits_are_told(name, device, facets, codes) -> None:
+def test_limits_are_reported(name, device, facets, codes) -> None:
     assert rejections(name, device, **facets) == codes

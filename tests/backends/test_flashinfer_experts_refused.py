@@ -132,7 +132,7 @@ def test_cutlass_s_blocks_of_fp8_are_too_far_off_for_some_tokens(top_k, inner) -
 
 
 @pytest.mark.parametrize("weights", ["fp8_block", "fp8_block_ue8m0", "nvfp4", "fp8_channel"])
-def test_no_record_takes_them_unless_a_format_is_asked_for(weights) -> None:
+def test_no_record_takes_them_unless_a_format_is_requested(weights) -> None:
     for kernel in records.KERNELS:
         if kernel.op == "fused_moe":
             takes, activations = (

@@ -151,7 +151,7 @@ def test_tiles_come_back(rows, groups) -> None:
         ("trtllm", "B200", MXFP4, {"value"}),
     ],
 )
-def test_limits_are_told(name, device, facets, codes) -> None:
+def test_limits_are_reported(name, device, facets, codes) -> None:
     kernel = next(kernel for kernel in records.KERNELS if kernel.name == f"flashinfer.fp4_{name}")
     problem = Fp4GemmProblem(device=simulated(device), **{"a_format": "nvfp4", **facets})
     machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "cudnn": "1.32.0"})

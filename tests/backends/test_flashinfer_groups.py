@@ -72,7 +72,7 @@ class TestSegments(OnFake, GroupedGemmContract):
             ("H200", {"k": 2044}, {"divisibility"}),
         ],
     )
-    def test_limits_are_told(self, device, facets, codes) -> None:
+    def test_limits_are_reported(self, device, facets, codes) -> None:
         assert rejected(self.kernel, device, **facets) == codes
 
 
@@ -147,7 +147,7 @@ class TestGroupwise(OnFake, GroupedGemmContract):
             ("B200", {"out_dtype": "float32"}, {"dtype"}),
         ],
     )
-    def test_limits_are_told(self, device, facets, codes) -> None:
+    def test_limits_are_reported(self, device, facets, codes) -> None:
         fp8 = {"a_dtype": "float8_e4m3fn", "b_dtype": "float8_e4m3fn", "a_scale": "group", "b_scale": "block"}
         assert rejected(self.kernel, device, **fp8 | facets) == codes
 

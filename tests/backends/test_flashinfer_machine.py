@@ -100,18 +100,18 @@ class TestPackage:
         (machine / "site" / "flashinfer").mkdir(parents=True)
         assert "namespace folder" in rejections()["package_broken"]
 
-    def test_a_file_that_is_missing_is_told(self, machine) -> None:
+    def test_a_file_that_is_missing_is_reported(self, machine) -> None:
         (install(machine) / "prefill.py").unlink()
         tools(machine, "nvcc", "ninja", "g++")
         assert "symbol_unknown" in rejections()
 
-    def test_a_parameter_that_is_missing_is_told(self, machine) -> None:
+    def test_a_parameter_that_is_missing_is_reported(self, machine) -> None:
         install(machine, o_data_type="")
         tools(machine, "nvcc", "ninja", "g++")
         assert list(rejections()) == ["signature_changed", "not_built"]
         assert "o_data_type" in rejections()["signature_changed"]
 
-    def test_all_that_is_asked_for_is_enough_and_nothing_is_imported(self, machine) -> None:
+    def test_all_that_is_required_is_enough_and_nothing_is_imported(self, machine) -> None:
         install(machine)
         tools(machine, "nvcc", "ninja", "g++")
         assert list(rejections()) == ["not_built"], "which holds only where nobody asks for the kernel"
@@ -135,7 +135,7 @@ class TestModules:
         assert list(rejections()) == [code]
         assert "is not built" in rejections()[code]
 
-    def test_a_cache_that_cannot_be_written_is_told(self, machine, monkeypatch) -> None:
+    def test_a_cache_that_cannot_be_written_is_reported(self, machine, monkeypatch) -> None:
         install(machine)
         tools(machine, "nvcc", "ninja", "g++")
         (machine / "file").write_text("")
@@ -223,7 +223,7 @@ class TestNvccAtRunTime:
         assert compiler_of_kernels().code == "cache_unwritable"
         assert "TRTLLM_DG_CACHE_DIR" in compiler_of_kernels().remedy
 
-    def test_the_record_asks_for_it(self, machine) -> None:
+    def test_the_record_requires_it(self, machine) -> None:
         kernel = next(kernel for kernel in records.KERNELS if kernel.name == "flashinfer.fp8_blocks")
         asked = next(item for item in kernel.constraints if isinstance(item, RunsNvcc))
         found = asked.reject(None, Machine())
@@ -232,7 +232,7 @@ class TestNvccAtRunTime:
 
 
 class TestCubins:
-    def test_they_are_not_downloaded_but_asked_for(self, machine) -> None:
+    def test_they_are_not_downloaded_but_required(self, machine) -> None:
         finding = cubins()
         assert finding.code == "cubins_missing"
         assert "flashinfer-cubin" in finding.remedy

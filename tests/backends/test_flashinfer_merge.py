@@ -71,7 +71,7 @@ class TestMerge(OnFake, MergeOfHalves):
         assert state[1].isnan().all()
 
 
-def test_it_stands_before_torchs_and_is_taken_where_it_is_asked_for() -> None:
+def test_it_stands_before_torchs_and_is_taken_where_it_is_requested() -> None:
     machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})
     selection = kernelhub.explain("merge_attention_states", device="H200", machine=machine)
     assert [decision.kernel for decision in selection.decisions] == ["triton.merge", NAME, "torch.merge"]
@@ -91,7 +91,7 @@ def test_it_stands_before_torchs_and_is_taken_where_it_is_asked_for() -> None:
         ("MI300X", {}, {"vendor"}),
     ],
 )
-def test_limits_are_told(device, facets: dict[str, Any], codes) -> None:
+def test_limits_are_reported(device, facets: dict[str, Any], codes) -> None:
     kernel = next(kernel for kernel in records.KERNELS if kernel.name == NAME)
     problem = MergeProblem(device=simulated(device), **facets)
     machine = SimulatedMachine({"flashinfer": "0.6.1"})

@@ -212,7 +212,7 @@ class TestWhatDiffers(OnFake):
         assert (got[1].view(torch.uint8) != want[1].view(torch.uint8)).float().mean() < 1 / 400
 
     @pytest.mark.parametrize("name", ["nvfp4", "nvfp4_kv"])
-    def test_nvfp4_knows_no_nan_and_gives_zeros_the_scale_0(self, name) -> None:
+    def test_nvfp4_has_no_nan_and_gives_zeros_the_scale_0(self, name) -> None:
         x = torch.ones(3, 16).bfloat16()
         x[0, 3] = torch.nan
         x[1] = 0
@@ -264,7 +264,7 @@ class TestWhatDiffers(OnFake):
             codes[2 if name == "mxfp4" else 4] = 0
             assert (codes == 0).all()
 
-    def test_mx_knows_no_nan(self) -> None:
+    def test_mx_has_no_nan(self) -> None:
         x = torch.ones(2, 32).half()
         x[0, 4] = torch.nan
         x[1] = torch.nan
@@ -364,7 +364,7 @@ class TestWhoGetsThem:
             assert plan.kernel == f"flashinfer.{op}"
             assert all(same(one, other) for one, other in zip(plan.run(x), function(x, **CALLS[op]), strict=True))
 
-    def test_even_he_gets_what_he_asked_for_or_an_error(self, op) -> None:
+    def test_even_then_a_call_gets_what_it_requested_or_an_error(self, op) -> None:
         """`unsafe` lets past every limit of a record, so the adapters know those that would be passed silently."""
         function, x = getattr(kernelhub, op), activations(4, 128)
         others = {"quantize_mxfp4": [{}], "quantize_mxfp8": [{}]}
@@ -403,7 +403,7 @@ def test_memory_that_nobody_wrote_is_no_result(op, device) -> None:
         ("quantize_fp8", "H200", {"granularity": "token"}, {"not_built", "value", "capability"}),
     ],
 )
-def test_limits_are_told(op, device, facets, codes) -> None:
+def test_limits_are_reported(op, device, facets, codes) -> None:
     kernel = next(kernel for kernel in records.KERNELS if kernel.name == f"flashinfer.{op}")
     problem = PROBLEMS[op](device=simulated(device), **facets)
     machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
@@ -454,7 +454,7 @@ class TestTileCompiler:
         path.chmod(0o755)
         return path
 
-    def test_what_lacks_is_told_step_by_step(self, site: Path) -> None:
+    def test_what_lacks_is_reported_step_by_step(self, site: Path) -> None:
         assert tile_compiler().code == "package_missing"
         (site / "cuda" / "bindings").mkdir(parents=True)  # another that lives in the same namespace
         assert tile_compiler().code == "package_missing"

@@ -94,7 +94,7 @@ class TestPackedExperts(Experts):
     run = staticmethod(run)
 
     @pytest.mark.parametrize(("experts", "top_k"), [(24, 1), (24, 22), (4, 3)])
-    def test_any_number_of_choices(self, kernel, experts, top_k) -> None:
+    def test_any_number_of_experts_per_token(self, kernel, experts, top_k) -> None:
         arguments = inputs(kernel, num_experts=experts, top_k=top_k, tokens=3)
         check(run(kernel, arguments), arguments)
 
@@ -154,7 +154,7 @@ def same(got: Tensor | None, want: Tensor | None) -> None:
 
 class TestFormats(OnFake):
     @pytest.mark.parametrize("kernel", FORMATS)
-    def test_who_does_not_ask_for_a_format_is_told_its_name(self, kernel) -> None:
+    def test_a_call_without_a_format_gets_its_name(self, kernel) -> None:
         arguments = inputs(kernel)
         for name in ("activation_dtype", "a1_scale", "a2_scale"):
             arguments.pop(name, None)
@@ -257,7 +257,7 @@ FP4 = {"weights": "mxfp4", "w13_bias": True, "w2_bias": True, "activation": "swi
         ("cutlass_experts_mxfp4", "H200", FP4 | {"dtype": "float16"}, {"dtype", "mismatch"}),
     ],
 )
-def test_limits_are_told(name, device, facets, codes) -> None:
+def test_limits_are_reported(name, device, facets, codes) -> None:
     assert rejections(name, device, **facets) == codes
 
 

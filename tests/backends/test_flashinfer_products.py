@@ -139,7 +139,7 @@ class TestLimits:
             ("fp8_cublas", "L40S", {"scaling": "tensor", "k": 256, "n": 24}, {"divisibility"}),
         ],
     )
-    def test_each_is_told(self, name, device, facets, codes) -> None:
+    def test_each_is_reported(self, name, device, facets, codes) -> None:
         assert rejections(name, device, **facets) == codes
 
     def test_mxfp8_of_cudnn_is_asked_of_newer_releases(self) -> None:
@@ -148,7 +148,7 @@ class TestLimits:
             asked = {"device": "B200", "machine": machine, "backend": "flashinfer.mx_cudnn"}
             assert kernelhub.explain("fp8_gemm", **asked, **MXFP8).selected == kernel
 
-    def test_cudnn_is_asked_for(self) -> None:
+    def test_cudnn_is_requested(self) -> None:
         machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})
         selection = kernelhub.explain(
             "fp8_gemm", device="B200", machine=machine, backend="flashinfer.fp8_cudnn", scaling="tensor"

@@ -114,7 +114,7 @@ class TestWhyTheQuantisersAreNotTaken:
         ("MI300X", "float16", {"vendor"}),
     ],
 )
-def test_limits_are_told(device, out_dtype, codes) -> None:
+def test_limits_are_reported(device, out_dtype, codes) -> None:
     kernel = next(kernel for kernel in records.KERNELS if kernel.name == NAME)
     problem = DequantizeProblem(device=simulated(device), out_dtype=out_dtype)
     machine = SimulatedMachine({"flashinfer": "0.6.18.post1"})

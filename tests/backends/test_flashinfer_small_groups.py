@@ -59,5 +59,5 @@ class TestMaskedMxFp8(TestMaskedNvFp4):
         ("masked_cute_dsl", "H200", NVFP4 | {"masked": True}, {"not_built", "package_missing", "capability"}),
     ],
 )
-def test_limits_are_told(kernel: str, device: str, facets: dict[str, object], codes: set[str]) -> None:
+def test_limits_are_reported(kernel: str, device: str, facets: dict[str, object], codes: set[str]) -> None:
     assert rejected(f"flashinfer.{kernel}", device, **facets) == codes

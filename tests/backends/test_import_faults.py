@@ -31,7 +31,9 @@ def told() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kernel", [label(kernel) for kernel in records()])
 @pytest.mark.fault("libraries_that_fail")
-def test_the_next_kernel_runs_and_the_reason_is_told(told: dict[str, dict[str, Any]], kernel: str, fault: str) -> None:
+def test_the_next_kernel_runs_and_the_reason_is_reported(
+    told: dict[str, dict[str, Any]], kernel: str, fault: str
+) -> None:
     became = told[fault][kernel]
     assert "raised" not in became, became
     assert became["selected"].startswith("torch.")

@@ -421,7 +421,7 @@ TOLD: tuple[tuple[str, Call, set[str]], ...] = (
 
 
 @pytest.mark.parametrize(("name", "call", "words"), TOLD)
-def test_of_a_quantiser_what_holds_of_the_call_is_told_and_no_more(name: str, call: Call, words: set[str]) -> None:
+def test_of_a_quantiser_what_holds_of_the_call_is_reported_and_no_more(name: str, call: Call, words: set[str]) -> None:
     rejections = call.decision(name.removesuffix("_kv"), f"flashinfer.{name}").rejections
     told = [item.reason for item in rejections if item.code == "known_bad"]
     assert len(told) == len(words)
@@ -439,7 +439,7 @@ def test_every_entry_has_a_case() -> None:
         assert any(known.kernel.startswith(entry.kernel.rstrip("*")) for known in told), entry
 
 
-def test_what_mends_it_is_a_remedy_of_the_refusal() -> None:
+def test_its_fix_is_a_remedy_of_the_refusal() -> None:
     (rejection,) = flashinfer("0.6.16.post4").decision("paged_attention", "flashinfer.xqa").rejections
     assert rejection.remedy == 'pip install "flashinfer-python>=0.6.17,<0.7.3"'
 

@@ -52,7 +52,7 @@ class Packed(fp4_gemm.Fp4GemmContract):
             kernelhub.fp4_gemm(**arguments, backend=self.kernel)
         assert kernelhub.fp4_gemm.prepare(**arguments, backend=self.kernel).needs_packing
 
-    def test_a_packed_weight_needs_no_other_choice(self) -> None:
+    def test_a_packed_weight_needs_no_other_selection(self) -> None:
         arguments = self.inputs()
         packed = self.packed(arguments)
         assert packed["b"].layout.startswith("marlin.")

@@ -109,7 +109,7 @@ class TestBfloat16(WeightOnlyContract):
             kernelhub.fp8_gemm(**arguments, backend=self.kernel)
         assert kernelhub.fp8_gemm.prepare(**arguments, backend=self.kernel).needs_packing
 
-    def test_a_packed_weight_needs_no_other_choice_and_gives_back_its_bits(self) -> None:
+    def test_a_packed_weight_needs_no_other_selection_and_gives_back_its_bits(self) -> None:
         for form in ({"scaling": "tensor"}, {"scaling": "row"}, {"scaling": "block"}, {"e8m0": (False, True)},
                      {"k": 128}, {"n": 65, "k": 384}):  # fmt: skip
             arguments = self.inputs(**form)
@@ -207,7 +207,7 @@ def test_orders_are_undone() -> None:
         ("A100", {"weight_only": "float16"}, "value"),
     ],
 )
-def test_limits_are_told(device: str, facets: dict[str, Any], code: str | None) -> None:
+def test_limits_are_reported(device: str, facets: dict[str, Any], code: str | None) -> None:
     machine = SimulatedMachine({"triton": "3.7.1", "vllm": "0.33.0"})
     layout = {"weight_layout": "marlin.fp8.bfloat16.v1"}
     selection = kernelhub.explain(

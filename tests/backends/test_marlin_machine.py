@@ -64,7 +64,7 @@ def test_limits(kernel: str, facets: dict[str, Any], changes: dict[str, Any], co
     assert codes(kernel, **facets | changes) == ({code} if code else set())
 
 
-def test_a_packed_weight_leaves_no_choice_and_a_plain_one_is_not_marlin_s() -> None:
+def test_a_packed_weight_leaves_no_alternative_and_a_plain_one_is_not_marlin_s() -> None:
     machine = SimulatedMachine({"triton": "3.7.1", "vllm": "0.33.0"})
     for facets, kernel in ((NVFP4, "nvfp4_bfloat16"), (HALF, "nvfp4_float16"), (MXFP4, "mxfp4")):
         selection = kernelhub.explain("fp4_gemm", device="A100", machine=machine, **facets)
@@ -90,7 +90,7 @@ def test_the_call_fits_the_schema_of_the_released_version() -> None:
         (marlin_fake.SCHEMA.replace("Tensor workspace, ", "Tensor workspace, bool has_zp, "), r"takes .*bool has_zp"),
     ],
 )
-def test_a_library_without_the_operator_or_with_another_is_told(schema: str | None, match: str, clean_hub) -> None:
+def test_a_library_without_the_operator_or_with_another_is_reported(schema: str | None, match: str, clean_hub) -> None:
     arguments = fp4_gemm_inputs(tokens=2, n=64, k=64)
     schemas = {} if schema is None else {"marlin_gemm": schema}
     with (

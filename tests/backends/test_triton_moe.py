@@ -130,7 +130,7 @@ class TestTiles:
             assert choose(problem, 1024).source == source
             assert ("measured" in Experts(problem).tiles(1024)) == (source == "exact")
 
-    def test_no_tile_of_columns_lies_in_two_blocks_of_scales(self) -> None:
+    def test_no_tile_of_columns_is_in_two_blocks_of_scales(self) -> None:
         for device in ("A100", "L40S", "H200", "B200", "RTX5090"):
             for dtype in ("bfloat16", "float32"):
                 for quantized in ("float8_e4m3fn", dtype):

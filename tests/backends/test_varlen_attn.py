@@ -114,7 +114,7 @@ def test_the_installed_torch_has_one_of_them() -> None:
     assert mismatch(schema, "aten::_flash_attention_forward", SCHEMA) is None
 
 
-def test_an_operator_with_other_parameters_is_told(on_the_cpu, monkeypatch) -> None:
+def test_an_operator_with_other_parameters_is_reported(on_the_cpu, monkeypatch) -> None:
     monkeypatch.setattr(
         "kernelhub.backends.torch.attention.varlen.SCHEMA", SCHEMA.replace("Tensor query, Tensor key", "Tensor key")
     )

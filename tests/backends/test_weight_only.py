@@ -81,7 +81,7 @@ LIES = [lie for lie in Dequantized.__subclasses__() if lie.__module__ == __name_
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-def test_is_caught(lie) -> None:
+def test_is_detected(lie) -> None:
     facets = ("device", "scaling", "n", "k", "rows", "out_dtype", "a_scale_dtype", "b_scale_dtype")
     features = frozenset({"bias", "weight_only=bfloat16", "weight_only=float16"})
     target = f"{__name__}:{lie.__name__}"

@@ -111,7 +111,7 @@ class TestMachine:
         assert codes() == codes(variant="cutlass") == set()
         assert not any(name.startswith("xformers") for name in sys.modules)
 
-    def test_a_changed_header_is_told_before_anything_is_imported(self, site) -> None:
+    def test_a_changed_header_is_reported_before_anything_is_imported(self, site) -> None:
         file = site / "xformers" / "ops" / "fmha" / "__init__.py"
         file.write_text(file.read_text().replace("attn_bias=None, p=0.0, scale=None", "p=0.0, attn_bias=None"))
         assert codes() == {"signature_changed"}
@@ -171,7 +171,7 @@ class TestMachine:
             ("ops/fmha/flash.py", "return True", "return False", "xformers has no fa2F"),
         ],
     )
-    def test_a_library_that_would_refuse_every_call_is_told_before_any(self, site, file, old, new, match) -> None:
+    def test_a_library_that_would_refuse_every_call_is_reported_before_any(self, site, file, old, new, match) -> None:
         path = site / "xformers" / file
         path.write_text(path.read_text().replace(old, new))
         from kernelhub.backends.xformers.attention import Flash

@@ -33,7 +33,7 @@ class TestJson:
     def test_only_those_of_one_op_if_asked(self, ask):
         assert {op for op, _ in kernels(ask("backends", "--op", "attention", "--json"))} == {"attention"}
 
-    def test_libraries_are_told_with_their_version(self, ask):
+    def test_libraries_are_reported_with_their_version(self, ask):
         backends = {backend["name"]: backend for backend in ask("backends", "--json").json["backends"]}
         assert backends["torch"]["library"]["value"] == metadata.version("torch")
         assert backends["torch"]["built_in"] is True

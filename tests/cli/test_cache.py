@@ -215,7 +215,7 @@ class TestEnv:
             assert got[name].startswith(f"{tmp_path}/it's a root/libraries/")
             assert os.path.isdir(got[name])
 
-    def test_what_the_user_set_is_told_as_a_comment(self, ask, tmp_path) -> None:
+    def test_what_the_user_set_is_reported_as_a_comment(self, ask, tmp_path) -> None:
         lines = ask("cache", "env").out.splitlines()
         assert f"# TRITON_CACHE_DIR is kept: {tmp_path}/triton" in lines
         became = {item["name"]: item["became"] for item in ask("cache", "env", "--json").json["variables"]}

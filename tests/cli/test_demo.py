@@ -130,7 +130,7 @@ class TestWrongNumbers:
         right = {result["title"]: result["error"]["ok"] for result in answer.json["results"]}
         assert right == {title: op != "attention" for title, op in zip(TITLES, OPS, strict=True)}
 
-    def test_people_are_told_in_a_word(self, ask):
+    def test_people_get_one_word(self, ask):
         kernelhub.register_backend(lying_backend("Liar"))
         assert " WRONG " in ask(*QUICK).out
 

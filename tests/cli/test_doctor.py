@@ -48,7 +48,7 @@ class TestAHealthyMachine:
         for part in ("Python 3", "torch", "CPU", "NVIDIA driver", "nvcc", "C compiler", "triton", "rich", "KERNELHUB_"):
             about(answer, part)
 
-    def test_it_tells_what_each_op_would_run(self, ask):
+    def test_it_reports_what_each_op_would_run(self, ask):
         answer = ask("doctor", "--json")
         for op, inputs in (("paged_attention", paged_attention_inputs), ("attention", attention_inputs)):
             selected = kernelhub.explain(op, **inputs("llama-3.1-8b", device=DEVICE)).selected
@@ -77,12 +77,12 @@ class TestAHealthyMachine:
 
 @pytest.mark.usefixtures("an_h200")
 class TestWithAGpu:
-    def test_the_gpu_is_told_with_its_facts(self, ask):
+    def test_the_gpu_is_reported_with_its_facts(self, ask):
         fact = about(ask("doctor", "--json"), "GPU 0")
         assert fact["what"] == "GPU 0: NVIDIA H200, sm_90, 132 SMs, 141 GiB"
         assert "hopper" in fact["meaning"]
 
-    def test_what_would_run_is_told_of_the_gpu_alone(self, ask):
+    def test_what_would_run_is_reported_of_the_gpu_alone(self, ask):
         told = [
             fact["what"] for fact in facts(ask("doctor", "--json")) if fact["what"].startswith("paged_attention on ")
         ]
@@ -98,7 +98,7 @@ class TestWithAGpu:
         assert "triton.split_kv" in fact["meaning"]
         assert 'pip install "triton' in fact["remedy"]
 
-    def test_a_library_is_told_with_its_copy_and_what_its_kernels_lack(self, ask, monkeypatch, tmp_path):
+    def test_a_library_is_reported_with_its_copy_and_what_its_kernels_lack(self, ask, monkeypatch, tmp_path):
         monkeypatch.delenv("TRITON_INTERPRET", raising=False)
         version = metadata.version("triton")
         fact = next(fact for fact in facts(ask("doctor", "--json")) if fact["what"].startswith(f"triton {version} ("))
@@ -239,7 +239,7 @@ class TestKnownDefects:
         found = facts(ask("doctor", "--json"), "note")
         return {fact["what"].rpartition(" ")[2]: fact for fact in found if fact["what"].startswith("known defect of ")}
 
-    def test_those_of_what_is_installed_are_told(self, ask, monkeypatch):
+    def test_those_of_what_is_installed_are_reported(self, ask, monkeypatch):
         told = self.told(ask, monkeypatch, {"flashinfer": "0.6.10"})
         attention = ("fa2_prefill", "fa2_sinks", "fa2_ragged", "xqa", "mla_fa2", "mla_fa3")
         assert set(told) == {f"flashinfer.{name}" for name in (*attention, "cutlass_experts_mxfp4")}
@@ -324,11 +324,11 @@ class TestWrongSettings:
         assert name in problem["remedy"]
         assert about(answer, "triton") is not None
 
-    def test_a_right_one_is_told_as_being_in_force(self, ask, monkeypatch):
+    def test_a_right_one_is_reported_as_being_in_force(self, ask, monkeypatch):
         monkeypatch.setenv("KERNELHUB_PREFER", "torch.sdpa")
         assert about(ask("doctor", "--json"), "KERNELHUB_PREFER=torch.sdpa")["status"] == "ok"
 
-    def test_what_a_config_file_says_is_told(self, ask, monkeypatch, tmp_path):
+    def test_what_a_config_file_says_is_reported(self, ask, monkeypatch, tmp_path):
         path = tmp_path / "kernelhub.toml"
         path.write_text('prefer = "torch"\n')
         monkeypatch.setenv("KERNELHUB_CONFIG", str(path))

@@ -42,7 +42,7 @@ class TestConfigFile:
         monkeypatch.setenv("KERNELHUB_CONFIG", str(path))
         return path
 
-    def test_what_is_read_is_told(self, ask, config):
+    def test_what_is_read_is_reported(self, ask, config):
         config.write_text('disable = ["triton"]\nstrict = true\n[prefer]\nattention = "torch.sdpa"\n')
         answer = ask("env", "--json")
         assert answer.code == 0
@@ -94,7 +94,7 @@ class TestWrong:
         assert [other for other in listed if listed[other]["problem"]] == [name]
         assert listed["KERNELHUB_LOG"]["source"] == "environment"
 
-    def test_all_wrong_ones_are_told_at_once(self, ask, monkeypatch):
+    def test_all_wrong_ones_are_reported_at_once(self, ask, monkeypatch):
         for name, text in (("KERNELHUB_STRICT", "maybe"), ("KERNELHUB_PLUGINS", "sunken"), ("KERNELHUB_X", "1")):
             monkeypatch.setenv(name, text)
         answer = ask("env")
@@ -108,7 +108,7 @@ class TestWrong:
 class TestEngines:
     """Variables of vLLM, FlashInfer and DeepGEMM that are set, and what follows from each."""
 
-    def test_each_is_told_with_what_follows_and_how_it_is_written_now(self, ask, monkeypatch):
+    def test_each_is_reported_with_what_follows_and_how_it_is_written_now(self, ask, monkeypatch):
         monkeypatch.setenv("VLLM_ATTENTION_BACKEND", "TRITON_ATTN")
         monkeypatch.setenv("VLLM_USE_DEEPGEMM", "0")
         monkeypatch.setenv("DG_JIT_CACHE_DIR", "/dev/null/cache")

@@ -206,7 +206,7 @@ class TestErrors:
         assert ask("explain", "attention", "--device", device).out.startswith(f"attention on {meant} (simulated): ")
 
     @pytest.mark.parametrize(("package", "named"), [("flashinfre", "flashinfer"), ("flash_attn_3", "flash_attn")])
-    def test_a_package_that_no_kernel_asks_for_is_answered_with_the_nearest(self, ask, package, named):
+    def test_a_package_that_no_kernel_requires_is_answered_with_the_nearest(self, ask, package, named):
         answer = ask("explain", "attention", "--device", "H200", "--with", f"{package}=0.6")
         assert (answer.code, answer.out) == (2, "")
         assert f"no kernel requires a package {package!r} (did you mean {named}?)" in answer.err
@@ -218,7 +218,7 @@ class TestErrors:
             ("KERNELHUB_CONFIG", "/nowhere/kernelhub.toml", "name a TOML file that can be read, or unset it"),
         ],
     )
-    def test_a_wrong_variable_is_told_with_what_to_write(self, ask, monkeypatch, variable, text, remedy):
+    def test_a_wrong_variable_is_reported_with_what_to_write(self, ask, monkeypatch, variable, text, remedy):
         monkeypatch.setenv(variable, text)
         answer = ask("explain", "attention", "--device", "H200")
         assert answer.code == 2
@@ -274,7 +274,7 @@ class TestWeights:
             assert "layout" in {reason["code"] for reason in (decision, *decision.get("also", ()))}
 
 
-def test_a_known_defect_is_told_with_its_report_and_what_mends_it(ask):
+def test_a_known_defect_is_reported_with_its_report_and_its_fix(ask):
     answer = ask("explain", "paged_attention", "--device", "H200", "--with", "flashinfer=0.6.16.post4", "--json")
     decision = next(item for item in answer.json["decisions"] if item["kernel"] == "flashinfer.xqa")
     assert decision["code"] == "known_bad"

@@ -71,7 +71,7 @@ class TestWrite:
         write(model=str(tmp_path))
         assert read_lock(path).decisions[0].problem["head_dim_qk"] == 64
 
-    def test_what_nothing_can_run_is_told_and_not_held(self, ask, path, monkeypatch):
+    def test_what_nothing_can_run_is_reported_and_not_held(self, ask, path, monkeypatch):
         monkeypatch.setenv("KERNELHUB_DISABLE", "paged_attention=torch")
         HUB.restore()
         answer = ask(
@@ -96,7 +96,7 @@ class TestWrite:
             (("--check", "/nonexistent/x"), "lock file /nonexistent/x: No such file"),
         ],
     )
-    def test_wrong_usage_is_told(self, ask, words, message):
+    def test_wrong_usage_is_reported(self, ask, words, message):
         answer = ask("lock", *words)
         assert (answer.code, answer.out) == (2, "")
         assert message in answer.err
@@ -130,7 +130,7 @@ class TestCheck:
         assert answer.code == 1
         assert "is refused now: package_missing: triton is not installed" in answer.out
 
-    def test_other_versions_alone_are_told_and_count_only_if_asked(self, ask, write, path):
+    def test_other_versions_alone_are_reported_and_count_only_if_asked(self, ask, write, path):
         write()
         newer = ("--with", "torch=2.13.0", "--with", "triton=3.7.2")
         told = ask("lock", "--check", str(path), *newer)
@@ -138,7 +138,7 @@ class TestCheck:
         assert "triton 3.7.1 -> 3.7.2" in told.out
         assert ask("lock", "--check", str(path), *newer, "--versions").code == 1
 
-    def test_what_the_file_lacks_and_what_is_no_more_are_told(self, ask, write, path):
+    def test_what_the_file_lacks_and_what_is_no_more_are_reported(self, ask, write, path):
         write()
         document = json.loads(path.read_text())
         del document["decisions"][0]
@@ -169,7 +169,7 @@ class TestCheck:
         assert answer.code == 1
         assert "(environment: preferred by KERNELHUB_PREFER=torch)" in answer.out
 
-    def test_a_file_of_an_unknown_device_asks_for_it(self, ask, write, path):
+    def test_a_file_of_an_unknown_device_requires_it(self, ask, write, path):
         write()
         path.write_text(path.read_text().replace("NVIDIA H200", "NVIDIA H20"))
         answer = ask("lock", "--check", str(path))

@@ -47,7 +47,7 @@ def test_explain_doctor_and_the_caches_show_it(ask, cache):
     assert ours["states"] == {"current": 1}
 
 
-def test_doctor_tells_what_was_tuned_on_the_cpu_beside_a_gpu(ask, request):
+def test_doctor_reports_what_was_tuned_on_the_cpu_beside_a_gpu(ask, request):
     ask(*QUICK)
     request.getfixturevalue("an_h200")
     assert "1 problem classes tuned on" in ask("doctor").out
@@ -63,7 +63,7 @@ def test_torch_is_of_the_version_that_it_says_itself(ask, cache, monkeypatch):
     assert ours["states"] == {"current": 1}
 
 
-def test_a_damaged_table_is_told_by_doctor_and_by_the_cache(ask, cache, tmp_path, monkeypatch):
+def test_a_damaged_table_is_reported_by_doctor_and_by_the_cache(ask, cache, tmp_path, monkeypatch):
     ask(*QUICK, "--export", str(tmp_path / "table.json"))
     (tmp_path / "table.json").write_text((tmp_path / "table.json").read_text().replace('"us": ', '"us": 1'))
     monkeypatch.setenv("KERNELHUB_TUNED", str(tmp_path / "table.json"))

@@ -16,7 +16,7 @@ def caches(tmp_path, monkeypatch):
 
 
 class TestHere:
-    def test_everything_is_told_with_its_kernel_and_a_summary(self, ask):
+    def test_everything_is_reported_with_its_kernel_and_a_summary(self, ask):
         answer = ask("warmup", *MODEL, "--device", "cpu", "--no-verify")
         assert answer.code == 0
         assert "torch.packed" in answer.out
@@ -75,7 +75,7 @@ class TestElsewhere:
             ((), "the following arguments are required: --model"),
         ],
     )
-    def test_wrong_questions_are_told(self, ask, words, message):
+    def test_wrong_questions_are_reported(self, ask, words, message):
         answer = ask("warmup", *words)
         assert answer.code == 2
         assert message in answer.err

@@ -113,13 +113,13 @@ class TestMeaning:
         assert (found.problem, found.meaning.overrides) == ("", ())
         assert found.says
 
-    def test_every_override_knows_its_place_and_how_to_take_it_back(self) -> None:
+    def test_every_override_has_its_place_and_how_to_take_it_back(self) -> None:
         for item in translate({"VLLM_USE_DEEP_GEMM": "0", "VLLM_ATTENTION_BACKEND": "FLASHINFER"}):
             for override in item.meaning.overrides:
                 assert (override.source, override.origin) == ("engine", f"{item.name}={item.text}")
                 assert override.undo == f"unset {item.name}, or set KERNELHUB_IGNORE_VLLM_ENV=1"
 
-    def test_every_op_that_is_wished_for_exists_and_has_the_facets_that_limit_the_override(self) -> None:
+    def test_every_op_that_is_requested_exists_and_has_the_facets_that_limit_the_override(self) -> None:
         _ = HUB.settings
         texts = ["0", "1", "2", "latency", "throughput", "masked_gemm", "cutlass", "flashinfer-cudnn"]
         texts += ["TritonFp8BlockScaledMMKernel", "FLASHINFER", "FLASHMLA", "TORCH_SDPA"]
@@ -277,7 +277,7 @@ class TestWrong:
             ("DG_JIT_CACHE_DIR", "/dev/null/cache", "not a writable folder"),
         ],
     )
-    def test_it_is_told_with_what_would_be_right_and_overrides_nothing(self, name, text, problem) -> None:
+    def test_it_is_reported_with_what_would_be_right_and_overrides_nothing(self, name, text, problem) -> None:
         found = only({name: text})
         assert problem in found.problem
         assert found.meaning.overrides == ()
@@ -296,7 +296,7 @@ class TestWrong:
         for name in LOOK_ALIKES:
             assert difflib.get_close_matches(name, VARIABLES, n=1, cutoff=0.8), f"{name} need not be listed"
 
-    def test_a_removed_name_that_is_obeyed_tells_its_successor(self) -> None:
+    def test_a_removed_name_that_is_obeyed_names_its_successor(self) -> None:
         assert only({"VLLM_ATTENTION_BACKEND": "FLASHINFER"}).successor == "--attention-backend NAME"
         assert only({"VLLM_USE_DEEP_GEMM": "1"}).successor == ""
 

@@ -179,7 +179,7 @@ class TestDecoders:
         ids, positions, _ = packed()
         assert_same(build(family), lambda m: m(ids, position_ids=positions, use_cache=False).logits)
 
-    def test_kernels_are_told_the_whole_layer(self, family: str) -> None:
+    def test_kernels_receive_the_whole_layer(self, family: str) -> None:
         by("kernelhub", build(family), lambda m: m(tokens(TEXTS[0])))
         rows = kernelhub.report().rows
         assert calls() == LAYERS

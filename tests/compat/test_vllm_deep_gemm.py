@@ -204,7 +204,7 @@ class TestSupport:
 
 
 class TestCalls:
-    def test_products_are_told_how_scales_are_rounded(self, install, device, monkeypatch) -> None:
+    def test_products_receive_the_rounding_of_scales(self, install, device, monkeypatch) -> None:
         install()
         device((9, 0))
         dg.fp8_gemm_nt(1, 2)

@@ -262,7 +262,7 @@ print(json.dumps([events, loaded, answers]))
 
 
 class TestParts:
-    def test_each_is_told_by_what_is_defined(self, installed) -> None:
+    def test_each_is_reported_by_what_is_defined(self, installed) -> None:
         installed()
         assert fi.has_flashinfer_comm()
         assert fi.has_flashinfer_nvlink_two_sided()
@@ -357,7 +357,7 @@ class TestCalls:
         assert fresh(1) == 2
         assert fresh.function() is sys.modules["flashinfer.fused_moe"].cutlass_fused_moe
 
-    def test_the_reason_of_a_failed_import_is_told_and_not_remembered(self, installed) -> None:
+    def test_the_reason_of_a_failed_import_is_reported_and_not_remembered(self, installed) -> None:
         folder = installed(init="raise OSError('libcudart.so.13: cannot open')\n")
         lazy = type(fi.flashinfer_cutlass_fused_moe)("flashinfer.fused_moe:cutlass_fused_moe", fi.has_flashinfer.why)
         with pytest.raises(KernelUnavailable, match=r"libcudart\.so\.13: cannot open"):
@@ -395,7 +395,7 @@ class TestCalls:
             with pytest.raises(ValueError, match="must be"):
                 fi.flashinfer_scaled_fp8_mm(*wrong, torch.float32)
 
-    def test_scales_in_tiles_of_8_x_4_are_asked_for(self, installed, monkeypatch) -> None:
+    def test_scales_in_tiles_of_8_x_4_are_requested(self, installed, monkeypatch) -> None:
         installed()
         monkeypatch.setattr(fi.operators.calls.nvfp4_quantize, "_function", None)
         codes, _ = fi.flashinfer_quant_nvfp4_8x4_sf_layout(torch.zeros(2, 32), torch.ones(1))

@@ -744,7 +744,7 @@ class TestStart:
         assert not kernelhub.report().sealed
         assert "KERNELHUB_ENGINE_WARMUP=0: kernels compile at the first requests" in caplog.text
 
-    def test_another_start_of_the_worker_is_told(self, vllm, engine, caplog) -> None:
+    def test_another_start_of_the_worker_is_reported(self, vllm, engine, caplog) -> None:
         vllm("compile_or_warm_up_model", "start_some_other_way")
         sys.modules.pop("vllm.v1.worker.gpu_worker", None)
         attention = importlib.import_module("kernelhub.compat.vllm.attention")

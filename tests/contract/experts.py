@@ -147,7 +147,7 @@ class ExpertsContract:
                 assert not compare(out, arguments | scales | {name: 0.5 * scales[name]}).ok
 
     @pytest.mark.parametrize("form", ["fp8_block_gate_up", "mxfp8", "nvfp4"])
-    def test_a_format_is_for_those_who_ask_for_it(self, form: str) -> None:
+    def test_a_format_is_for_those_who_request_it(self, form: str) -> None:
         if all(case.inputs.get("activation_dtype") != form for case in self.accepted_cases()):
             pytest.skip(f"{self.kernel} has not {form}: one format")
         sizes = {"intermediate_size": 256} if form != "nvfp4" else NARROW
@@ -251,7 +251,7 @@ class ExpertsContract:
             arguments["topk_ids"] = torch.full_like(arguments["topk_ids"], expert)
             self.check(self.run(arguments), arguments)
 
-    def test_choices_outside_of_the_experts_are_left_out(self) -> None:
+    def test_ids_outside_of_the_experts_are_left_out(self) -> None:
         arguments = self.inputs()
         for outside in (-1, 5, 1 << 30, -(1 << 31)):
             ids = arguments["topk_ids"].clone()

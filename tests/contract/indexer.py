@@ -295,7 +295,7 @@ class TopKContract:
     def run(self, arguments: dict[str, Any], **more: Any) -> Tensor:
         return kernelhub.topk_indices(**arguments, **more, backend=self.kernel)
 
-    def test_is_the_stable_sort_s_choice_in_order(self, case: Case) -> None:
+    def test_is_the_stable_sort_s_result_in_order(self, case: Case) -> None:
         arguments = self.inputs(**case.inputs)
         want = kernelhub.topk_indices.reference(**arguments)
         out = torch.full_like(want, -7)
@@ -314,7 +314,7 @@ class TopKContract:
         first = self.run({"logits": logits, "k": 1}).flatten().tolist()
         assert first == [4, 7, -1, 11]
 
-    def test_neighbouring_floats_are_told_apart(self) -> None:
+    def test_neighbouring_floats_are_distinguished(self) -> None:
         bits = 0x3F800000 + torch.randperm(600, generator=torch.Generator().manual_seed(1)).int()
         for logits in (bits.view(torch.float32), -bits.view(torch.float32)):
             arguments = {"logits": logits[None].to(self.device), "k": 123}
@@ -331,7 +331,7 @@ class TopKContract:
             one = {key: value for key, value in arguments.items() if key != name}
             assert torch.equal(self.run(one), kernelhub.topk_indices.reference(**one))
 
-    def test_what_lies_outside_of_a_row_is_not_read(self) -> None:
+    def test_what_is_outside_of_a_row_is_not_read(self) -> None:
         arguments = self.inputs(keys=100, k=10)
         want = self.run(arguments)
         column = torch.arange(100, device=self.device)

@@ -55,7 +55,7 @@ class MlaCacheContract(OpContract):
                 self.run(arguments)
                 assert torch.equal(bits(arguments["kv_cache"]), bits(want))
 
-    def test_what_lies_half_way_after_division_goes_to_even(self) -> None:
+    def test_what_is_half_way_after_division_goes_to_even(self) -> None:
         """With the reciprocal of the scale instead, some of these come out on one side of the half."""
         halves = torch.tensor([(m + 0.5) / 8 * 2.0**e for m in range(8, 16) for e in range(-5, 8)])
         for kv_scale in (0.0171, 0.3, 1.7):

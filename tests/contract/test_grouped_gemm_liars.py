@@ -183,7 +183,7 @@ class OtherBitsEachTime(PerGroup):
 
 
 @pytest.mark.parametrize("lie", lies_of(PerGroup, __name__), ids=lambda lie: lie.__name__)
-def test_is_caught(lie) -> None:
+def test_is_detected(lie) -> None:
     constraints = (anything("device", "a_dtype", "b_dtype", "out_dtype", "num_groups", "n", "k", "rows"),)
     scales = {f"a_scale={value}" for value in A_SCALES} | {f"b_scale={value}" for value in B_SCALES}
     features = frozenset({"masked", "bias", "a_global_scale", "global_scale"} | scales)

@@ -169,7 +169,7 @@ SUBJECTS = [("attention", "Dense", DenseContract), ("paged_attention", "Paged", 
 @pytest.mark.parametrize(("op", "prefix", "contract"), SUBJECTS, ids=["attention", "paged_attention"])
 class TestLiars:
     @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-    def test_is_caught(self, lie, op, prefix, contract) -> None:
+    def test_is_detected(self, lie, op, prefix, contract) -> None:
         _register(lie, op, prefix)
         assert failures(contract, "liar.k", "cpu"), f"nothing in the contract tells {lie.__name__} from a right kernel"
 

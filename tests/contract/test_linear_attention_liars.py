@@ -113,7 +113,7 @@ class OnePercentTooMuch(Chunked):
 
 @pytest.mark.parametrize("lie", lies_of(Chunked, __name__), ids=lambda lie: lie.__name__)
 @pytest.mark.parametrize("rounds", [False, True], ids=["exact products", "rounded operands"])
-def test_linear_attention_that_lies_is_caught(lie, rounds) -> None:
+def test_linear_attention_that_is_wrong_is_detected(lie, rounds) -> None:
     """Also by the wider bound of kernels that round what they multiply."""
     facets = ("device", "dtype", "num_heads", "head_dim", "value_dim", "q_len")
     features = frozenset({"ragged", "state", "out_state", "state_indices"})

@@ -133,7 +133,7 @@ def _without_mask(problem: MlaProblem) -> MlaProblem:
 
 
 @pytest.mark.parametrize("lie", lies_of(Gathered, __name__), ids=lambda lie: lie.__name__)
-def test_attention_that_lies_is_caught(lie: Any) -> None:
+def test_attention_that_is_wrong_is_detected(lie: Any) -> None:
     facets = [name for name, item in MlaProblem.__dataclass_fields__.items() if item.metadata["kind"] == "structural"]
     target = f"{__name__}:{lie.__name__}"
     constraints = (anything(*facets),)

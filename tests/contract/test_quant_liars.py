@@ -147,7 +147,7 @@ def _arguments(test: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.__name__)
-def test_is_caught(lie: type) -> None:
+def test_is_detected(lie: type) -> None:
     _register(lie)
     assert failures(), f"nothing tells {lie.__name__} from a right kernel"
 

@@ -186,7 +186,7 @@ class TestFallback:
         assert {d.kernel: d.code for d in selection.decisions}["broken.k"] == "load_failed"
 
     @pytest.mark.fault("unavailable_forced")
-    def test_what_was_asked_for_is_not_replaced_when_it_cannot_be_imported(self) -> None:
+    def test_what_was_requested_is_not_replaced_when_it_cannot_be_imported(self) -> None:
         register("broken", record("broken.k", "no_such_module:Thing"))
         with pytest.raises(NoKernel, match="No module named 'no_such_module'"):
             kernelhub.attention(*qkv(), backend="broken")
@@ -279,7 +279,7 @@ class TestReport:
         kernelhub.attention(*ones_and_twos, backend="ones")
         assert {row.kernel: row.calls for row in kernelhub.report().rows} == {"twos.k": 1, "ones.k": 1}
 
-    def test_problems_that_differ_are_told_apart(self) -> None:
+    def test_problems_that_differ_are_distinguished(self) -> None:
         register("ones", record("ones.k", "Ones"))
         q, k, v = qkv()
         kernelhub.attention(q, k, v)

@@ -34,7 +34,7 @@ def test_each_block_takes_its_own_words_back(order: tuple[int, ...]) -> None:
         assert said() == left
 
 
-def test_equal_words_are_told_apart_by_their_block() -> None:
+def test_equal_words_are_distinguished_by_their_block() -> None:
     outer, middle, inner = (kernelhub.use(disable=name) for name in ("torch.sdpa", "torch.blocked", "torch.sdpa"))
     for block in (outer, middle, inner):
         block.__enter__()

@@ -52,7 +52,7 @@ class TestTheMomentOfChoice:
         assert [item.code for item in selection.decisions] == ["selected", "supported"]
         assert costly == [64]
 
-    def test_a_failure_to_load_that_came_later_is_not_told(self) -> None:
+    def test_a_failure_to_load_that_came_later_is_not_reported(self) -> None:
         machine = SimulatedMachine({})
         pair = kernel("a.one"), kernel("b.one")
         before = choose(*pair, machine=machine)
@@ -62,7 +62,7 @@ class TestTheMomentOfChoice:
         machine.forget()
         assert [item.code for item in choose(*pair, machine=machine).decisions] == ["selected", "supported"]
 
-    def test_a_package_that_was_installed_later_is_not_told(self, tmp_path: Path, monkeypatch) -> None:
+    def test_a_package_that_was_installed_later_is_not_reported(self, tmp_path: Path, monkeypatch) -> None:
         machine = Machine()
         pair = kernel("a.one"), kernel("b.one", Package("a_late_package", ">=1"))
         before = choose(*pair, machine=machine)
@@ -77,7 +77,7 @@ class TestTheMomentOfChoice:
         assert [item.code for item in now.decisions] == ["selected", "supported"]
         assert [item.code for item in before.decisions] == ["selected", "package_missing"]
 
-    def test_neither_configuration_nor_backends_that_came_later_are_told(self) -> None:
+    def test_neither_configuration_nor_backends_that_came_later_are_reported(self) -> None:
         register("ones", record("ones.k", "Ones"))
         early, late = (kernelhub.explain(kernelhub.attention, *qkv()) for _ in range(2))
         told = str(early)
@@ -122,7 +122,7 @@ class TestValue:
         assert choose(A_ONE, loser) != choose(A_ONE, loser, policy=policy)
 
     @pytest.mark.parametrize("look_first", [False, True])
-    def test_what_is_stored_or_sent_tells_the_same(self, look_first: bool) -> None:
+    def test_what_is_stored_or_sent_reports_the_same(self, look_first: bool) -> None:
         selection = choose(A_ONE, kernel("b.one", Between("width", 1, 32)))
         if look_first:
             assert len(selection.decisions) == 2

@@ -75,7 +75,7 @@ class TestRecords:
 
 
 class TestVersions:
-    def test_they_are_those_of_the_packages_that_the_record_asks_for(self):
+    def test_they_are_those_of_the_packages_that_the_record_requires(self):
         record = kernel("a.b", Package("triton", ">=3"))
         machine = SimulatedMachine({"triton": "3.7.1", "torch": "2.13.0", "other": "1"})
         assert versions_of(record, Backend("a", "", package="torch"), machine) == {"triton": "3.7.1", "torch": "2.13.0"}

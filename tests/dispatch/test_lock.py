@@ -187,7 +187,7 @@ class TestPrecedence:
         assert "disabled by use(disable='torch.blocked')" in message
         assert f"kernelhub lock --model llama-3.1-8b --out {path}" in message
 
-    def test_unsafe_is_for_what_users_ask_for_and_not_for_the_lock(self, lock):
+    def test_unsafe_is_for_what_users_request_and_not_for_the_lock(self, lock):
         lock("torch.sdpa", softcap=True)  # which does not honour it
         with kernelhub.use(unsafe=True), pytest.raises(NoKernel, match="does not support softcap"):
             call(softcap=1.0)
@@ -244,7 +244,7 @@ class TestFails:
         lock("fresh.kernel")
         assert selection().selected == "fresh.kernel"
 
-    def test_a_kernel_that_is_no_more_is_told(self, lock):
+    def test_a_kernel_that_is_no_more_is_reported(self, lock):
         lock("oldlib.kernel")
         with pytest.raises(NoKernel, match=r"pins oldlib\.kernel, and no kernel of that name is registered"):
             call()
@@ -275,7 +275,7 @@ class TestMissing:
         assert {item.code for item in caught.value.selection.decisions} == {"not_locked"}
         assert f"{path} has no entry for this problem" in str(caught.value)
 
-    def test_but_not_where_a_user_asks_for_a_kernel(self, lock):
+    def test_but_not_where_a_user_requests_a_kernel(self, lock):
         lock(missing="error")
         assert call(causal=False, backend="torch.sdpa") == "torch.sdpa"
 
@@ -329,7 +329,7 @@ class TestFiles:
             ),
         ],
     )
-    def test_what_is_no_lock_file_is_told(self, tmp_path, monkeypatch, text, message):
+    def test_what_is_no_lock_file_is_reported(self, tmp_path, monkeypatch, text, message):
         path = tmp_path / "lock.json"
         if text is not None:
             path.write_text(text)
@@ -337,7 +337,7 @@ class TestFiles:
         with pytest.raises(ConfigurationError, match=message):
             kernelhub.reload()
 
-    def test_a_facet_or_op_that_this_version_does_not_know_is_told_with_its_line(self, lock):
+    def test_a_facet_or_op_that_this_version_does_not_know_is_reported_with_its_line(self, lock):
         path = lock()
         path.write_text(path.read_text().replace('"causal"', '"casual"'))
         with pytest.raises(ConfigurationError, match=rf"{path}:\d+: attention has no facet 'casual' in this version"):
@@ -354,7 +354,7 @@ class TestFiles:
         with pytest.raises(ConfigurationError, match=r":\d+: line \d+ has the same problem"):
             kernelhub.reload()
 
-    def test_a_wrong_word_for_what_is_missing_is_told(self, monkeypatch):
+    def test_a_wrong_word_for_what_is_missing_is_reported(self, monkeypatch):
         monkeypatch.setenv("KERNELHUB_LOCK_MISSING", "maybe")
         with pytest.raises(ConfigurationError, match="'maybe' is neither auto nor error"):
             kernelhub.reload()

@@ -33,21 +33,21 @@ class TestWhatIsNoName:
                 say(attention=names if not isinstance(names, dict) else 1)
 
 
-def test_a_call_that_asks_for_no_kernel_at_all_is_refused() -> None:
+def test_a_call_that_requires_no_kernel_at_all_is_refused() -> None:
     q = torch.randn(1, 4, 2, 16)
     with pytest.raises(ConfigurationError, match=r"name a backend or a kernel, or leave it out"):
         kernelhub.attention(q, q, q, backend=[])
 
 
 @pytest.mark.parametrize("say", [kernelhub.use, kernelhub.configure])
-def test_a_misspelt_parameter_is_told_from_a_misspelt_op(say: Any) -> None:
+def test_a_misspelt_parameter_is_distinguished_from_a_misspelt_op(say: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"'disabel' is not a parameter or op .did you mean disable"):
         say(disabel="torch")
     with pytest.raises(ConfigurationError, match=r"'atention' is not an op .did you mean attention"):
         say(atention="torch")
 
 
-def test_a_misspelt_function_of_the_module_is_told_with_what_was_meant() -> None:
+def test_a_misspelt_function_of_the_module_is_reported_with_what_was_meant() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'atention' .did you mean attention"):
         _ = kernelhub.atention
     assert not hasattr(kernelhub, "nothing_of_the_kind")

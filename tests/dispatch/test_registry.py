@@ -236,7 +236,7 @@ class TestPlugins:
         assert "is of another backend than acme" in HUB.registry.backends["acme"].error
         assert kernelhub.attention(*qkv()).shape == (1, 4, 4, 16)
 
-    def test_a_log_handler_may_call_kernelhub_while_it_is_told_of_a_broken_plugin(self, site: Path) -> None:
+    def test_a_log_handler_may_call_kernelhub_while_a_broken_plugin_is_logged(self, site: Path) -> None:
         install(site, "acme", "acme = acme_kernels", {"acme_kernels.py": "raise ImportError('broken')"})
         shapes = []
 

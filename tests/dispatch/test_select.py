@@ -50,7 +50,7 @@ class TestWhoDecides:
         assert choose(A, B, lines=lines).selected == "b.one"
         assert choose(A, B, lines=lines[:1]).selected == "a.one"
 
-    def test_what_is_not_built_is_taken_by_who_asks_for_it_only(self) -> None:
+    def test_what_is_not_built_is_selected_only_on_request(self) -> None:
         slow = kernel("d.slow", Rule((), lambda _: "for minutes", code=NOT_BUILT), band=Band.SPECIALISED)
         unasked = choose(A, slow)
         assert unasked.selected == "a.one"
@@ -149,7 +149,7 @@ class TestReasons:
         decision = choose(foreign, asked=problem(softcap=True)).decisions[0]
         assert [item.code for item in decision.rejections] == ["vendor", "feature"]
 
-    def test_the_same_reason_is_told_once(self) -> None:
+    def test_the_same_reason_is_reported_once(self) -> None:
         twice = kernel("a.one", Package("nosuch"), Package("nosuch"), Between("width", 1, 32))
         decision = choose(twice, machine=SimulatedMachine({})).decisions[0]
         assert [item.code for item in decision.rejections] == ["package_missing", "range"]
@@ -234,7 +234,7 @@ problems = st.builds(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(kernels, min_size=1, max_size=6, unique_by=lambda k: k.name), policies, problems)
-def test_a_selection_tells_the_whole_truth(candidates, policy, asked) -> None:
+def test_a_selection_reports_the_whole_truth(candidates, policy, asked) -> None:
     """One decision per kernel, each with a reason; the winner was accepted and honours all that was asked."""
     selection = choose(*candidates, policy=policy, asked=asked)
     assert sorted(d.kernel for d in selection.decisions) == sorted(k.name for k in candidates)
@@ -311,7 +311,7 @@ class TestAMachineThatIsNotHere:
     @pytest.mark.parametrize(
         ("packages", "able"), [({}, True), ({"torch": "2.13.0+cu126"}, False), ({"torch": "2.8.0+cu129"}, False)]
     )
-    def test_a_described_machine_tells_the_build_of_its_torch(self, packages: dict[str, str], able: bool) -> None:
+    def test_a_described_machine_reports_the_build_of_its_torch(self, packages: dict[str, str], able: bool) -> None:
         machine = kernelhub.SimulatedMachine({"triton": "3.7.1", **packages})
         selection = kernelhub.explain("fp8_gemm", device="H200", rows="many", machine=machine)
         assert (selection.selected == "torch.scaled_mm_blockwise") is able

@@ -68,7 +68,7 @@ def ordinary(number: int):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_a_kernel_that_lies_where_verification_does_not_look_is_found_in_time(lie, call, most_calls, told) -> None:
+def test_a_kernel_that_is_wrong_where_verification_does_not_look_is_found_in_time(lie, call, most_calls, told) -> None:
     service.ByAnotherThread.done.clear()
     service.attention(lie)
     kernelhub.configure(audit=SHARE, attention="liar.k")
@@ -290,7 +290,7 @@ def test_a_wrong_kernel_is_chosen_no_more_in_the_next_process_and_verification_d
     assert decision().code == "quarantined"
 
 
-def test_a_wrong_kernel_is_chosen_no_more_at_once_if_that_is_asked_for(told) -> None:
+def test_a_wrong_kernel_is_chosen_no_more_at_once_if_that_is_requested(told) -> None:
     liars.attention(liars.ThirtyPercentOff)
     kernelhub.configure(audit=1.0, audit_action="quarantine")
     q, k, v = operands()
@@ -394,7 +394,7 @@ class TestReplay:
         assert (told["kernel"], told["kept_of"], told["ok"]) == ("torch.blocked", "liar.k", True)
         assert told["kept"]["ratio"] > 1
 
-    def test_of_the_kernel_once_it_is_mended_takes_it_out_of_quarantine(self, case, capsys) -> None:
+    def test_of_the_kernel_once_it_is_fixed_takes_it_out_of_quarantine(self, case, capsys) -> None:
         HUB.forget_evidence()
         assert decision().code == "quarantined"
         with liars.mended(liars.ThirtyPercentOff):

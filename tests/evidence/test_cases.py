@@ -28,7 +28,7 @@ def test_every_op_has_cases() -> None:
 
 @pytest.mark.parametrize("op", OPS)
 class TestOfAnOp:
-    def test_every_feature_of_the_schema_is_asked_for(self, op) -> None:
+    def test_every_feature_of_the_schema_is_requested(self, op) -> None:
         _ = HUB.settings
         schema = HUB.registry.contracts[op].schema
         used = {name for case in CASES[op].cases() for name in schema.features_used(problem_of(op, case.make(CPU)))}

@@ -67,12 +67,12 @@ def is_caught(op: str, target: str) -> bool:
 
 
 @pytest.mark.parametrize(("op", "target"), liars(), ids=lambda value: value.rpartition(":")[2] or value)
-def test_lies_are_caught_and_the_truth_is_not(op, target) -> None:
+def test_wrong_kernels_are_detected_and_right_ones_pass(op, target) -> None:
     name = target.rpartition(":")[2]
     assert is_caught(op, target) == (not name.removeprefix("Dense").removeprefix("Paged").startswith("Tru"))
 
 
 @pytest.mark.parametrize("lie", [*quant_liars.LIES, quant_liars.Truth], ids=lambda lie: lie.__name__)
-def test_lies_of_quantisers_are_caught_in_one_of_them(lie) -> None:
+def test_wrong_quantisers_are_detected_by_a_check(lie) -> None:
     caught = [op for op in quant_liars.OPS if is_caught(op, quant_liars._make(lie, op))]
     assert bool(caught) == (lie is not quant_liars.Truth)

@@ -64,7 +64,7 @@ def cpu_as_gpu(monkeypatch) -> None:
 
 
 @pytest.mark.usefixtures("cpu_as_gpu")
-def test_a_kernel_that_loses_the_device_ends_the_run_and_the_process_is_told_so() -> None:
+def test_a_kernel_that_loses_the_device_ends_the_run_and_the_process_gets_the_reason() -> None:
     liars.attention(liars.LosesTheDevice)
     found = kernelhub.verify("attention", device="cpu", quick=True)
     by_name = {result.kernel: result for result in found.results}

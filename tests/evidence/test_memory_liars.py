@@ -85,5 +85,5 @@ RESULTS = {"merge_attention_states": 2, "mla_attention": 2, "route_experts": 2, 
 
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("op", [op for op, _, _ in OPS])
-def test_what_reads_other_memory_is_caught(op: str, read: str) -> None:
+def test_what_reads_other_memory_is_detected(op: str, read: str) -> None:
     assert is_caught(op, f"{__name__}:{op}__{read}")

@@ -46,7 +46,7 @@ def test_all_kernels_pass_quick_checks_on_a_gpu(op) -> None:
     assert any(result.checks for result in found.results)
 
 
-def test_progress_is_told_for_each_kernel() -> None:
+def test_progress_is_reported_for_each_kernel() -> None:
     told = []
     found = kernelhub.verify(
         "fp8_gemm", backend=["torch", "cpp"], device="cpu", budget_s=1e-9, progress=lambda *a: told.append(a)

@@ -154,7 +154,7 @@ class TestWhatHolds:
         kernelhub.reload()
         assert chosen() == "torch.packed"
 
-    def test_the_inventory_knows_what_an_upgrade_left_behind(self, kept, cache, monkeypatch) -> None:
+    def test_the_inventory_lists_what_an_upgrade_left_behind(self, kept, cache, monkeypatch) -> None:
         monkeypatch.setattr(validity, "_files_of", lambda package: "2.0 0123456789")
         quarantine.keep(kernel(), CPU, bad(), "2026-11-20T12:00:00+00:00")
         (place,) = [place for place in caches.caches() if place.path == cache]

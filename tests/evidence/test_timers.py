@@ -45,7 +45,7 @@ def test_calls_go_round_through_their_operands():
     assert max(seen.count(place) for place in range(3)) == min(seen.count(place) for place in range(3))
 
 
-def test_what_a_kernel_is_told_before_a_sample_is_not_timed():
+def test_what_a_kernel_receives_before_a_sample_is_not_timed():
     told: list[int] = []
 
     def before() -> None:
@@ -104,7 +104,7 @@ class TestRoom:
             (ValueError("out of memory"), False),
         ],
     )
-    def test_lack_of_memory_is_told_from_other_errors(self, error, answer):
+    def test_lack_of_memory_is_distinguished_from_other_errors(self, error, answer):
         assert out_of_memory(error) is answer
 
     def test_real_lack_of_memory_is_recognised(self):

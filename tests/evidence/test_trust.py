@@ -101,7 +101,7 @@ class TestTrustHere:
         verify("g_right")
         assert chosen(**other) != "vendor.g_right"
 
-    def test_without_the_evidence_the_former_choice_is_made(self, install, cache: Path) -> None:
+    def test_without_the_evidence_the_former_kernel_is_selected(self, install, cache: Path) -> None:
         install("g_right")
         before = chosen()
         verify("g_right")
@@ -177,7 +177,7 @@ class TestWrongKernels:
             ("e_wrong_beyond_20_tokens", "wrong_numbers"),
         ],
     )
-    def test_is_quarantined_and_not_chosen_whoever_trusts_the_vendor(self, install, name, code) -> None:
+    def test_is_quarantined_and_not_selected_even_if_the_vendor_is_trusted(self, install, name, code) -> None:
         install(name, apart=name == "a_dies")
         found = verify(name)
         assert [result.code for result in found.results] == [code]
@@ -238,7 +238,7 @@ class TestWarmUp:
         assert any("vendor.g_right would be first" in note for note in done.notes)
         assert done.ok
 
-    def test_tells_which_kernel_is_verified_and_what_is_left_of_the_budget(self, install, caplog) -> None:
+    def test_reports_which_kernel_is_verified_and_what_is_left_of_the_budget(self, install, caplog) -> None:
         install("d_wrong", "g_right")
         need = need_of("attention", kernelhub.explain("attention", device="cpu", **CLASS).problem)
         beats: list[Any] = []

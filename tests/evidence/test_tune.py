@@ -184,7 +184,7 @@ class TestTheFastestWins:
         other = kernelhub.explain("attention", device="cpu", **FACETS | {"head_dim_qk": 32, "head_dim_vo": 32})
         assert (other.selected, other.source) == ("slow.k", "band")
 
-    def test_a_described_device_knows_nothing_of_it(self, need) -> None:
+    def test_a_described_device_contains_nothing_of_it(self, need) -> None:
         tuned(need)
         assert kernelhub.explain("attention", device="H200", **FACETS).source != "tuned"
 
@@ -204,7 +204,7 @@ class TestTheFastestWins:
 
 
 class TestWhoIsWrong:
-    def test_a_kernel_that_lies_is_never_chosen_however_fast(self, need) -> None:
+    def test_a_kernel_that_is_wrong_is_never_selected_however_fast(self, need) -> None:
         plugin("liar", Lies)
         assert selection().selected == "liar.k"
         found = tuned(need)
@@ -214,7 +214,7 @@ class TestWhoIsWrong:
         assert "wrong: attention liar.k: wrong: " in str(found)
         assert selection().selected != "liar.k", "what was measured and right comes first"
 
-    def test_one_that_lies_for_some_sizes_is_chosen_for_none(self, need) -> None:
+    def test_one_that_is_wrong_for_some_sizes_is_selected_for_none(self, need) -> None:
         plugin("liar", LiesForMany)
         found = tuned(need, token_counts=[5, 40])
         (entry,) = found.entries
@@ -223,7 +223,7 @@ class TestWhoIsWrong:
         assert "liar.k" not in small.times
         assert small.out["liar.k"].startswith("at another size wrong: ")
 
-    def test_one_that_raises_is_told_and_left_out(self, need) -> None:
+    def test_one_that_raises_is_reported_and_left_out(self, need) -> None:
         plugin("raises", Raises)
         found = tuned(need)
         assert "it raised an error: RuntimeError: no such instruction" in found.wrong["attention", "raises.k"]
@@ -237,7 +237,7 @@ class TestWhoIsWrong:
 
 
 class TestLimits:
-    def test_no_memory_for_a_kernel_is_told_and_the_rest_goes_on(self, need) -> None:
+    def test_no_memory_for_a_kernel_is_reported_and_the_rest_goes_on(self, need) -> None:
         plugin("large", NoMemory)
         found = tuned(need)
         assert [item.why for item in found.left_out] == ["out of memory: tried to allocate 80 GiB"]
@@ -245,7 +245,7 @@ class TestLimits:
         assert found.entries
         assert found.ok
 
-    def test_no_memory_for_a_call_is_told(self, need) -> None:
+    def test_no_memory_for_a_call_is_reported(self, need) -> None:
         found = tuned(need, memory_bytes=1000)
         assert not found.entries
         assert not found.ok
@@ -298,7 +298,7 @@ class TestLimits:
             ({"ops": ["atention"]}, "did you mean attention"),
         ],
     )
-    def test_wrong_arguments_are_told(self, need, arguments, message) -> None:
+    def test_wrong_arguments_are_reported(self, need, arguments, message) -> None:
         with pytest.raises(ConfigurationError, match=message):
             tuned(need, **arguments)
 
@@ -310,7 +310,7 @@ class TestLimits:
 
 
 class TestTheReport:
-    def test_regret_is_told_for_the_choice_and_for_the_order(self, need) -> None:
+    def test_regret_is_reported_for_the_selection_and_for_the_order(self, need) -> None:
         plugin("slow", Slow)
         found = tuned(need, token_counts=[5, 40])
         for row in found.regret:
@@ -339,7 +339,7 @@ class TestTheReport:
         assert again.to_dict() == entry.to_dict()
         assert again.tuned().kernels == entry.ranking
 
-    def test_progress_is_told(self, need) -> None:
+    def test_progress_is_reported(self, need) -> None:
         seen: list[Any] = []
         tuned(need, progress=lambda *what: seen.append(what))
         assert seen == [("attention", 0, 1)]

@@ -47,7 +47,7 @@ def kernels() -> list[Any]:
 
 
 class TestTrying:
-    def test_the_fast_size_is_found_and_run_and_the_one_that_lies_is_not(self, need) -> None:
+    def test_the_fast_size_is_found_and_run_and_the_wrong_one_is_not(self, need) -> None:
         sized.attention()
         found = tuned(need, configurations=True, backend="sized")
         measured = found.entries[0].sizes[0].times["sized.k"]
@@ -93,7 +93,7 @@ class TestTrying:
         for found in (first, again):
             assert found.entries[0].sizes[0].times["sized.k"].own_us > 3_000
 
-    def test_sizes_that_a_version_does_not_understand_are_told_and_not_taken(self, need, caplog) -> None:
+    def test_sizes_that_a_version_does_not_understand_are_reported_and_not_taken(self, need, caplog) -> None:
         sized.attention()
         facets = dict(need.facets)
         us: Any = {"sized.k": 5.0, "torch.packed": 9.0}

@@ -123,7 +123,7 @@ class TestMisses:
         assert reread().source != "tuned"
         assert "was made for device another processor, not" in caplog.text
 
-    def test_a_table_of_other_versions_is_told_of(self, kept, caplog, monkeypatch) -> None:
+    def test_a_table_of_other_versions_is_reported(self, kept, caplog, monkeypatch) -> None:
         monkeypatch.setattr(kernelhub, "__version__", "9.9.9")
         assert reread().source != "tuned"
         assert "was measured for version kernelhub 0.1.0, not 9.9.9" in caplog.text
@@ -255,13 +255,13 @@ class TestTableFiles:
         file.unlink()
         assert (reread().selected, selection().source) == (other, "tuned")
 
-    def test_a_file_is_the_same_whoever_writes_it(self, file, tmp_path) -> None:
+    def test_a_file_is_the_same_for_every_writer(self, file, tmp_path) -> None:
         import_table(file, "cpu")
         again = tmp_path / "again.json"
         export_stored(again, "cpu")
         assert again.read_text() == file.read_text()
 
-    def test_a_place_that_cannot_be_written_is_told(self, kept) -> None:
+    def test_a_place_that_cannot_be_written_is_reported(self, kept) -> None:
         with pytest.raises(ConfigurationError, match="name a file that can be written"):
             export_stored(Path("/nonexistent/folder/table.json"), "cpu")
 

@@ -228,7 +228,7 @@ def test_many_clients_at_once_get_what_each_gets_alone(server) -> None:
         ({"prompt": "a", "logprobs": 5}, "logprobs is not supported"),
     ],
 )
-def test_wrong_requests_are_told_what_is_wrong(server, body, reason) -> None:
+def test_wrong_requests_get_the_reason(server, body, reason) -> None:
     status, text = server("/v1/completions", body)
     assert (status, json.loads(text)["error"]["type"]) == (400, "invalid_request_error")
     assert reason in json.loads(text)["error"]["message"]

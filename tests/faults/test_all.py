@@ -96,7 +96,7 @@ class TestCounting:
         assert self.row(counts) == (0, 0, 0, 0)
         assert counts.to_dict()["faults"][-1]["state"] == "not in this run"
 
-    def test_a_worker_that_went_away_is_told(self) -> None:
+    def test_a_worker_that_went_away_is_reported(self) -> None:
         counts = Counts()
         counts.note(self.report("nan", "???", "failed", "tests/x.py::test_y"))
         assert counts.to_dict()["crashed"] == ["tests/x.py::test_y"]

@@ -64,7 +64,7 @@ def test_calls_of_several_streams_are_compared_rightly() -> None:
     assert [str(item) for item in audits() if item.wrong or item.skipped] == []
 
 
-def test_a_kernel_that_lies_is_found() -> None:
+def test_a_kernel_that_is_wrong_is_found() -> None:
     liars.attention(liars.ThirtyPercentOff)
     kernelhub.configure(audit=1.0, attention="liar.k")
     kernelhub.attention(*operands())

@@ -73,7 +73,7 @@ class TestNumbers:
         agrees(arguments | {"window": (100, 0)})
         agrees(arguments | {"causal": False})
 
-    def test_what_lies_around_a_sequence_does_not_reach_it(self) -> None:
+    def test_what_is_around_a_sequence_does_not_reach_it(self) -> None:
         arguments = attention_inputs(GROUPED, q_lens=(100, 77, 30), kv_lens=(300, 77, 130), device="cuda")
         arguments |= {"causal": True}
         needs(arguments)

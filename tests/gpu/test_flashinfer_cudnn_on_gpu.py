@@ -166,7 +166,7 @@ class TestPacked:
             for causal in (False, True):
                 agrees(self.kernel, arguments | {"causal": causal})
 
-    def test_what_lies_around_a_sequence_does_not_reach_it(self) -> None:
+    def test_what_is_around_a_sequence_does_not_reach_it(self) -> None:
         arguments = attention_inputs(MODEL, q_lens=(100, 77, 30), kv_lens=(300, 77, 130), device="cuda")
         with forcing(self.kernel, arguments):
             want = agrees(self.kernel, arguments)

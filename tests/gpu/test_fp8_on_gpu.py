@@ -52,7 +52,7 @@ class TestScaledMmBlockwise(TestScaledMm):
 
 
 class TestChoice:
-    def test_the_choice_runs_and_is_right_for_layers_of_real_models(self) -> None:
+    def test_the_selected_kernel_runs_and_is_right_for_layers_of_real_models(self) -> None:
         for layer in FP8_LAYERS.values():
             if layer.n * layer.k <= 1 << 26:
                 arguments = fp8_gemm_inputs(tokens=48, n=layer.n, k=layer.k, scaling=layer.scaling, device="cuda")
@@ -154,7 +154,7 @@ class TestSyncs:
         torch.cuda.set_sync_debug_mode("default")
         assert [len(cache) for cache in caches] == compiled
 
-    def test_the_default_choice_does_not_wait(self) -> None:
+    def test_the_default_selection_does_not_wait(self) -> None:
         for scaling in SCALINGS:
             arguments = fp8_gemm_inputs(tokens=9, n=640, k=2048, scaling=scaling, device="cuda")
             kernelhub.fp8_gemm(**arguments)

@@ -64,7 +64,7 @@ def test_a_small_product_is_timed_with_operands_from_memory():
     assert copies * bytes_of(call) > cache_bytes
 
 
-def test_the_choice_is_made_kept_and_read():
+def test_the_selection_is_made_kept_and_read():
     found = kernelhub.tune(need(), token_counts=[1, 16], device=GPU, configurations=False)
     assert found.ok, str(found)
     (entry,) = found.entries
@@ -100,7 +100,7 @@ def test_tiles_are_tried_and_those_taken_are_right(rows):
     torch.testing.assert_close(got, want, rtol=2e-2, atol=2e-2 * float(want.abs().max()))
 
 
-def test_lack_of_memory_is_told_and_the_process_lives():
+def test_lack_of_memory_is_reported_and_the_process_lives():
     found = kernelhub.tune(need(), token_counts=[16], device=GPU, memory_bytes=1 << 20)
     assert not found.entries
     assert "may be used on cuda:0" in found.left_out[0].why

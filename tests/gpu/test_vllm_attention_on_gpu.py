@@ -69,7 +69,7 @@ class TestFa2Paged(OfVllm, PagedContract):
     @pytest.mark.parametrize("q_lens", [None, 2, (1,) * 14 + (2,)], ids=["decode", "two queries", "ragged"])
     @pytest.mark.parametrize("window", [None, (40, 0)])
     @pytest.mark.parametrize("return_lse", [False, True])
-    def test_what_lies_past_its_lse_stays_as_it_is_where_sequences_are_empty(self, q_lens, window, return_lse) -> None:
+    def test_what_is_past_its_lse_stays_as_it_is_where_sequences_are_empty(self, q_lens, window, return_lse) -> None:
         call, arguments = self.with_empty_sequences(q_lens, window)
         got, changed = beside_blocks_in_use(lambda: call(return_lse=return_lse))
         assert not changed

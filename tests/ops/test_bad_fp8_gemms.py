@@ -113,7 +113,7 @@ def test_a_kernel_that_cannot_says_why() -> None:
         kernelhub.fp8_gemm(**call(), backend="torch.scaled_mm")
 
 
-def test_pads_that_an_operator_needs_are_told() -> None:
+def test_pads_that_an_operator_needs_are_reported() -> None:
     selection = kernelhub.explain("fp8_gemm", device="H200", scaling="tensor", n=100, k=24)
     decision = next(item for item in selection.decisions if item.kernel == "torch.scaled_mm")
     assert {"pad n to 112", "pad k to 32"} <= {item.remedy for item in decision.rejections}

@@ -278,7 +278,7 @@ def test_equal_keys_are_equal_problems_and_a_call_s_own_facets(
     assert op.contract.problem_of(other_key, -1) == problem
 
 
-def test_problems_can_be_told_apart_by_every_facet() -> None:
+def test_problems_can_be_distinguished_by_every_facet() -> None:
     for function in OPS.values():
         base = kernelhub.explain(function, device="H200").problem
         for facet in dataclasses.fields(base):

@@ -97,7 +97,7 @@ class TestCompile:
         assert torch.equal(lse, want_lse)
         assert counter.frame_count == 1
 
-    def test_a_choice_made_after_compiling_is_honoured(self) -> None:
+    def test_a_selection_made_after_compiling_is_honoured(self) -> None:
         register("ones", record("ones.k", "Ones"))
         arguments = attention_inputs(SMALL, batch=2, q_tokens=9, dtype=torch.float32, device=DEVICE)
         run, counter = compiled(lambda a: kernelhub.attention(**a) * 1.0)

@@ -24,7 +24,7 @@ def test_calls_of_any_number_of_rows_have_one_key(format: str, masked: bool) -> 
     assert OP.contract.contradiction(problem) is None
 
 
-def test_a_scale_of_one_row_is_told_from_its_shape_where_that_says_it() -> None:
+def test_a_scale_of_one_row_is_recognised_by_its_shape_where_that_is_unique() -> None:
     arguments = grouped_gemm_inputs(sizes=(1, 0), format="channel", spare=0)
     arguments["a_scale"] = arguments["a_scale"].unsqueeze(1)
     assert OP.contract.problem_of(OP.parse(None, (), arguments).key, -1).a_scale == "token"

@@ -67,13 +67,13 @@ def test_a_tensor_inside_a_transform_is_not_let_through() -> None:
     assert seen == [False]
 
 
-def test_strides_are_held_where_asked() -> None:
+def test_strides_are_compared_on_request() -> None:
     tensor = torch.zeros(2, 3)
     assert learned(tensor).holds(torch.zeros(3, 2).T)
     assert not learned(tensor, strided=(0,)).holds(torch.zeros(3, 2).T)
 
 
-def test_a_tensor_that_is_given_twice_is_let_through_and_held_as_strictly() -> None:
+def test_a_tensor_that_is_given_twice_is_accepted_and_checked_as_strictly() -> None:
     """As keys that are the values, too."""
     one, other = torch.zeros(2, 3), torch.zeros(2, 3)
     form = KnownForm()
@@ -84,7 +84,7 @@ def test_a_tensor_that_is_given_twice_is_let_through_and_held_as_strictly() -> N
         assert not form.holds(other, one, wrong)
 
 
-def test_autocast_and_inference_mode_ask_for_a_form_of_their_own() -> None:
+def test_autocast_and_inference_mode_request_a_form_of_their_own() -> None:
     """So that what was checked outside of them is not taken for checked inside."""
     tensor = torch.zeros(2, 3)
     form = learned(tensor)

@@ -63,7 +63,7 @@ def test_a_checkpoint_s_weights_mean_what_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_whoever_is_chosen_agrees(dtype: torch.dtype) -> None:
+def test_every_selected_kernel_agrees(dtype: torch.dtype) -> None:
     given, _, _ = layer()
     arguments = step_of(dtype) | given
     selection = kernelhub.fused_moe.explain(**arguments)

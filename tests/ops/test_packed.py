@@ -82,7 +82,7 @@ class TestAKernelThatPacks:
         want = kernelhub.fp4_gemm.reference(**arguments).bfloat16()
         assert torch.equal(kernelhub.fp4_gemm(arguments["a"], packed), want)
 
-    def test_another_kernel_refuses_it_even_when_asked_for(self, arguments) -> None:
+    def test_another_kernel_refuses_it_even_when_requested(self, arguments) -> None:
         register("mirror", fp4_record(layouts=("checkpoint", "mirror.v1"), packs_to="mirror.v1"))
         packed = kernelhub.fp4_gemm.prepare(**arguments, backend="mirror").pack(**weight(arguments))
         with pytest.raises(NoKernel, match=r"layout: reads weights as checkpoint; these are mirror\.v1"):

@@ -169,7 +169,7 @@ class TestRefusals:
             with pytest.raises(InvalidArgument, match=match):
                 kernelhub.fused_moe(**mine | change)
 
-    def test_tokens_that_do_not_fit_them_are_told(self) -> None:
+    def test_tokens_that_do_not_fit_them_are_reported(self) -> None:
         mine = packed(moe_inputs(**SIZES))
         for change, parameter in (({"x": torch.zeros(5, 32)}, "w13"), ({"x": mine["x"].half()}, "w13")):
             with pytest.raises(InvalidArgument) as caught:

@@ -241,7 +241,7 @@ class TestAWeightThatAFormatDoesNotHold:
         assert torch.isfinite(plan.run(unfit["a"], packed)).all()
         assert sum("cannot pack this weight" in line for line in caplog.messages) == 1
 
-    def test_is_refused_where_the_kernel_is_asked_for_and_where_strict_is_on(self) -> None:
+    def test_is_refused_where_the_kernel_is_requested_and_where_strict_is_on(self) -> None:
         with pytest.raises(InvalidArgument, match="b_scale"):
             kernelhub.fp4_gemm.prepare(**self.unfit(), packing=True, backend="fake").pack(**weight(self.unfit()))
         with kernelhub.use(strict=True), pytest.raises(InvalidArgument, match="b_scale"):

@@ -61,7 +61,7 @@ class TestProblems:
         assert chunk.ragged
         assert any(problem.ragged and problem.q_len == "many" for problem in problems if hasattr(problem, "sparse"))
 
-    def test_phases_can_be_asked_for_alone(self):
+    def test_phases_can_be_requested_alone(self):
         assert {need.op for need in problems_of("llama-3.1-8b", phases=["prefill"])} == {"attention", "paged_attention"}
         assert {need.phases for need in problems_of("deepseek-v3", phases=["decode"])} == {("decode",)}
 
@@ -116,7 +116,7 @@ class TestSharing:
             ("llama-3.1-8b", {"quantization": "int4"}, "quantization is 'int4'.*; it takes plain"),
         ],
     )
-    def test_what_cannot_be_is_told(self, model, ranks, message):
+    def test_what_cannot_be_is_reported(self, model, ranks, message):
         with pytest.raises(ConfigurationError, match=message):
             problems_of(model, **ranks)
 
@@ -222,7 +222,7 @@ class TestCheckpoints:
             ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}}, r"blocks of \[64, 64\]"),
         ],
     )
-    def test_what_is_not_understood_is_told(self, tmp_path, config, message):
+    def test_what_is_not_understood_is_reported(self, tmp_path, config, message):
         with pytest.raises(ConfigurationError, match=message):
             problems_of(self.write(tmp_path, **config))
 
@@ -234,7 +234,7 @@ class TestCheckpoints:
             problems_of(path)
 
     @pytest.mark.parametrize("text", ["", "[]", "{"])
-    def test_what_is_no_config_json_is_told(self, tmp_path, text):
+    def test_what_is_no_config_json_is_reported(self, tmp_path, text):
         path = tmp_path / "config.json"
         path.write_text(text)
         with pytest.raises(ConfigurationError, match=r"config\.json"):

@@ -63,7 +63,7 @@ def test_ordinary_tensors_and_parameters_are_let_through() -> None:
         assert usable(wants_grad(), FLOAT32, CPU)
 
 
-def test_forms_are_told_apart_by_all_that_a_check_looks_at_and_do_not_pile_up() -> None:
+def test_forms_are_distinguished_by_all_that_a_check_looks_at_and_do_not_pile_up() -> None:
     forms = Forms(CPU)
     given = [TENSOR, TENSOR.double(), TENSOR.T, TENSOR.new_zeros(2, 3, 1)]
     assert len({forms.of([tensor]) for tensor in given}) == len(given)

@@ -110,9 +110,7 @@ def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("checked")
 @pytest.mark.parametrize(("op", "inputs", "parameter", "place", "value", "words"), WRONG, ids=IDS)
-def test_a_call_names_what_lies_outside(
-    op: str, inputs: Any, parameter: str, place: Any, value: int, words: str
-) -> None:
+def test_a_call_names_what_is_outside(op: str, inputs: Any, parameter: str, place: Any, value: int, words: str) -> None:
     """When its form is new, and after a right call."""
     right = inputs()
     wrong = right | {parameter: changed(right[parameter], place, value)}

@@ -52,7 +52,7 @@ def zero(path: Path) -> None:
     path.symlink_to("/dev/zero")
 
 
-def test_the_same_is_told_of_what_is_installed_as_importlib_tells() -> None:
+def test_installed_packages_are_reported_as_by_importlib() -> None:
     by_package = metadata.packages_distributions()
     for name in ("torch", "packaging", "pytest", "yaml"):
         if name in by_package:

@@ -72,7 +72,7 @@ def test_words_that_are_always_new_give_way_to_newer_ones(how, monkeypatch) -> N
     assert sum(row.calls for row in kernelhub.report().rows) == 50
 
 
-def test_the_report_counts_calls_of_choices_that_are_gone_and_of_plans_that_are_kept() -> None:
+def test_the_report_counts_calls_of_selections_that_are_gone_and_of_plans_that_are_kept() -> None:
     plan = kernelhub.attention.prepare(*qkv())
     for _ in range(5):
         kernelhub.configure(prefer="torch")

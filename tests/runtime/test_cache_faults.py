@@ -59,7 +59,7 @@ class TestPlaces:
             (folders / "named" / "CACHEDIR.TAG").read_text().startswith("Signature: 8a477f597d28d172789f06886806bc55")
         )
 
-    def test_a_folder_that_is_named_is_filled_whatever_lies_elsewhere(self, folders, environment) -> None:
+    def test_a_folder_that_is_named_is_filled_whatever_is_elsewhere(self, folders, environment) -> None:
         """An image is made by naming a folder that becomes part of it."""
         (folders / "file").write_text("")
         self.check(
@@ -270,7 +270,7 @@ class TestPlaces:
 
     @mounting
     @pytest.mark.fault("noexec")
-    def test_a_library_that_lies_on_such_a_mount_is_made_elsewhere(self, folders, environment) -> None:
+    def test_a_library_that_is_on_such_a_mount_is_made_elsewhere(self, folders, environment) -> None:
         assert child(keep(), environment)["path"].startswith(f"{folders}/named")
         mounts = (f"mount --bind {folders}/named {folders}/named", f"mount -o remount,bind,noexec {folders}/named")
         self.check(child(keep(executable=True), environment, mounts=mounts), folders / "xdg", ["cache_noexec"])

@@ -321,7 +321,7 @@ class TestRemoving:
         assert all("symbolic link" in inventory.remove(cache, item) for item in cache.items)
         assert (outside / "page" / "page.so").exists()
 
-    def test_a_cache_that_is_itself_a_link_is_emptied_where_it_lies(self, tmp_path) -> None:
+    def test_a_cache_that_is_itself_a_link_is_emptied_where_it_is(self, tmp_path) -> None:
         entry = file(tmp_path / "scratch" / "entry" / "x").parent
         (tmp_path / "cache").symlink_to(tmp_path / "scratch")
         cache = self.cache(tmp_path / "cache", tmp_path / "cache" / "entry")
@@ -347,7 +347,7 @@ class TestVariables:
         assert all(Path(value).is_relative_to(tmp_path / "libraries") and Path(value).is_dir() for value in values)
         assert Counter(item.became for item in told.variables) == {"set": len(values)}
 
-    def test_what_the_user_set_stays_and_is_told(self, tmp_path) -> None:
+    def test_what_the_user_set_stays_and_is_reported(self, tmp_path) -> None:
         environment = {"KERNELHUB_CACHE_DIR": str(tmp_path), "TRITON_CACHE_DIR": "/mine", "FLASHINFER_NO_DOWNLOAD": "0"}
         told = set_cache_variables(offline=True, environ=environment)
         assert (environment["TRITON_CACHE_DIR"], environment["FLASHINFER_NO_DOWNLOAD"]) == ("/mine", "0")
@@ -387,7 +387,7 @@ class TestVariables:
         assert stale.path == Path(first["FLASHINFER_WORKSPACE_BASE"])
         assert stale.reason == "with flashinfer 0.7.2, 0.7.3 is installed"
 
-    def test_in_this_process_it_tells_which_library_is_past_reading_it(self, tmp_path, monkeypatch) -> None:
+    def test_in_this_process_it_reports_which_library_is_past_reading_it(self, tmp_path, monkeypatch) -> None:
         for name in ("TRITON_CACHE_DIR", "DG_JIT_CACHE_DIR"):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path))
@@ -403,7 +403,7 @@ class TestVariables:
         assert (told.finding.ok, told.finding.code) == (False, "cache_not_a_folder")
         assert set(environment) == {"KERNELHUB_CACHE_DIR", "XDG_CACHE_HOME", "TMPDIR", "FLASHINFER_NO_DOWNLOAD"}
 
-    def test_triton_keeps_what_it_compiles_where_it_was_told(self, tmp_path) -> None:
+    def test_triton_keeps_what_it_compiles_where_it_was_configured(self, tmp_path) -> None:
         code = (
             "import os, kernelhub\n"
             "told = kernelhub.set_cache_variables()\n"

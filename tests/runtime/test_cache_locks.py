@@ -89,7 +89,7 @@ class TestHolding:
         assert most == [1] * 16
         assert list(path.parent.iterdir()) == []
 
-    def test_a_thread_that_waits_too_long_is_told(self, path) -> None:
+    def test_a_thread_that_waits_too_long_is_reported(self, path) -> None:
         told = pytest.raises(LockTimeout, match="another thread of this process")
         with lock(path, timeout_s=1), told, lock(path, timeout_s=0.05):
             raise AssertionError
@@ -172,7 +172,7 @@ class TestDeadHolders:
 
     @pytest.mark.parametrize("who", [{"host": "node-7"}, {"boot": "another boot"}, {"container": "pid:[1]"}])
     @pytest.mark.fault("holder_elsewhere_dead")
-    def test_one_elsewhere_is_told_by_its_age_alone(self, path, who) -> None:
+    def test_one_elsewhere_is_reported_by_its_age_alone(self, path, who) -> None:
         lock_of(path, age_s=locks.STALE_AFTER_S - 30, pid=999_999_999, **who)
         with pytest.raises(LockTimeout) as raised, lock(path, timeout_s=0.2):
             raise AssertionError

@@ -80,7 +80,7 @@ class TestEntries:
             with pytest.raises(ValueError, match="is not a valid name of an entry"):
                 store.get(name, make())
 
-    def test_an_unknown_file_is_told_with_those_there_are(self, store) -> None:
+    def test_an_unknown_file_is_reported_with_those_there_are(self, store) -> None:
         with pytest.raises(KeyError, match=r"kernel\.cubin, not kernel\.ptx"):
             store.get("kernel", make()).file("kernel.ptx")
 
@@ -205,7 +205,7 @@ class TestLies:
         assert text_of(found) == "made again"
         assert codes() == [code], "said once"
 
-    def test_an_entry_of_another_source_that_was_copied_here_is_told_by_its_parts(self, store, tmp_path) -> None:
+    def test_an_entry_of_another_source_that_was_copied_here_is_reported_by_its_parts(self, store, tmp_path) -> None:
         other = Store("nvrtc", fingerprint("sm_90a", cuda="12.9", nvrtc="12.9.1"), folder=tmp_path)
         mine = store.get("kernel", make()).path
         shutil.rmtree(mine)
@@ -259,7 +259,7 @@ class TestDocuments:
         ],
         ids=["truncated", "edited", "not a number", "foreign", "a link"],
     )
-    def test_one_that_lies_is_a_miss(self, store, spoil, code) -> None:
+    def test_a_wrong_one_is_a_miss(self, store, spoil, code) -> None:
         store.write("timings", {"triton": 21.5})
         (path,) = (store.folder / "nvrtc").rglob("timings.json")
         spoil(path)

@@ -185,7 +185,7 @@ class TestLost:
         with pytest.raises(DeviceLost):
             compiled(*qkv())
 
-    def test_the_last_plans_are_told_newest_first(self, failing) -> None:
+    def test_the_last_plans_are_reported_newest_first(self, failing) -> None:
         kernelhub.attention(*qkv(), backend="spare")
         for _ in range(3):
             kernelhub.attention(*qkv(), backend="torch.blocked")
@@ -213,7 +213,7 @@ class TestHealth:
         told = json.loads(kernelhub.health().to_json())
         assert (told["ok"], told["reason"], told["device"], told["sealed"]) == (True, "", None, False)
 
-    def test_a_lost_device_is_told(self, failing) -> None:
+    def test_a_lost_device_is_reported(self, failing) -> None:
         before = time.time()
         Fails.error = FINAL["torch, illegal access"]
         with pytest.raises(RuntimeError):

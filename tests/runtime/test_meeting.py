@@ -85,7 +85,7 @@ class TestWords:
         assert ending(lambda: other.hear_lead("word")).code == "message_damaged"
         assert ending(lambda: lead.hear_all("word")).code == "message_damaged"
 
-    def test_a_table_that_is_another_than_the_lead_sent_is_told(self):
+    def test_a_table_that_is_another_than_the_lead_sent_is_reported(self):
         lead, other = meetings()
         lead.say("tuned", {"tile": 64})
         lead.say("outcome0", {"settled": {}, "tuned": "another digest"})
@@ -106,7 +106,7 @@ class TestDecision:
         assert ending(lambda: other.give_up(first)) == first
         assert ending(lead.conclude) == first
 
-    def test_of_two_that_give_up_the_first_is_told_by_both(self):
+    def test_of_two_that_give_up_the_first_is_reported_by_both(self):
         one, other = meetings()
         first = Failure("rank_dead", "first", (0,))
         assert ending(lambda: one.give_up(first)) == first
@@ -121,7 +121,7 @@ class TestDecision:
             ((0, 1, 2), "tuned", "", (0,), "tuned"),
         ],
     )
-    def test_whoever_s_time_is_over_first_names_those_that_all_wait_for(self, said, word, after, ranks, missing):
+    def test_the_first_whose_time_is_over_names_those_that_all_wait_for(self, said, word, after, ranks, missing):
         ranks_here = meetings(size=3, timeout_s=0.2)
         for rank in said:
             ranks_here[rank].say("said", {})

@@ -343,7 +343,7 @@ def monkeypatch_module() -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-def test_the_offending_rank_is_told_the_same_as_the_others(continued: list[Any]) -> None:
+def test_the_offending_rank_gets_the_same_error_as_the_others(continued: list[Any]) -> None:
     assert {differs["code"] for differs, _ in continued} == {"version_differs"}
     assert len({differs["message"] for differs, _ in continued}) == 1
 
@@ -400,7 +400,7 @@ class TestAlone:
         assert choice.kernel != "torch.packed"
         assert scenes.call() == choice.kernel
 
-    def test_what_a_call_asked_for_by_name_is_agreed_on_as_it_asked(self):
+    def test_what_a_call_requested_by_name_is_agreed_on_as_requested(self):
         assert scenes.call(backend="torch.blocked") == "torch.blocked"
         (choice,) = kernelhub.agree().choices
         assert choice.kernel == "torch.blocked"
@@ -462,7 +462,7 @@ class TestAlone:
             ({"what": "lama-3.1-8b"}, r"did you mean llama-3\.1-8b"),
         ],
     )
-    def test_wrong_arguments_are_told(self, arguments, message):
+    def test_wrong_arguments_are_reported(self, arguments, message):
         with pytest.raises(ConfigurationError, match=message):
             kernelhub.agree(**arguments)
 

@@ -74,7 +74,7 @@ class TestSealed:
         with kernelhub.seal(), kernelhub.use(deterministic=True, disable="triton"):
             kernelhub.attention(*qkv())
 
-    def test_no_choice_falls_to_another_kernel(self) -> None:
+    def test_no_selection_falls_back_to_another_kernel(self) -> None:
         """A kernel that cannot be loaded gives way before seal, and not after."""
         register("gone", record("gone.k", "no_such_module_anywhere:Kernel"))
         kernelhub.attention(*qkv())
@@ -85,7 +85,7 @@ class TestSealed:
             kernelhub.attention(*qkv())
 
     @pytest.mark.parametrize("word", ["configure", "reload", "register_backend", "remove", "verify", "agree"])
-    def test_what_would_undo_every_choice_is_refused(self, word: str) -> None:
+    def test_what_would_undo_every_selection_is_refused(self, word: str) -> None:
         handle = register("ones", record("ones.k", "Ones"))
         act = {
             "configure": lambda: kernelhub.configure(prefer="torch"),
@@ -249,7 +249,7 @@ class TestLines:
 
 
 class TestReport:
-    def test_tells_of_work_as_text_and_json(self) -> None:
+    def test_reports_of_work_as_text_and_json(self) -> None:
         compiled = torch.compile(lambda x: x.sin() + 1, backend="eager")
         kernelhub.attention(*qkv())  # what tells of torch.compile hooks it at a decision, once it was imported
         torch._dynamo.reset()
@@ -261,7 +261,7 @@ class TestReport:
         assert "compile by torch.compile for others: 1" in str(report)
         assert json.loads(json.dumps(report.to_dict()["work"]))[0]["by"] == "torch.compile"
 
-    def test_foreign_work_after_seal_is_allowed_and_told(self) -> None:
+    def test_foreign_work_after_seal_is_allowed_and_reported(self) -> None:
         torch.compile(lambda x: x + 1, backend="eager")
         kernelhub.attention(*qkv())
         with kernelhub.seal():

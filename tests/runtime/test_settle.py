@@ -37,7 +37,7 @@ class TestOrder:
         assert (settled.kernel, settled.because) == ("b", "order of 0")
         assert settled.refused == {"a": Refusal(1, "kernel_unknown", "no kernel of that name is registered there")}
 
-    def test_the_first_rank_that_refuses_is_told_with_its_reason(self):
+    def test_the_first_rank_that_refuses_is_reported_with_its_reason(self):
         why = ("package_missing", "lib is not installed", "pip install lib")
         settled = settle([statement(0, "a", "b"), statement(1, "b", refused={"a": why}), statement(2, "b")])[KEY]
         assert settled.refused == {"a": Refusal(1, *why)}
@@ -47,7 +47,7 @@ class TestOrder:
         settled = settle([statement(0, "a", "b"), statement(1, "a", "b")], failed)[KEY]
         assert (settled.kernel, settled.refused) == ("b", failed[KEY])
 
-    def test_alone_a_rank_settles_on_its_own_choice(self):
+    def test_alone_a_rank_settles_on_its_own_selection(self):
         assert settle([statement(0, "a")])[KEY].kernel == "a"
 
     def test_no_problems_are_settled_at_once(self):
@@ -96,7 +96,7 @@ class TestFailures:
         assert settle(ranks).code == "refused_by_rank"
         assert settle([statement(0, "b", strict=True), statement(1, "b", strict=True)])[KEY].kernel == "b"
 
-    def test_a_version_is_told_before_what_follows_from_it(self):
+    def test_a_version_is_reported_before_what_follows_from_it(self):
         other = statement(1, "b", kernelhub="2", policy={"x": "y"})
         assert settle([statement(0, "a"), other]).code == "version_differs"
 

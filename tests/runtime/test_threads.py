@@ -308,7 +308,7 @@ class TestForks:
 
 
 class TestFirstLoad:
-    def test_a_backend_whose_import_calls_kernelhub_is_told_so_at_once(self, tmp_path, monkeypatch) -> None:
+    def test_a_backend_whose_import_calls_kernelhub_gets_an_error_at_once(self, tmp_path, monkeypatch) -> None:
         (tmp_path / "calls_early.py").write_text("import kernelhub\nkernelhub.explain('attention', device='H200')\n")
         monkeypatch.syspath_prepend(str(tmp_path))
         begun = time.monotonic()

@@ -93,7 +93,7 @@ class TestJournal:
         with pytest.raises(RuntimeError, match="another"):
             call(lambda: (_ for _ in ()).throw(RuntimeError("another")))
 
-    def test_a_failure_is_told_too(self, call) -> None:
+    def test_a_failure_is_reported_too(self, call) -> None:
         def work() -> None:
             with JOURNAL.doing("compile", "thing", "somebody"):
                 raise OSError("disk full")
@@ -165,7 +165,7 @@ def library(monkeypatch):
 
 
 class TestFlashInfer:
-    def test_tells_compiling_from_loading(self, library, call) -> None:
+    def test_distinguishes_compiling_from_loading(self, library, call) -> None:
         spec = library["fi.jit.core"].JitSpec
         call(lambda: spec("new").build_and_load())
         call(lambda: spec("here", compiled=True).build_and_load())
@@ -270,7 +270,7 @@ def deep(tmp_path: Path, monkeypatch):
 
 
 class TestDeepGemm:
-    def test_what_nvcc_compiles_is_told_for_whom(self, deep, call) -> None:
+    def test_what_nvcc_compiles_is_reported_with_its_op(self, deep, call) -> None:
         gemm = deep_gemm.watched("dg", deep.gemm)
         call(lambda: gemm("a"))
         call(lambda: gemm("a"))
@@ -369,7 +369,7 @@ def saw(module: str, journal: Any) -> None:
 
 
 class TestTriton:
-    def test_what_lies_in_its_cache_is_loaded_and_not_compiled(self, tmp_path) -> None:
+    def test_what_is_in_its_cache_is_loaded_and_not_compiled(self, tmp_path) -> None:
         """With the real compiler, for a GPU that is not here. Another's listener is heard, too."""
         pytest.importorskip("triton")
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

@@ -157,7 +157,7 @@ class TestOneCompilerPerNode:
         assert answer["counts"][COMPILED] == 2
         assert first.wait() == -signal.SIGKILL
 
-    def test_who_waits_too_long_is_told_for_whom(self, node):
+    def test_a_wait_that_is_too_long_names_the_holder(self, node):
         node.compiler("sleep 60")
         first = node.start()
         wait_for(first, "fp8_gemm")

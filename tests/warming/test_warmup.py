@@ -80,14 +80,14 @@ class TestWhatIsAsked:
         with kernelhub.seal():
             attention()
 
-    def test_a_kernel_asked_for_by_name_is_made_ready_under_that_name(self):
+    def test_a_kernel_requested_by_name_is_made_ready_under_that_name(self):
         selection = kernelhub.attention.explain(*torch.zeros(3, 1, 8, 4, 16), backend="torch.blocked")
         done = kernelhub.warmup(selection, **SMALL)
         assert {item.kernel for item in done.items} == {"torch.blocked"}
         with kernelhub.seal():
             kernelhub.attention(*torch.zeros(3, 1, 16, 4, 16), backend="torch.blocked")
 
-    def test_what_is_asked_for_twice_is_made_ready_once(self):
+    def test_what_is_requested_twice_is_made_ready_once(self):
         once, twice = (kernelhub.warmup(what, **SMALL) for what in (FP8, [FP8, FP8]))
         assert len(once.items) == len(twice.items)
 
@@ -106,7 +106,7 @@ class TestWhatIsAsked:
             ("llama-3.1-8b", {"tp": 3}, "which 3 ranks cannot share evenly"),
         ],
     )
-    def test_what_cannot_be_is_told(self, what, more, message):
+    def test_what_cannot_be_is_reported(self, what, more, message):
         if torch.cuda.is_available() and more.get("device") == "H200":
             pytest.skip("there is a GPU here: 1 case")
         with pytest.raises((ConfigurationError, TypeError), match=message):
@@ -141,7 +141,7 @@ class TestHow:
         assert "1 compiled" in str(done)
         assert "cpp.fp8_gemm" in str(done)
 
-    def test_what_fails_is_told_and_the_rest_goes_on(self):
+    def test_what_fails_is_reported_and_the_rest_goes_on(self):
         def broken() -> None:
             raise RuntimeError("no such luck")
 
@@ -286,7 +286,7 @@ def slow_backend() -> Any:
 
 
 class TestBuild:
-    def test_what_takes_minutes_is_built_when_asked_for_only_and_then_chosen(self):
+    def test_what_takes_minutes_is_built_when_requested_only_and_then_chosen(self):
         Slow.built = False
         slow_backend()
         assert {item.kernel for item in kernelhub.warmup(QUANTIZE, **SMALL).items} == {"torch.quantize"}
@@ -309,7 +309,7 @@ def test_every_model_lists_what_it_needs_on_any_device():
 
 
 class TestNotWarmed:
-    def test_says_that_a_warm_up_covers_what_a_model_asks_for_and_of_nothing_else(self):
+    def test_says_that_a_warm_up_covers_what_a_model_requires_and_of_nothing_else(self):
         q, kv = torch.zeros(8, 4, 16), torch.zeros(8, 2, 16)
         offsets = torch.tensor([0, 8], dtype=torch.int32)
         with kernelhub.seal():
@@ -323,7 +323,7 @@ class TestNotWarmed:
                 kernelhub.dequantize_mxfp8(*kernelhub.quantize_mxfp8.reference(torch.ones(2, 32)))
             assert "warmup" not in str(refused.value)
 
-    def test_the_table_is_what_published_models_ask_for(self):
+    def test_the_table_is_what_published_models_require(self):
         found: dict[str, set[str]] = {}
         for model in CONFIGS:
             for quantization in (None, *FORMATS):

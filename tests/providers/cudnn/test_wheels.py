@@ -15,7 +15,7 @@ def test_the_released_frontend_takes_our_calls(call: Call) -> None:
     assert finding.ok, finding.reason
 
 
-def test_the_released_frontend_knows_what_is_said_of_pages() -> None:
+def test_the_released_frontend_has_what_is_said_of_pages() -> None:
     """Its `sdpa` is made at run time; what checks a graph of it has the names."""
     source = (wheel("nvidia-cudnn-frontend", "1.32.0") / "cudnn" / "_sdpa_validate.py").read_text()
     for name in ("paged_attention_k_table", "paged_attention_v_table", "paged_attention_max_seq_len_kv"):

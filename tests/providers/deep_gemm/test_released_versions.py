@@ -45,7 +45,7 @@ def test_functions_are_taken_under_the_names_that_a_release_has() -> None:
     }
 
 
-def test_what_sources_tell_of_parameters_is_told() -> None:
+def test_what_sources_state_of_parameters_is_reported() -> None:
     """Of these two releases every function that adapters call, so that `offers` is no empty promise."""
     for distribution, version, *_ in RELEASES[:2]:
         known = headers(copy_of(distribution, version))

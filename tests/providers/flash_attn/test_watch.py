@@ -117,7 +117,7 @@ def forward(language: Any) -> Any:
 
 
 class TestReleases:
-    def test_what_a_call_compiles_is_told_once_for_whom(self, cute, call) -> None:
+    def test_what_a_call_compiles_is_reported_once_with_its_op(self, cute, call) -> None:
         call(lambda: cute.compile(forward(cute.language), 1, options="--enable-tvm-ffi"))
         assert cute.language.compiled == ["cutlass___call__"]
         ((kind, what, by, op, kernel),) = told()
@@ -152,7 +152,7 @@ class TestReleases:
             cute.compile(forward(cute.language))
             assert [item.op for item in kernelhub.report().after_seal] == [None]
 
-    def test_after_a_failure_the_next_is_told_again(self, cute, call) -> None:
+    def test_after_a_failure_the_next_is_reported_again(self, cute, call) -> None:
         with pytest.raises(UserError, match="no decorator"):
             call(lambda: cute.compile(type("Undecorated", (), {"__call__": lambda self: None})()))
         call(lambda: cute.compile(forward(cute.language)))

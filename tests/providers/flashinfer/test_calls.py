@@ -57,7 +57,7 @@ class TestReleases:
         assert finding.code == ("found" if version in MOVED_BEHIND else "symbol_missing"), finding.reason
 
     @pytest.mark.parametrize("call", calls.CALLS, ids=name_of)
-    def test_a_parameter_that_it_lacks_is_told(self, call, version) -> None:
+    def test_a_parameter_that_it_lacks_is_reported(self, call, version) -> None:
         wrong = tuple(Call(one.target, one.positional, (*one.keywords, "no_such_parameter")) for one in several(call))
         finding = takes_one(wrong, root=wheel("flashinfer-python", version) / "flashinfer")
         assert finding.code == "signature_changed"
@@ -77,7 +77,7 @@ class TestReleases:
         assert (f"profiler_{{use_profiler}}{suffix}" in source) or ("profiler_{use_profiler}" in source and not suffix)
         assert '"_sm90" if backend == "fa3"' in source
 
-    def test_cudnn_s_graphs_are_told_apart_by_what_the_record_says(self, version) -> None:
+    def test_cudnn_s_graphs_are_distinguished_by_what_the_record_says(self, version) -> None:
         """By all of it in the newest, which is why the others are known to be bad."""
         keys = {
             name: body_of(wheel("flashinfer-python", version) / f"flashinfer/cudnn/{name}.py", *functions)
@@ -93,7 +93,7 @@ class TestReleases:
         assert ("scale" in returned) is (version in MOVED_BEHIND)
         assert ("q.dtype" in returned) is (version == "0.7.2.post1")
 
-    def test_cudnn_is_run_where_its_frontend_is_and_tells_the_base_of_an_lse(self, version) -> None:
+    def test_cudnn_is_run_where_its_frontend_is_and_reports_the_base_of_an_lse(self, version) -> None:
         folder = wheel("flashinfer-python", version) / "flashinfer/cudnn"
         for name in ("decode", "prefill"):
             source = (folder / f"{name}.py").read_text()
@@ -255,14 +255,14 @@ class TestReleases:
         order = space["get_shuffle_matrix_a_row_indices"](numbers, 128)
         assert torch.equal(numbers[order], shuffled(numbers))
 
-    def test_products_of_float4_and_mxfp8_have_the_backends_that_are_asked_for(self, version) -> None:
+    def test_products_of_float4_and_mxfp8_have_the_backends_that_are_requested(self, version) -> None:
         source = (wheel("flashinfer-python", version) / "flashinfer/gemm/gemm_base.py").read_text()
         bodies = {name: source.partition(f"\ndef {name}(")[2].partition("\n@")[0] for name in ("mm_fp4", "mm_mxfp8")}
         for backend in ("cutlass", "trtllm", "cudnn"):
             assert f'"{backend}": lambda' in bodies["mm_fp4"]
         assert ('"cudnn": lambda' in bodies["mm_mxfp8"]) == (version in ("0.6.18.post1", "0.7.2.post1"))
 
-    def test_products_have_the_runners_that_are_asked_for(self, version) -> None:
+    def test_products_have_the_runners_that_are_requested(self, version) -> None:
         source = (wheel("flashinfer-python", version) / "flashinfer/gemm/gemm_base.py").read_text()
         for runner in ("cublas", "cudnn", "cutlass_sm10x"):
             assert f'if "{runner}" in runner_names' in source or f'"{runner}": lambda' in source
@@ -318,7 +318,7 @@ class TestLayoutsOfExperts:
         assert torch.equal(layouts.in_turn(rows), want)
         assert torch.equal(layouts.one_after_the_other(want), rows)
 
-    def test_k_lies_in_blocks_as_in_the_library(self, version) -> None:
+    def test_k_is_in_blocks_as_in_the_library(self, version) -> None:
         convert = functions(version, "fused_moe/core.py", "convert_to_block_layout")["convert_to_block_layout"]
         rows = torch.arange(3 * 32 * 256, dtype=torch.int64).to(torch.uint8).view(3, 32, 256)
         want = torch.stack([convert(of, 128) for of in rows])
@@ -392,7 +392,7 @@ def test_an_older_release_is_refused_by_its_version() -> None:
     assert not fits("0.8.0", PACKAGE.versions)
 
 
-def test_every_call_of_the_table_is_held_by_a_record() -> None:
+def test_every_call_of_the_table_is_in_a_record() -> None:
     folder = Path(inspect.getfile(calls)).parent
     held = "".join(
         path.read_text() for name in ("__init__", "kernels", "requirements") for path in folder.rglob(f"{name}.py")

@@ -152,7 +152,7 @@ def test_a_product_of_masked_rows_is_compiled_for_each_room_and_not_after_seal(m
 
 
 @pytest.mark.parametrize("version", VERSIONS[2:])
-def test_products_of_masked_rows_ask_for_their_kernel_where_it_is_watched(version: str) -> None:
+def test_products_of_masked_rows_request_their_kernel_where_it_is_watched(version: str) -> None:
     path = wheel("flashinfer-python", version) / "flashinfer/gemm/kernels/grouped_gemm_masked_blackwell.py"
     tree = ast.parse(path.read_text())
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
