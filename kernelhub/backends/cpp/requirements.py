@@ -23,8 +23,7 @@ class Compiler:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         if problem.device.type != "cpu":
             return None
-        finding = machine.ask("C++ compiler", toolchain.cxx_compiler, "c++")
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask("C++ compiler", toolchain.cxx_compiler, "c++").rejection
 
 
 @dataclass(frozen=True)
@@ -36,8 +35,7 @@ class WritableCache:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         if problem.device.type != "cpu":
             return None
-        finding = machine.ask("kernelhub cache", _kept)
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask("kernelhub cache", _kept).rejection
 
 
 def _kept() -> Finding:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.backends.shared.operands import row_major
+from kernelhub.backends.shared.operands import row_major, up_to
 from kernelhub.backends.shared.scales import as_numbers
 
 BLOCK = 128
@@ -22,7 +22,7 @@ def scales_of_rows(scale: Tensor, exponents: bool) -> Tensor:
     if exponents:
         return _packed(scale.view(torch.uint8))
     rows, columns = scale.shape[-2:]
-    apart = _aligned(rows)
+    apart = up_to(rows, _WORDS)
     strides = (1, apart) if scale.ndim == 2 else (apart * columns, 1, apart)
     if scale.dtype is torch.float32 and scale.stride() == strides and scale.data_ptr() % 16 == 0:
         return scale
@@ -41,14 +41,10 @@ def scales_of_blocks(scale: Tensor, n: int, exponents: bool) -> Tensor:
 def _packed(exponents: Tensor) -> Tensor:
     """Bytes ``[..., rows, columns]`` as int32 ``[..., rows, ceil(columns / 4)]``, column-major, the first lowest."""
     *lead, rows, columns = exponents.shape
-    words, apart = -(-columns // 4), _aligned(rows)
+    words, apart = -(-columns // 4), up_to(rows, _WORDS)
     made = torch.zeros(*lead, words, apart, 4, dtype=torch.uint8, device=exponents.device)
     for word in range(4):  # a copy for each place, since the last word may be cut short
         part = exponents[..., word::4]
         made[..., : part.shape[-1], :rows, word] = part.transpose(-1, -2)
     packed = made.view(torch.int32).squeeze(-1).transpose(-1, -2)
     return packed[..., :rows, :]
-
-
-def _aligned(rows: int) -> int:
-    return -(-rows // _WORDS) * _WORDS

@@ -86,7 +86,7 @@ class Whole:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        return _rejection(machine.ask("deep_gemm copy", copies.whole))
+        return machine.ask("deep_gemm copy", copies.whole).rejection
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Offers:
         for name in self.names:
             finding = machine.ask(("deep_gemm offers", name), functools.partial(copies.offers, CALLS[name]))
             if not finding.ok:
-                return _rejection(finding)
+                return finding.rejection
         return None
 
 
@@ -131,7 +131,7 @@ class Toolkit:
         oldest = _OLDEST_TOOLKIT.get(problem.device.capability[0])
         if oldest is None:
             return None  # no device of the library's
-        return _rejection(machine.ask(("deep_gemm toolkit", oldest), lambda: toolkit(oldest), "nvcc"))
+        return machine.ask(("deep_gemm toolkit", oldest), lambda: toolkit(oldest), "nvcc").rejection
 
 
 @dataclass(frozen=True)
@@ -141,9 +141,7 @@ class WritableCache:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        return _rejection(
-            machine.ask("deep_gemm cache", lambda: cache.writable(_cache_folder(), "DG_JIT_CACHE_DIR")),
-        )
+        return machine.ask("deep_gemm cache", lambda: cache.writable(_cache_folder(), "DG_JIT_CACHE_DIR")).rejection
 
 
 def machine_for(*calls: str) -> tuple[Constraint, ...]:
@@ -184,7 +182,3 @@ def _version_of(root: Path) -> tuple[int, int] | None:
 def _cache_folder() -> Path:
     explicit = os.environ.get("DG_JIT_CACHE_DIR")
     return Path(explicit) if explicit else Path(os.path.expanduser("~")) / ".deep_gemm"
-
-
-def _rejection(finding: Finding) -> Rejection | None:
-    return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)

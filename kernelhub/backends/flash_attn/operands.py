@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.shared.operands import aligned, positive_scale, row_major
+from kernelhub.backends.shared.operands import aligned, most_tokens, positive_scale, row_major
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep, ProblemT, StepT
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
@@ -179,21 +179,16 @@ def _dense_ends(step: DenseStep, q: Tensor, k: Tensor) -> Ends:
     return Ends(
         step.cu_seqlens_q.contiguous(),
         step.cu_seqlens_k.contiguous(),
-        _bound(step.max_seqlen_q, q.shape[0]),
-        _bound(step.max_seqlen_k, k.shape[0]),
+        most_tokens(step.max_seqlen_q, q.shape[0]),
+        most_tokens(step.max_seqlen_k, k.shape[0]),
     )
 
 
 def _paged_ends(step: PagedStep, q: Tensor, page_size: int) -> Ends:
     table = step.block_table if step.block_table.stride(-1) == 1 else row_major(step.block_table)
     offsets = None if step.cu_seqlens_q is None else step.cu_seqlens_q.contiguous()
-    bound = None if offsets is None else _bound(step.max_seqlen_q, q.shape[0])
+    bound = None if offsets is None else most_tokens(step.max_seqlen_q, q.shape[0])
     return Ends(offsets, None, bound, step.max_pages * page_size, table, step.seq_lens.contiguous())
-
-
-def _bound(given: int | None, tokens: int) -> int:
-    """Most tokens that a sequence may have: what the caller said, or all there are."""
-    return max(1, tokens if given is None else min(given, tokens))
 
 
 def _without_keys(ends: Ends, sinks: Tensor | None, out: Tensor, lse: Tensor | None) -> None:

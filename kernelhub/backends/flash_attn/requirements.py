@@ -97,8 +97,7 @@ class Holds:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask(("flash_attn", self.what), self.probe)
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask(("flash_attn", self.what), self.probe).rejection
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,7 @@ class Offers:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask(self, lambda: generation(self.kernel))
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask(self, lambda: generation(self.kernel)).rejection
 
 
 PACKAGES = (

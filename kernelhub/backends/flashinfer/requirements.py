@@ -72,8 +72,7 @@ class Cubins:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask("flashinfer cubins", cubins, "cubins")
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask("flashinfer cubins", cubins, "cubins").rejection
 
 
 # The range that FlashInfer's releases require.
@@ -105,8 +104,7 @@ class RunsNvcc:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask("flashinfer compiler of kernels", compiler_of_kernels)
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask("flashinfer compiler of kernels", compiler_of_kernels).rejection
 
 
 # What launches TensorRT-LLM's binaries of attention.
@@ -122,8 +120,7 @@ class TakesOne:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask(self, lambda: takes_one(self.calls))
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask(self, lambda: takes_one(self.calls)).rejection
 
 
 @dataclass(frozen=True)
@@ -133,8 +130,7 @@ class Products:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        finding = machine.ask("flashinfer batched products", products)
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask("flashinfer batched products", products).rejection
 
 
 def requirements(device: OnDevice, *calls: Call | tuple[Call, ...]) -> tuple[Constraint, ...]:

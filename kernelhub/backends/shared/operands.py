@@ -60,6 +60,28 @@ def contiguous_copy(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
+def adjacent(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy: with the elements of a row side by side."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def most_tokens(given: int | None, tokens: int) -> int:
+    """Most tokens that a sequence may have: what the caller said, or all there are."""
+    return max(1, tokens if given is None else min(given, tokens))
+
+
+def strides_of_scale(scale: Tensor) -> tuple[int, int]:
+    """(row, column) strides; a scale of a tensor has none, one of rows none that is read between columns."""
+    if scale.ndim == 2:
+        return scale.stride(0), scale.stride(1)
+    return (0, 0) if scale.numel() == 1 else (scale.stride(0), 0)
+
+
+def up_to(size: int, multiple: int) -> int:
+    """The next multiple."""
+    return -(-size // multiple) * multiple
+
+
 def pages_by_head(cache: Tensor, kv_layout: str) -> Tensor:
     """A paged cache as [pages, heads, tokens of a page, width], of one page at least; a copy where rows have gaps."""
     if not cache.shape[0]:  # no sequence has a key, but there has to be an address

@@ -38,8 +38,9 @@ class WritableCache:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         if problem.device.type == "cpu":
             return None
-        finding = machine.ask("triton cache", lambda: cache.writable(cache.triton_cache_folder(), "TRITON_CACHE_DIR"))
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask(
+            "triton cache", lambda: cache.writable(cache.triton_cache_folder(), "TRITON_CACHE_DIR")
+        ).rejection
 
 
 # What Triton 3.6 to 3.9 all compile for; a newer GPU is added once the ahead-of-time tests build for it.

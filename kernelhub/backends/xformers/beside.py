@@ -30,8 +30,7 @@ class FlashAttnBeside:
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         any_version = machine.variable(IGNORED) == "1"
-        finding = machine.ask((_SUBJECT, any_version), lambda: beside(any_version))
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask((_SUBJECT, any_version), lambda: beside(any_version)).rejection
 
 
 def beside(any_version: bool) -> Finding:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.cpp.build import library
 from kernelhub.backends.cpp.gemm.fp8.adapter import KINDS
+from kernelhub.backends.shared.operands import up_to
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP8_FORMATS, MXFP4, NVFP4, ExpertsProblem
 from kernelhub.ops.moe.experts.reference import joined
@@ -53,7 +54,7 @@ class Experts(ExpertsAdapter):
         hidden, inner, tokens = problem.hidden_size, problem.intermediate_size, self._round(num_tokens)
         pairs, lines = tokens * problem.top_k, max(1, self._terms) * self._element_bytes
         results = pairs * (2 * inner + hidden) * 4
-        return results + lines * (tokens * _padded(hidden) + pairs * _padded(inner))
+        return results + lines * (tokens * up_to(hidden, 32) + pairs * up_to(inner, 32))
 
     def _round(self, num_tokens: int) -> int:
         """Tokens at a time."""
@@ -103,7 +104,7 @@ class Experts(ExpertsAdapter):
     def _prepared(self, tag: str, rows: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Activations as products take them, and their scales."""
         count, width = rows.shape
-        lines = count * max(1, self._terms) * _padded(width)
+        lines = count * max(1, self._terms) * up_to(width, 32)
         into = scratch(tag, (lines * self._element_bytes,), torch.uint8, rows.device)
         group = BLOCK if self.problem.activation_groups else width
         scales = None if self._terms else torch.empty(count, -(-width // group), dtype=torch.float32, device="cpu")
@@ -168,10 +169,6 @@ def _function(compiled: Any, pointers: int, returned: type[ctypes.c_int64] | Non
     compiled.argtypes = [ctypes.c_void_p] * pointers + ([] if returned else [ctypes.c_int64])
     compiled.restype = returned
     return compiled
-
-
-def _padded(width: int) -> int:
-    return -(-width // 32) * 32
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -20,8 +20,8 @@ from kernelhub.backends.flashinfer.moe.experts import Experts, up_first
 from kernelhub.backends.flashinfer.moe.layouts import in_tiles, out_of_tiles
 from kernelhub.backends.flashinfer.moe.mixed import deinterleaved, folded, interleaved, unfolded
 from kernelhub.backends.flashinfer.moe.operands import as_mxfp8, as_nvfp4, expert_scales, scales_of, static_scales
-from kernelhub.backends.flashinfer.moe.padding import ONE_E8M0, Padded, cut, padded, up_to
-from kernelhub.backends.shared.operands import row_major
+from kernelhub.backends.flashinfer.moe.padding import ONE_E8M0, Padded, cut, padded
+from kernelhub.backends.shared.operands import row_major, up_to
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import W2, W13, Values
 from kernelhub.ops.moe.experts.checks import refuse

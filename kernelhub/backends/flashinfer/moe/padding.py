@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from kernelhub.backends.shared.operands import up_to
 from kernelhub.ops.moe.experts.adapter import W13
 from kernelhub.ops.moe.experts.problem import MXFP4
 from kernelhub.ops.moe.experts.weights import FP4_GROUP
@@ -19,11 +20,6 @@ from kernelhub.ops.packed import PackedWeight, Tensors
 
 ONE_E8M0 = 127
 _GROUP = FP4_GROUP[MXFP4]
-
-
-def up_to(size: int, multiple: int) -> int:
-    """The next multiple."""
-    return -(-size // multiple) * multiple
 
 
 class Padded(NamedTuple):

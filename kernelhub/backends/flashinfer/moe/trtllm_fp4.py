@@ -18,9 +18,9 @@ from torch.nn.functional import pad
 
 from kernelhub.backends.flashinfer.moe.layouts import each, for_epilogue, from_epilogue, in_tiles, out_of_tiles
 from kernelhub.backends.flashinfer.moe.operands import as_mxfp8, as_nvfp4, expert_scales, scales_of, static_scales
-from kernelhub.backends.flashinfer.moe.padding import Padded, cut, padded, up_to
+from kernelhub.backends.flashinfer.moe.padding import Padded, cut, padded
 from kernelhub.backends.flashinfer.moe.trtllm import FEW, RENORMALIZE, SMALLEST, TrtllmExperts
-from kernelhub.backends.shared.operands import row_major
+from kernelhub.backends.shared.operands import row_major, up_to
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import Values
 from kernelhub.ops.moe.experts.problem import NVFP4, SWIGLU_OAI

@@ -29,7 +29,7 @@ class CompilesTiles:
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
         finding = machine.ask("flashinfer cuTile", tile_compiler, "nvcc")
         if not finding.ok:
-            return Rejection(finding.code, finding.reason, finding.remedy)
+            return finding.rejection
         reason = "cuTile compiles it at run time, at the first call of each dtype and group size"
         return Rejection(
             NOT_BUILT, reason, "force or prefer the kernel, and call it once with each of them during warm-up"

@@ -21,6 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import adjacent
 from kernelhub.backends.torch.attention.sequences import (
     dense_sequences,
     gathered,
@@ -136,8 +137,9 @@ class _Attend:
             out[:, :first] = 0.0
             if lse is not None:
                 lse[:, :, :first] = -torch.inf if self.sinks is None else self.sinks[:, None]
-        k = _adjacent(widened("k wide", k, self.k_scale, self.dtype)).transpose(1, 2)
-        v = _adjacent(widened("v wide", v, self.v_scale, self.dtype)).transpose(1, 2)
+        # The operator takes adjacent elements for granted: torch 2.13 gives wrong numbers otherwise, without an error.
+        k = adjacent(widened("k wide", k, self.k_scale, self.dtype)).transpose(1, 2)
+        v = adjacent(widened("v wide", v, self.v_scale, self.dtype)).transpose(1, 2)
         for start in range(first, tokens, BLOCK):
             rows = slice(start, min(start + BLOCK, tokens))
             self._block(
@@ -164,7 +166,7 @@ class _Attend:
         high = min(length, position + tokens + self.right) if self.right >= 0 else length
         rows = q.to(self.dtype).unflatten(2, (kv_heads, group)).permute(0, 2, 1, 3, 4)
         o, row_lse = _flash(
-            _adjacent(rows.reshape(batch, kv_heads, tokens * group, width)),
+            adjacent(rows.reshape(batch, kv_heads, tokens * group, width)),
             k[:, :, low:high],
             v[:, :, low:high],
             0.0,
@@ -197,9 +199,3 @@ class _Attend:
             hidden |= key < at - self.left
         mask = torch.zeros(tokens, high - low, dtype=self.dtype, device="cpu").masked_fill_(hidden, -torch.inf)
         return mask.repeat_interleave(group, 0)[None, None]
-
-
-def _adjacent(tensor: Tensor) -> Tensor:
-    """With the elements of a row side by side: the operator takes that for granted, and torch 2.13 gives
-    wrong numbers otherwise, without an error."""
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

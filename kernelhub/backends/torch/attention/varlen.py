@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import current_flash_attention_impl
 
-from kernelhub.backends.shared.operands import aligned, positive_scale
+from kernelhub.backends.shared.operands import aligned, most_tokens, positive_scale
 from kernelhub.backends.shared.operators import mismatch
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep
 from kernelhub.ops.attention.arguments import Values
@@ -56,7 +56,7 @@ class VarlenAttn(AttentionAdapter[AttentionProblem, DenseStep]):
             bounds = queries, keys
         else:
             offsets = step.cu_seqlens_q.contiguous(), step.cu_seqlens_k.contiguous()
-            bounds = _bound(step.max_seqlen_q, q.shape[0]), _bound(step.max_seqlen_k, k.shape[0])
+            bounds = most_tokens(step.max_seqlen_q, q.shape[0]), most_tokens(step.max_seqlen_k, k.shape[0])
         ragged = step.cu_seqlens_q is not None
         if not k.shape[-3]:
             made, found = torch.zeros_like(out), None
@@ -107,8 +107,3 @@ def _every(length: int, count: int, like: Tensor) -> Tensor:
     if not length:
         return torch.zeros(count + 1, dtype=torch.int32, device=like.device)
     return torch.arange(0, count * length + 1, length, dtype=torch.int32, device=like.device)
-
-
-def _bound(given: int | None, tokens: int) -> int:
-    """Most tokens that a sequence may have: what the caller said, or all there are."""
-    return max(1, tokens if given is None else min(given, tokens))

@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import adjacent
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.splits import full_waves
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_tokens
@@ -121,8 +122,8 @@ class SplitKV(MlaAdapter):
         sizes = (step.num_seqs, q.shape[0] if ragged else tokens, topk, grid.splits, room)
         lse_strides = strides_of_lse(lse, ragged)
         variant = _variant_of(q, kv_cache, out, values.sinks, strides)
-        block_table, seq_lens = _adjacent(step.block_table), _adjacent(step.seq_lens)
-        cu_seqlens_q = None if step.cu_seqlens_q is None else _adjacent(step.cu_seqlens_q)
+        block_table, seq_lens = adjacent(step.block_table), adjacent(step.seq_lens)
+        cu_seqlens_q = None if step.cu_seqlens_q is None else adjacent(step.cu_seqlens_q)
         with device_of(q):
             launch(
                 grid.tiles * grid.splits,
@@ -224,11 +225,6 @@ class SplitKVFixed(SplitKV):
         if not problem.ragged:
             most = max(1, most // tokens)  # the parts of many tokens are much memory
         return max(1, min(most, -(-kv_bound // CHUNK)))
-
-
-def _adjacent(metadata: Tensor) -> Tensor:
-    """With the entries of a row side by side, as the kernels take them."""
-    return metadata if metadata.stride(-1) == 1 else metadata.contiguous()
 
 
 def _variant_of(

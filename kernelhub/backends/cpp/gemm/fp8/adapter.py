@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.cpp.build import library
+from kernelhub.backends.shared.operands import strides_of_scale
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, BmmFp8Problem
@@ -46,9 +47,9 @@ class Fp8Gemm(Fp8GemmAdapter):
             problem.k,
             self._group,
             self._row_block,
-            *_strides(a_scale),
+            *strides_of_scale(a_scale),
             problem.a_scale_dtype == E8M0,
-            *_strides(b_scale),
+            *strides_of_scale(b_scale),
             problem.b_scale_dtype == E8M0,
             a.stride(0),
             b.stride(0),
@@ -72,13 +73,6 @@ class Fp8Gemm(Fp8GemmAdapter):
     def workspace_bytes(self, *, num_tokens: int) -> int:
         """The activations, decoded."""
         return num_tokens * (-(-self.problem.k // 32) * 32) * self._element_bytes
-
-
-def _strides(scale: Tensor) -> tuple[int, int]:
-    """(row, column) strides; a scale of a tensor has none."""
-    if scale.ndim == 2:
-        return scale.stride(0), scale.stride(1)
-    return (0, 0) if scale.numel() == 1 else (scale.stride(0), 0)
 
 
 _BATCHED_SIZES = 13

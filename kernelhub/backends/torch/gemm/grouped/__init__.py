@@ -23,8 +23,7 @@ class NewerTorchOnBlackwell:
         if problem.device.capability < (10, 0):
             return None
         wanted = Package("torch", ">=2.9")
-        finding = machine.ask(("grouped products on sm_10x", wanted), lambda: machine.package(wanted))
-        return None if finding.ok else Rejection(finding.code, finding.reason, finding.remedy)
+        return machine.ask(("grouped products on sm_10x", wanted), lambda: machine.package(wanted)).rejection
 
 
 KERNELS = (

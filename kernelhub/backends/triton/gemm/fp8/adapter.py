@@ -9,6 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import strides_of_scale
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product_kernel
 from kernelhub.backends.triton.gemm.fp8.tiles import (
@@ -198,10 +199,3 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
         launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
         self._launchers[tile, of_parts] = launcher
         return launcher
-
-
-def strides_of_scale(scale: Tensor) -> tuple[int, int]:
-    """(row, column) strides; a scale of a tensor has none, one of rows none that is read between columns."""
-    if scale.ndim == 2:
-        return scale.stride(0), scale.stride(1)
-    return (0, 0) if scale.numel() == 1 else (scale.stride(0), 0)
