@@ -6,7 +6,7 @@ Names and shapes are those of `kernelhub.ops.models.shapes`. Where `problems_of`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ from kernelhub.ops.merge.problem import MergeProblem
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem
 from kernelhub.ops.mla.concat.problem import ConcatProblem
+from kernelhub.ops.models.layers import Setting, layer_calls
+from kernelhub.ops.models.published import describe
 from kernelhub.ops.models.shapes import (
     ABSORBED,
     ATTENTION,
@@ -38,13 +40,10 @@ from kernelhub.ops.models.shapes import (
     AttentionModel,
     ExpertModel,
     Fp4Layer,
-    IndexerModel,
     LinearLayer,
     LinearModel,
-    MlaModel,
-    MoeModel,
 )
-from kernelhub.ops.moe.experts.problem import FP8, FP8_FORMATS, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import FP8, ExpertsProblem
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 
 
@@ -55,21 +54,33 @@ class Family:
     Attributes:
         problem: base class of the family's problems.
         models: the models by name.
-        facets: function from a model and the given facets to the facets of the problem.
+        facets: names of facets that are those of a layer of the model, or a function from the model and the given
+            facets to the facets of the problem.
     """
 
     problem: type
     models: Mapping[str, Any]
-    facets: Callable[[Any, Mapping[str, Any]], dict[str, Any]]
+    facets: Callable[[Any, Mapping[str, Any]], dict[str, Any]] | tuple[str, ...]
 
     def facets_of(self, name: str, contract: OpRecord[Any], written: Mapping[str, Any]) -> dict[str, Any]:
         """The facets of one of `models`, except those that the user gave."""
-        return {**self.facets(self.models[name], {**defaults(contract), **written}), **written}
+        known = {**defaults(contract), **written}
+        if isinstance(self.facets, tuple):
+            return {**_of_layers(name, contract.name, self.facets, known), **written}
+        return {**self.facets(self.models[name], known), **written}
 
 
 def family_of(contract: OpRecord[Any]) -> Family | None:
     """The family of models of an op; None without one."""
     return next((family for family in _FAMILIES if issubclass(contract.problem, family.problem)), None)
+
+
+def _of_layers(name: str, op: str, names: Sequence[str], known: Mapping[str, Any]) -> dict[str, Any]:
+    """Facets of the problem of an op that a layer of the whole model has. A single query attends to all keys."""
+    setting = Setting(1, 1, known.get("dtype", "bfloat16"), "bfloat16", 16)
+    layer = next(item for item in layer_calls(describe(name), setting) if item.op == op)
+    facets = {**layer.facets, "causal": known.get("ragged") or known.get("q_len") != ONE}
+    return {name: facets[name] for name in names}
 
 
 def _attention_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,10 +101,6 @@ def _merge_facets(model: AttentionModel, known: Mapping[str, Any]) -> dict[str, 
     return {"num_heads": model.num_q_heads, "head_dim": model.head_dim_vo}
 
 
-def _concat_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    return {"num_heads": model.num_heads, "nope_dim": model.qk_nope_head_dim, "rope_dim": model.qk_rope_head_dim}
-
-
 def _expert_facets(model: ExpertModel, known: Mapping[str, Any]) -> dict[str, Any]:
     """Facets of the gate and up projection, in the format of the model's checkpoint."""
     n, k = model.w13
@@ -107,58 +114,8 @@ def _expert_facets(model: ExpertModel, known: Mapping[str, Any]) -> dict[str, An
     return complete_grouped(facets)
 
 
-def _mla_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "num_heads": model.num_heads,
-        "head_dim": model.kv_lora_rank + model.qk_rope_head_dim,
-        "value_dim": model.kv_lora_rank,
-        "causal": known["ragged"] or known["q_len"] != ONE,
-        "sparse": model.index_topk is not None,
-    }
-
-
-def _logits_facets(model: IndexerModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    return {"num_heads": model.num_heads, "head_dim": model.head_dim}
-
-
-def _topk_facets(model: IndexerModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    return {"k": model.k}
-
-
 def _linear_facets(model: LinearModel, known: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_heads": model.num_heads, "head_dim": model.head_dim, "value_dim": model.value_dim}
-
-
-def _mla_cache_facets(model: MlaModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    return {"latent_dim": model.kv_lora_rank, "rope_dim": model.qk_rope_head_dim}
-
-
-def _routing_facets(model: MoeModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "num_experts": model.num_experts,
-        "top_k": model.top_k,
-        "num_groups": model.num_groups,
-        "topk_groups": model.topk_groups,
-        "scoring": model.scoring,
-        "correction_bias": model.correction_bias,
-        "renormalize": model.renormalize,
-        "scaling_factor": model.scaling_factor != 1.0,
-    }
-
-
-def _experts_facets(model: MoeModel, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Facets of the whole layer, in the format that the model is published in."""
-    return {
-        "num_experts": model.num_experts,
-        "top_k": model.top_k,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.intermediate_size,
-        "activation": model.activation,
-        "w13_bias": model.bias,
-        "w2_bias": model.bias,
-        "weights": model.weights,
-        "activation_dtype": FP8 if model.weights in FP8_FORMATS else known["dtype"],
-    }
 
 
 def _fp8_gemm_facets(layer: LinearLayer, known: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,18 +130,26 @@ def _fp4_facets(layer: Fp4Layer, known: Mapping[str, Any]) -> dict[str, Any]:
     return {"n": layer.n, "k": layer.k, "b_format": layer.b_format}
 
 
+_ROUTING = (
+    *("num_experts", "top_k", "num_groups", "topk_groups"),
+    *("scoring", "correction_bias", "renormalize", "scaling_factor"),
+)
+_EXPERTS = (
+    *("num_experts", "top_k", "hidden_size", "intermediate_size"),
+    *("activation", "w13_bias", "w2_bias", "weights", "activation_dtype"),
+)
 _FAMILIES = (
     Family(AttentionProblem, ATTENTION, _attention_facets),
     Family(MergeProblem, ATTENTION, _merge_facets),
-    Family(ConcatProblem, MLA, _concat_facets),
+    Family(ConcatProblem, MLA, ("num_heads", "nope_dim", "rope_dim")),
     Family(GroupedGemmProblem, GROUPED, _expert_facets),
-    Family(MlaProblem, MLA, _mla_facets),
-    Family(LogitsProblem, INDEXERS, _logits_facets),
-    Family(TopKProblem, INDEXERS, _topk_facets),
+    Family(MlaProblem, MLA, ("num_heads", "head_dim", "value_dim", "causal", "sparse")),
+    Family(LogitsProblem, INDEXERS, ("num_heads", "head_dim")),
+    Family(TopKProblem, INDEXERS, ("k",)),
     Family(LinearProblem, LINEAR_ATTENTION, _linear_facets),
-    Family(MlaCacheProblem, MLA, _mla_cache_facets),
-    Family(RoutingProblem, MOE, _routing_facets),
-    Family(ExpertsProblem, MOE, _experts_facets),
+    Family(MlaCacheProblem, MLA, ("latent_dim", "rope_dim")),
+    Family(RoutingProblem, MOE, _ROUTING),
+    Family(ExpertsProblem, MOE, _EXPERTS),
     Family(BmmFp8Problem, ABSORBED, _bmm_fp8_facets),
     Family(Fp8GemmProblem, FP8_LAYERS, _fp8_gemm_facets),
     Family(Fp4GemmProblem, FP4_LAYERS, _fp4_facets),
