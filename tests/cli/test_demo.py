@@ -1,4 +1,4 @@
-"""``kernelhub demo``: real attention through the hub, held against the reference and timed."""
+"""``kernelhub demo``: real attention through the hub, compared with the reference and timed."""
 
 from __future__ import annotations
 

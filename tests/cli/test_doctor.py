@@ -230,7 +230,7 @@ class TestProviders:
 
 @pytest.mark.usefixtures("an_h200")
 class TestKnownDefects:
-    """Of kernels that could run here: each is a note with the report and what mends it."""
+    """Of kernels that could run here: each is a note with the report and its fix."""
 
     @staticmethod
     def told(ask, monkeypatch, packages):

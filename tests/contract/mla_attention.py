@@ -174,7 +174,7 @@ class MlaContract:
         return kernelhub.mla_attention(**(arguments | more), backend=self.kernel)
 
     def check(self, got: Any, arguments: dict[str, Any]) -> None:
-        """Hold a result, with or without LSE, against the reference in float64."""
+        """Compare a result, with or without LSE, with the reference in float64."""
         reference = kernelhub.mla_attention.reference
         want, want_lse = reference(**arguments, return_lse=True, compute_dtype=torch.float64)
         out, lse = got if isinstance(got, tuple) else (got, None)

@@ -1,4 +1,4 @@
-"""What examples verify is kept in a folder of the test, not in that of whoever runs it."""
+"""Results of examples are stored in a folder of the test, not in the user's cache."""
 
 from __future__ import annotations
 

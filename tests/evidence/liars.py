@@ -1,4 +1,4 @@
-"""Kernels that lie, each the right one with one defect, and the same kernels mended."""
+"""Wrong kernels, each the right one with one defect, and the same kernels after a fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Defects that are known and not yet mended, none now: the gate's run leaves their cases out."""
+"""Known defects that are not fixed yet, none now: the gate's run omits their cases."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class TestFa4(OnThisGpu, DenseContract):
 
 
 def agrees(got: Any, arguments: dict[str, Any]) -> None:
-    """Hold a result, perhaps with its LSE, against the reference."""
+    """Compare a result, perhaps with its LSE, with the reference."""
     function = kernelhub.attention if "k" in arguments else kernelhub.paged_attention
     args, kwargs = split(arguments)
     out, lse = got if isinstance(got, tuple) else (got, None)

@@ -98,7 +98,7 @@ class TestRagged(Wide, DenseContract):
 
 
 def agrees(kernel: str, arguments: dict[str, Any]) -> torch.Tensor:
-    """Hold the kernel, with LSE where it gives one, against the reference."""
+    """Compare the kernel, with LSE if it supports it, with the reference."""
     args, kwargs = split(arguments)
     op = kernelhub.attention if "k" in arguments else kernelhub.paged_attention
     forget_graphs()

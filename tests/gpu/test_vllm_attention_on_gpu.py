@@ -76,7 +76,7 @@ class TestFa2Paged(OfVllm, PagedContract):
         agrees(got, arguments)
 
     def test_the_library_itself_writes_past_it(self, monkeypatch) -> None:
-        """Without what the adapter does: if this fails, the library is mended, and the adapter may do less."""
+        """Without what the adapter does: if this fails, the library is fixed, and the adapter may do less."""
         call, _ = self.with_empty_sequences((1,) * 14 + (2,), None)
         monkeypatch.setattr(vllm_builds, "with_keys", lambda ends, page_size, tokens: (ends, None))
         assert beside_blocks_in_use(call)[1]

@@ -1,4 +1,4 @@
-"""KERNELHUB_CHECK=1 has values in a device's memory held against each other as those in CPU memory are."""
+"""KERNELHUB_CHECK=1 checks values in a device's memory like those in CPU memory."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Adapters held against released versions of the real libraries: their wheels are downloaded, read, and never run."""
+"""Adapters compared with released versions of the real libraries: their wheels are downloaded, read, and never run."""

@@ -1,4 +1,4 @@
-"""A lock ends with its holder, whoever waits knows for whom, and nobody waits for ever."""
+"""A lock ends with its holder, a waiting process names the holder, and every wait has a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls as adapters make them, held against released DeepGEMMs: what binds, and what is refused with its reason."""
+"""The adapters' calls compared with released DeepGEMMs: which bind, and which are rejected with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of the releases, held against their files. FlashAttention-2 is released as source only."""
+"""The requirements on the releases, compared with their files. FlashAttention-2 is released as source only."""
 
 from __future__ import annotations
 

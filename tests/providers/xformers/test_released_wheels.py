@@ -1,4 +1,4 @@
-"""What is asked of xformers, held against the Python files of released wheels; whose kernels its operators are."""
+"""The requirements on xformers, compared with Python files of released wheels, and the libraries of its operators."""
 
 from __future__ import annotations
 
