@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import os
 import shutil
@@ -125,6 +126,7 @@ def _run(arguments: list[str]) -> int:
         prog=f"kernelhub {name}",
         description=COMMANDS[name].summary,
         epilog=f"example: {COMMANDS[name].example}",
+        formatter_class=functools.partial(argparse.HelpFormatter, width=None if sys.stdout.isatty() else sys.maxsize),
         allow_abbrev=False,
     )
     command.add_arguments(parser, rest)

@@ -14,6 +14,7 @@ from kernelhub.cli.schemas import SHAPES, schema_of
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 ASKED = (
     "backends",
+    "backends --all",
     "backends --op attention",
     "backends --op fp8_gemm --matrix",
     "bench merge_attention_states --backend torch --tokens 1 --budget-s 0.02",
@@ -23,8 +24,11 @@ ASKED = (
     "cache list",
     "cache path",
     "doctor",
+    "doctor --all",
     "env",
+    "env --all",
     "explain attention --device H200",
+    "explain attention --device H200 --all",
     "explain attention --backend flashinfer --device CPU",
     "explain fp8_gemm --device B200 --packing",
     "info triton.split_kv",

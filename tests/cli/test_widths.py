@@ -92,7 +92,7 @@ class TestWidths:
                 natural = max(len(" ".join(row[at].split())) for row in (table.columns, *table.rows))
                 assert made >= min(natural, 20), (table.columns[at], made)
 
-    @pytest.mark.parametrize("words", [words for words in ASKED if words != "help explain"])  # which argparse wraps
+    @pytest.mark.parametrize("words", ASKED)
     def test_in_a_pipe_no_line_depends_on_a_width(self, words, printed) -> None:
         wide, narrow = (printed(words, io.StringIO(), width) for width in (200, 40))
         assert re.sub(r"\d", "", wide) == re.sub(r"\d", "", narrow)
