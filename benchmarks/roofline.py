@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 import kernelhub
-from kernelhub.evidence.timing import Call, Timing, time_calls, time_once
+from kernelhub.evidence.timing import TimedCall, Timing, time_calls, time_once
 from kernelhub.probes.device import facts
 
 FLOAT8 = "float8_operations_per_s"
@@ -131,7 +131,7 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
     }
 
 
-def _timed(calls: dict[str, Call], device: torch.device, budget_s: float) -> dict[str, Timing]:
+def _timed(calls: dict[str, TimedCall], device: torch.device, budget_s: float) -> dict[str, Timing]:
     """Calls timed in turn, but those that take many times as long as the fastest, once."""
     once = {name: time_once(call, device) for name, call in calls.items()}
     fastest = min(timing.median_s for timing in once.values())

@@ -66,7 +66,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 
 
-def _summary(backends: Sequence[tuple[Registered, Finding | None]], kernels: Sequence[_Entry]) -> list[tuple[str, ...]]:
+def _summary(
+    backends: Sequence[tuple[Registered, Finding | None]], kernels: Sequence[_KernelStatus]
+) -> list[tuple[str, ...]]:
     """A row for each backend: how many of its kernels can run here, its library, and what is missing."""
     here = Counter(entry.kernel.backend for entry in kernels if not entry.obstacles)
     rows: list[tuple[str, ...]] = []
@@ -87,7 +89,7 @@ def _summary(backends: Sequence[tuple[Registered, Finding | None]], kernels: Seq
     return rows
 
 
-def _show_op(record: OpRecord[Any], kernels: Sequence[_Entry], device: DeviceFacts, console: Console) -> None:
+def _show_op(record: OpRecord[Any], kernels: Sequence[_KernelStatus], device: DeviceFacts, console: Console) -> None:
     """The kernels of an op, one per line with its first reason; kernels of a library with one reason share a line."""
     contract = record
     console.heading(f"kernels of {contract.name} ({contract.summary}) on {device}")
@@ -109,7 +111,7 @@ def _show_op(record: OpRecord[Any], kernels: Sequence[_Entry], device: DeviceFac
 def _show_all(
     records: Iterable[OpRecord[Any]],
     backends: Sequence[tuple[Registered, Finding | None]],
-    kernels: Sequence[_Entry],
+    kernels: Sequence[_KernelStatus],
     device: DeviceFacts,
     console: Console,
 ) -> None:
@@ -137,7 +139,7 @@ def _matrix(records: Iterable[OpRecord[Any]], as_json: bool, console: Console) -
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _KernelStatus:
     """A kernel, and its rejections on this machine for any problem."""
 
     kernel: Kernel
@@ -164,13 +166,13 @@ class _Entry:
         }
 
 
-def _kernels(record: OpRecord[Any], device: DeviceFacts) -> list[_Entry]:
+def _kernels(record: OpRecord[Any], device: DeviceFacts) -> list[_KernelStatus]:
     """The kernels of an op, best first for its default problem on this machine."""
     name = record.name
     selection = plain_selection(record.name, device)
     records = {kernel.name: kernel for kernel in HUB.registry.candidates(name).kernels}
     ordered = (records[decision.kernel] for decision in selection.decisions)
-    return [_Entry(kernel, obstacles(kernel, selection)) for kernel in ordered]
+    return [_KernelStatus(kernel, obstacles(kernel, selection)) for kernel in ordered]
 
 
 def _backend_dict(registered: Registered, finding: Finding | None) -> dict[str, Any]:
@@ -209,7 +211,7 @@ def _place(registered: Registered) -> str:
     return f"{registered.origin}, {registered.distribution}" if registered.distribution else registered.origin
 
 
-def _kernel_table(schema: Schema, entries: Sequence[_Entry]) -> Table:
+def _kernel_table(schema: Schema, entries: Sequence[_KernelStatus]) -> Table:
     columns = (
         "kernel",
         "here",
@@ -224,7 +226,7 @@ def _kernel_table(schema: Schema, entries: Sequence[_Entry]) -> Table:
     return Table(columns, [_kernel_row(schema, entry) for entry in entries])
 
 
-def _kernel_row(schema: Schema, entry: _Entry) -> tuple[str, ...]:
+def _kernel_row(schema: Schema, entry: _KernelStatus) -> tuple[str, ...]:
     kernel = entry.kernel
     return (
         kernel.name,

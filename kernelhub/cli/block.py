@@ -31,7 +31,7 @@ _CHECKED = 8  # tokens whose experts are checked against the reference, which is
 
 
 @dataclass(frozen=True)
-class Agreement:
+class ToleranceCheck:
     """A result compared with the reference, in units of the tolerance.
 
     Attributes:
@@ -119,21 +119,21 @@ class Block:
         largest = float(cache[..., : self.attention["value_dim"]].float().abs().nan_to_num().max())
         return compare_out(out, kernelhub.mla_attention.reference(**self.attention), largest)
 
-    def check_routing(self, result: tuple[Tensor, Tensor]) -> Agreement:
+    def check_routing(self, result: tuple[Tensor, Tensor]) -> ToleranceCheck:
         """Checks for the same experts, except where rounding can change them, and the same weights."""
         weights, ids = kernelhub.route_experts.reference(**self.routing, dtype=torch.float64)
         sure = decided(**self.routing)
         same = torch.equal(result[1][sure], ids[sure])
         near = bool(weights_agree(result[0], weights, self.model.scaling_factor)[sure].all())
         wrong = 0.0 if same and near else float("inf")
-        return Agreement(wrong, wrong, bool(result[0].isfinite().all()))
+        return ToleranceCheck(wrong, wrong, bool(result[0].isfinite().all()))
 
-    def check_experts(self, out: Tensor) -> Agreement:
+    def check_experts(self, out: Tensor) -> ToleranceCheck:
         """The first tokens of the result of `fused_moe` against the reference."""
         per_token = ("x", "topk_weights", "topk_ids", "residual")
         some = {name: value[:_CHECKED] if name in per_token else value for name, value in self.experts.items()}
         found = compare_experts(out[:_CHECKED], some, torch.float32)
-        return Agreement(found.worst, found.overall, found.finite)
+        return ToleranceCheck(found.worst, found.overall, found.finite)
 
     def attention_in_torch(self) -> Any:
         """Attention over dense latents, the heads packed as rows of one KV head."""

@@ -15,7 +15,7 @@ from kernelhub.cli.console import Console, Table
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
 from kernelhub.runtime.caches import inventory, known, root, variables
-from kernelhub.runtime.caches.inventory import BROKEN, Cache, Item
+from kernelhub.runtime.caches.inventory import BROKEN, Cache, CacheItem
 
 _ACTIONS = {
     "list": "every cache with its path, size, entries, and what could be removed",
@@ -110,7 +110,7 @@ def _clear(arguments: argparse.Namespace, console: Console) -> int:
     return 1 if left or unread else 0
 
 
-def _ask(chosen: Sequence[tuple[Cache, Item]], as_json: bool) -> None:
+def _ask(chosen: Sequence[tuple[Cache, CacheItem]], as_json: bool) -> None:
     """Return if the user agrees; raise if not, or if input is not a terminal."""
     what = f"{len(chosen)} entries, {_size(sum(item.num_bytes for _, item in chosen))}"
     folders = ", ".join(dict.fromkeys(str(cache.path) for cache, _ in chosen))
@@ -203,7 +203,7 @@ def _to_dict(cache: Cache) -> dict[str, Any]:
     }
 
 
-def _item_dict(item: Item) -> dict[str, Any]:
+def _item_dict(item: CacheItem) -> dict[str, Any]:
     return {**asdict(item), "path": str(item.path)}
 
 

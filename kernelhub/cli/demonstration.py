@@ -20,7 +20,7 @@ from kernelhub.cli.showcase import FULL, QUICK, Case, cases
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.timing import Timing, time_calls
-from kernelhub.ops.attention.tolerance import Agreement
+from kernelhub.ops.attention.tolerance import ToleranceCheck
 
 _STEPS_OF_A_CASE = 3
 
@@ -47,7 +47,7 @@ def demonstrate(arguments: argparse.Namespace, console: Console) -> int:
 
 
 @dataclass(frozen=True)
-class _Result:
+class _CaseResult:
     """The result of one case, without its tensors.
 
     Attributes:
@@ -67,7 +67,7 @@ class _Result:
     peer_is: str
     peer_name: str
     selection: Selection[Any]
-    agreement: Agreement | block.Agreement
+    agreement: ToleranceCheck | block.ToleranceCheck
     ours: Timing
     peer: Timing
 
@@ -121,7 +121,7 @@ def _device(name: str | None) -> torch.device:
 
 def _run_case(
     title: str, make: Callable[[], Case], device: torch.device, budget_s: float, step: Callable[[str], None]
-) -> _Result:
+) -> _CaseResult:
     step(f"{title}: draw the inputs")
     case = make()
     step(f"{title}: run it and check it against the reference")
@@ -130,10 +130,12 @@ def _run_case(
     step(f"{title}: time it beside plain torch")
     ours, *others = time_calls((lambda: case.function(**case.arguments), *case.peers.values()), device, budget_s)
     name, peer = min(zip(case.peers, others, strict=True), key=lambda timed: timed[1].median_s)
-    return _Result(title, case.what, case.tokens, case.checked, case.peer_is, name, selection, agreement, ours, peer)
+    return _CaseResult(
+        title, case.what, case.tokens, case.checked, case.peer_is, name, selection, agreement, ours, peer
+    )
 
 
-def _summary(results: Sequence[_Result], console: Console) -> None:
+def _summary(results: Sequence[_CaseResult], console: Console) -> None:
     """A few lines per case: the kernel, its error, its speed, its ratio to torch, and the next best kernels."""
     console.heading(
         f"kernelhub {kernelhub.__version__} on {results[0].selection.problem.device}, torch {torch.__version__}"
@@ -170,7 +172,7 @@ def _next_best(selection: Selection[Any]) -> str:
     return f"next best: {', '.join(names) or 'none'}; {rejected} unsupported here"
 
 
-def _show(result: _Result, console: Console) -> None:
+def _show(result: _CaseResult, console: Console) -> None:
     selection, agreement = result.selection, result.agreement
     console.heading(f"{result.title}: {result.what}")
     timing = f"{result.ours.median_s * 1e3:.3g} ms a call, median of {result.ours.samples}"

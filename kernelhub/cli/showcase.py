@@ -15,7 +15,7 @@ import kernelhub
 from kernelhub.cli import block
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
-from kernelhub.ops.attention.tolerance import Agreement, compare_out
+from kernelhub.ops.attention.tolerance import ToleranceCheck, compare_out
 from kernelhub.ops.models.shapes import ATTENTION, AttentionModel
 
 _LLAMA, _GPT_OSS = ATTENTION["llama-3.1-8b"], ATTENTION["gpt-oss-120b"]
@@ -68,7 +68,7 @@ class Case:
     function: OpFunction[Any, Any, Any]
     arguments: dict[str, Any]
     tokens: int
-    check: Callable[[Any], Agreement | block.Agreement]
+    check: Callable[[Any], ToleranceCheck | block.ToleranceCheck]
     checked: str
     peers: dict[str, Callable[[], Tensor]]
     peer_is: str
@@ -187,7 +187,7 @@ def _features(arguments: dict[str, Any]) -> str:
     return "".join(text for name, text in said.items() if name in arguments)
 
 
-def _check_prefill(arguments: dict[str, Any], starts: list[int], out: Tensor) -> Agreement:
+def _check_prefill(arguments: dict[str, Any], starts: list[int], out: Tensor) -> ToleranceCheck:
     """Compare blocks of queries with the reference; a block's last query attends to the keys up to itself."""
     features = {name: value for name, value in arguments.items() if name not in ("q", "k", "v")}
     q, k, v = arguments["q"], arguments["k"], arguments["v"]
@@ -205,7 +205,7 @@ def _checked(starts: list[int], tokens: int) -> str:
     return "all queries" if covered == tokens else f"{covered} of {tokens} queries: the first, middle and last ones"
 
 
-def _check_decode(arguments: dict[str, Any], out: Tensor) -> Agreement:
+def _check_decode(arguments: dict[str, Any], out: Tensor) -> ToleranceCheck:
     expected = kernelhub.paged_attention.reference(**arguments)
     # Pages that no sequence uses hold NaN.
     return compare_out(out, expected, float(arguments["v_cache"].abs().nan_to_num().max()))

@@ -20,7 +20,7 @@ EXACT, NEAREST, DEFAULT = "exact", "nearest", "default"
 REACH = 4.0
 
 
-class Found(NamedTuple):
+class ConfigurationMatch(NamedTuple):
     """Result of `look_up`.
 
     Attributes:
@@ -35,7 +35,7 @@ class Found(NamedTuple):
     num_tokens: int = 0
 
 
-def look_up(measured: Mapping[int, Configuration], num_tokens: int) -> Found:
+def look_up(measured: Mapping[int, Configuration], num_tokens: int) -> ConfigurationMatch:
     """The configuration for a call of `num_tokens`: measured for that number, for the nearest one, or the default.
 
     >>> table = {16: {"block_m": 16}, 64: {"block_m": 64}}
@@ -43,17 +43,17 @@ def look_up(measured: Mapping[int, Configuration], num_tokens: int) -> Found:
     ('exact', 16, 'default')
     """
     if not measured or num_tokens < 1:
-        return Found(None, DEFAULT)
+        return ConfigurationMatch(None, DEFAULT)
     if num_tokens in measured:
-        return Found(measured[num_tokens], EXACT, num_tokens)
+        return ConfigurationMatch(measured[num_tokens], EXACT, num_tokens)
 
     def distance(tokens: int) -> float:
         return max(tokens, num_tokens) / min(tokens, num_tokens)
 
     nearest = min(measured, key=lambda tokens: (distance(tokens), tokens))
     if distance(nearest) > REACH:
-        return Found(None, DEFAULT)
-    return Found(measured[nearest], NEAREST, nearest)
+        return ConfigurationMatch(None, DEFAULT)
+    return ConfigurationMatch(measured[nearest], NEAREST, nearest)
 
 
 class Configurable(abc.ABC):

@@ -31,7 +31,7 @@ VERSION = 1
 
 
 @dataclass(frozen=True)
-class Fingerprint:
+class SelectionFingerprint:
     """Everything that two processes must have in common to run the same kernel; `str` gives the digest.
 
     Attributes:
@@ -58,7 +58,7 @@ class Fingerprint:
 
 def fingerprint_of(
     selection: Selection[Any], backend: Backend | None, machine: Machine, tuned: str = ""
-) -> Fingerprint:
+) -> SelectionFingerprint:
     """The fingerprint of a selection that has a kernel.
 
     Args:
@@ -70,7 +70,7 @@ def fingerprint_of(
     assert selection.kernel is not None
     sizes = sizes_of(machine, selection.kernel, selection.problem)
     tuned = tuned or (digest(dict(sizes)) if sizes else "")
-    return Fingerprint(
+    return SelectionFingerprint(
         selection.op,
         facets_of(selection.problem),
         selection.kernel.name,

@@ -26,7 +26,7 @@ from kernelhub.dispatch.bound import Bound, configure, make_adapter, watch_impor
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.contract import Contract, OpRecord
 from kernelhub.dispatch.events import fallback_log, print_events, selection_log
-from kernelhub.dispatch.fingerprint import Fingerprint, fingerprint_of, sizes_of, versions_of
+from kernelhub.dispatch.fingerprint import SelectionFingerprint, fingerprint_of, sizes_of, versions_of
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.kernel import Kernel, Watch
 from kernelhub.dispatch.ledger import Ledger, caller_on_stack
@@ -300,7 +300,7 @@ class Hub:
         """Versions of the libraries of a kernel, by package."""
         return versions_of(kernel, self.registry.backends[kernel.backend].backend, machine or self.machine)
 
-    def fingerprint_of(self, selection: Selection[Any], tuned: str = "") -> Fingerprint:
+    def fingerprint_of(self, selection: Selection[Any], tuned: str = "") -> SelectionFingerprint:
         """The fingerprint of a selection; processes that must run the same kernel compare it."""
         assert selection.kernel is not None
         return fingerprint_of(selection, self.registry.backends[selection.kernel.backend].backend, self.machine, tuned)

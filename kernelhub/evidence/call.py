@@ -75,7 +75,7 @@ class Expectations:
         return made
 
 
-class Answer(NamedTuple):
+class JudgedResults(NamedTuple):
     """The results of a call, and their judgement."""
 
     results: dict[str, Tensor]
@@ -83,7 +83,7 @@ class Answer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Call:
+class GuardedCall:
     """A way to call a kernel with guards.
 
     Attributes:
@@ -109,7 +109,7 @@ class Call:
         apart: bool = False,
         own: bool = False,
         places: Mapping[str, Tensor] | None = None,
-    ) -> Answer:
+    ) -> JudgedResults:
         """Call the kernel and judge its results.
 
         Args:
@@ -154,7 +154,7 @@ class Call:
         if not judgement.ok:
             where = largest_difference(results, judgement.want)
             judgement = replace(judgement, figures="; ".join(filter(None, (judgement.figures, where))))
-        return Answer(results, judgement)
+        return JudgedResults(results, judgement)
 
     def _run(self, given: Arguments) -> tuple[Any, list[Guarded]]:
         """The result of the op, and the workspaces that it requested."""
@@ -178,16 +178,16 @@ class Call:
     def _places(self, arguments: Arguments) -> list[tuple[str, tuple[tuple[int, ...], torch.dtype]]]:
         return list(self.cases.destinations(arguments).items())
 
-    def _place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, apart: bool) -> _Place:
+    def _place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, apart: bool) -> _Destination:
         apart = apart and bool(shape) and name not in self.cases.whole
         guard = poisoned(name, wide_shape(shape, dtype) if apart else shape, dtype, self.device)
         if not apart:
-            return _Place(guard, guard.body.view(dtype).view(shape), ())
+            return _Destination(guard, guard.body.view(dtype).view(shape), ())
         wide = guard.body.view(dtype).view(wide_shape(shape, dtype))
-        return _Place(guard, inner(wide, shape[-1]), around(wide, shape[-1]))
+        return _Destination(guard, inner(wide, shape[-1]), around(wide, shape[-1]))
 
 
-class _Place(NamedTuple):
+class _Destination(NamedTuple):
     """A destination: the guarded memory, the tensor in it, and the elements between its rows."""
 
     guard: Guarded

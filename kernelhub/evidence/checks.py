@@ -22,7 +22,7 @@ from kernelhub.dispatch.problem import feature_name
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import InvalidArgument, KernelUnavailable, NoKernel
-from kernelhub.evidence.call import Answer, Call, Expectations, Failed, OutOfMemory, Unavailable, why
+from kernelhub.evidence.call import Expectations, Failed, GuardedCall, JudgedResults, OutOfMemory, Unavailable, why
 from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, overwrite, same
 from kernelhub.evidence.results import Check
 from kernelhub.ops.case import Arguments, Case, Make, OpCases, Packing, each
@@ -111,7 +111,7 @@ class Subject:
             return found(code, answer.judgement.ratio, figures)
         return found("ok", answer.judgement.ratio)
 
-    def _wrong_with(self, case: Case, arguments: Arguments, answer: Answer) -> tuple[str, str] | None:
+    def _wrong_with(self, case: Case, arguments: Arguments, answer: JudgedResults) -> tuple[str, str] | None:
         """The fault of a result or of the varied calls: a code with figures, or None."""
         results, judgement = answer
         if case.without is not None:
@@ -149,7 +149,7 @@ class Subject:
                 return code, f"{where}: {answer.judgement.figures}"
         return None
 
-    def _in_wider(self, arguments: Arguments) -> Answer | None:
+    def _in_wider(self, arguments: Arguments) -> JudgedResults | None:
         """The result of a call with operands and destinations in wider memory; None if unsupported."""
         whole = {name: value for name, value in arguments.items() if name in self.cases.whole}
         wide = each(in_wider, arguments) | whole
@@ -159,10 +159,10 @@ class Subject:
             return self._ask(wide, apart=True)
         return self._ask(arguments, given=copied(wide), apart=True)
 
-    def _in_its_own(self, arguments: Arguments) -> Answer | None:
+    def _in_its_own(self, arguments: Arguments) -> JudgedResults | None:
         return self._ask(arguments, own=True) if self.cases.destinations(arguments) else None
 
-    def _in_place(self, arguments: Arguments) -> Answer | None:
+    def _in_place(self, arguments: Arguments) -> JudgedResults | None:
         if self.kernel.needs_packing:
             return None
         made = self.cases.in_place(copied(arguments))
@@ -170,7 +170,7 @@ class Subject:
             return None
         return self._ask(arguments, given=made[0], places=made[1])
 
-    def _later(self, arguments: Arguments) -> Answer | None:
+    def _later(self, arguments: Arguments) -> JudgedResults | None:
         """The second of two calls in the same memory; packed weights do not change, and have a check of their own."""
         later = self.cases.later(arguments)
         if self.kernel.needs_packing or not self.claims(later).holds:
@@ -180,7 +180,7 @@ class Subject:
         overwrite(memory, later)
         return self._ask(later, given=memory)
 
-    def _ignores(self, case: Case, answer: Answer, without: Make) -> tuple[str, str] | None:
+    def _ignores(self, case: Case, answer: JudgedResults, without: Make) -> tuple[str, str] | None:
         """Whether the result equals that of the call without the feature, although the reference's does not."""
         plain = without(self.device)
         claim = self.claims(plain)
@@ -234,12 +234,12 @@ class Subject:
         apart: bool = False,
         own: bool = False,
         places: Mapping[str, Tensor] | None = None,
-    ) -> Answer:
+    ) -> JudgedResults:
         """Call the kernel, with its weight packed if it supports no other layout."""
         if packed is None and given is None and self.kernel.needs_packing:
             made = self._packed(arguments)
             packed = None if made is None else made[0]
-        call = Call(self.function, self.kernel, self.cases, self.device, self.expectations)
+        call = GuardedCall(self.function, self.kernel, self.cases, self.device, self.expectations)
         return call(arguments, packed=packed, given=given, apart=apart, own=own, places=places)
 
     @contextlib.contextmanager

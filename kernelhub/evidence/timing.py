@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-Call = Callable[[], object]
+TimedCall = Callable[[], object]
 
 _WARM_UP_CALLS = 2
 _FEWEST, _MOST = 3, 50
@@ -47,7 +47,7 @@ def timing_of(samples: Sequence[float]) -> Timing:
     return Timing(median, len(samples), _OF_MAD * statistics.median(abs(sample - median) for sample in samples))
 
 
-def time_calls(calls: Sequence[Call], device: torch.device, budget_s: float) -> list[Timing]:
+def time_calls(calls: Sequence[TimedCall], device: torch.device, budget_s: float) -> list[Timing]:
     """Time each call after a warm-up, all of them for about `budget_s` together."""
     sample = _by_clock
     if device.type == "cuda":
@@ -62,7 +62,7 @@ def time_calls(calls: Sequence[Call], device: torch.device, budget_s: float) -> 
     return [timing_of(column) for column in zip(*samples, strict=True)]
 
 
-def time_once(call: Call, device: torch.device) -> Timing:
+def time_once(call: TimedCall, device: torch.device) -> Timing:
     """Time of one call after one to warm up."""
     sample = (
         _by_clock
@@ -73,7 +73,7 @@ def time_once(call: Call, device: torch.device) -> Timing:
     return Timing(sample(call, 1), 1)
 
 
-def _by_clock(call: Call, repeats: int) -> float:
+def _by_clock(call: TimedCall, repeats: int) -> float:
     """Seconds of one call."""
     start = time.perf_counter()
     for _ in range(repeats):
@@ -81,7 +81,7 @@ def _by_clock(call: Call, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats
 
 
-def _by_events(flushed: torch.Tensor, call: Call, repeats: int) -> float:
+def _by_events(flushed: torch.Tensor, call: TimedCall, repeats: int) -> float:
     """Seconds of one call on the current GPU, with cold caches."""
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
     torch.cuda.synchronize()

@@ -67,7 +67,7 @@ def compile_in_children(
     """
     results = ChildResults()
     killed: list[Job] = []
-    crew = _Crew(device, sizing, begun, done, results)
+    crew = _Compilers(device, sizing, begun, done, results)
     crew.work(jobs, processes, ninja_jobs, killed)
     if killed:
         names = ", ".join(sorted({item.op for item, _ in killed}))
@@ -79,7 +79,7 @@ def compile_in_children(
     return results
 
 
-class _Crew:
+class _Compilers:
     """Children and their shared state."""
 
     def __init__(

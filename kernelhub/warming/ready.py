@@ -17,7 +17,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import is_final
 from kernelhub.dispatch.work import JOURNAL, Work
 from kernelhub.errors import DeviceLost, InvalidArgument, KernelUnavailable, NoKernel
-from kernelhub.ops.models.calls import Call, calls_of, holds
+from kernelhub.ops.models.calls import OpCall, calls_of, holds
 from kernelhub.ops.serving import SCALE_BITS
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED, Outcome
 from kernelhub.warming.wanted import Item
@@ -104,7 +104,7 @@ def make_ready(
     return Outcome(item.op, kernel, item.label, tuple(tokens), how, time.monotonic() - begun, reason)
 
 
-def make(call: Call, backend: str | None, *, packing: bool = False) -> None:
+def make(call: OpCall, backend: str | None, *, packing: bool = False) -> None:
     """Make one call in every way that engines use: directly, by a plan, and with packed weights.
 
     Args:

@@ -72,7 +72,7 @@ class Trusting:
         classes = [one for one in _classes(items) if self.next_of(one, device) is not None]
         heart.stage("earning trust", len(classes), budget_s)
         crew = Crew(jobs or room_for_children(device))
-        earning = _Earning(self, device, heart, time.monotonic() + budget_s, context_len, crew)
+        earning = _Verifiers(self, device, heart, time.monotonic() + budget_s, context_len, crew)
         self.earnings += earning.settle(classes)
 
     def next_of(self, one: _Class, device: torch.device) -> Decision | None:
@@ -86,7 +86,7 @@ class Trusting:
         return one.need.op, decision.kernel, unpacked_facets(one.need.problem(device))
 
 
-class _Earning:
+class _Verifiers:
     """Shared state of the verifying threads."""
 
     def __init__(

@@ -120,10 +120,10 @@ def warmup(
     with contextlib.ExitStack() as stack:
         shown = stack.enter_context(bar(sys.stderr)) if progress is True else progress
         heart = stack.enter_context(Heart(heartbeat, shown))
-        return _Run(items, where, sizing, heart, jobs, verify, verify_budget_s, build).run(timeout_s)
+        return _WarmupRun(items, where, sizing, heart, jobs, verify, verify_budget_s, build).run(timeout_s)
 
 
-class _Run:
+class _WarmupRun:
     """One warm-up."""
 
     def __init__(

@@ -13,7 +13,7 @@ import kernelhub
 from kernelhub.backends.torch.attention.packed import Packed
 from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import ConfigurationError
-from kernelhub.evidence.tuning.entry import Entry
+from kernelhub.evidence.tuning.entry import TuningEntry
 from kernelhub.ops.models.calls import need_of
 from tests.dispatch.backends import record, register
 
@@ -335,7 +335,7 @@ class TestTheReport:
 
     def test_an_entry_survives_json(self, need) -> None:
         (entry,) = tuned(need).entries
-        again = Entry.from_dict(json.loads(json.dumps(entry.to_dict())))
+        again = TuningEntry.from_dict(json.loads(json.dumps(entry.to_dict())))
         assert again.to_dict() == entry.to_dict()
         assert again.tuned().kernels == entry.ranking
 

@@ -12,14 +12,14 @@ from kernelhub.dispatch.fingerprint import record_digest
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.problem_class import facets_of
 from kernelhub.evidence.tuning import tables
-from kernelhub.evidence.tuning.entry import Entry, Kind, Measured, MeasuredSize
+from kernelhub.evidence.tuning.entry import Kind, Measured, MeasuredSize, TuningEntry
 from kernelhub.probes.device import facts
 
 CPU = facts(torch.device("cpu"))
 DATE = "2026-11-21T02:00:00+00:00"
 
 
-def entry(op: str, facets: Mapping[str, Any], us: Mapping[str, float], tokens: int = 4, **more: Any) -> Entry:
+def entry(op: str, facets: Mapping[str, Any], us: Mapping[str, float], tokens: int = 4, **more: Any) -> TuningEntry:
     """One size of a problem class, in which kernels took so many microseconds; the fastest is chosen."""
     problem = kernelhub.explain(op, device="cpu", **facets).problem
     records = {kernel.name: kernel for kernel in HUB.registry.candidates(op).kernels}
@@ -28,10 +28,12 @@ def entry(op: str, facets: Mapping[str, Any], us: Mapping[str, float], tokens: i
     ranking = tuple(sorted(us, key=lambda name: us[name]))
     regime = HUB.registry.contracts[op].regime(problem)
     size = MeasuredSize(tokens, f"{op}, {tokens} tokens", times)
-    return Entry(op, facets_of(problem), regime, tuple(reversed(ranking)), ranking, "faster", (size,), kinds, DATE)
+    return TuningEntry(
+        op, facets_of(problem), regime, tuple(reversed(ranking)), ranking, "faster", (size,), kinds, DATE
+    )
 
 
-def keep(*entries: Entry) -> None:
+def keep(*entries: TuningEntry) -> None:
     """Have selection read these from now on."""
     tables.keep(CPU, entries)
     HUB.forget_evidence()

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.evidence.call import Call
+from kernelhub.evidence.call import GuardedCall
 from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
@@ -64,13 +64,13 @@ class Wide(Forced):
 
     @pytest.fixture(autouse=True)
     def graphs_are_forgotten(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        once = Call._run
+        once = GuardedCall._run
 
-        def after_none(call: Call, given: dict[str, Any]) -> Any:
+        def after_none(call: GuardedCall, given: dict[str, Any]) -> Any:
             forget_graphs()
             return once(call, given)
 
-        monkeypatch.setattr(Call, "_run", after_none)
+        monkeypatch.setattr(GuardedCall, "_run", after_none)
 
     def run(self, arguments: dict[str, Any], **more: Any) -> Any:
         forget_graphs()

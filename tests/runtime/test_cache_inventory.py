@@ -17,7 +17,7 @@ import pytest
 import kernelhub
 from kernelhub.runtime.caches import inventory, known, lock, notices
 from kernelhub.runtime.caches.fingerprint import fingerprint
-from kernelhub.runtime.caches.inventory import Cache, Item
+from kernelhub.runtime.caches.inventory import Cache, CacheItem
 from kernelhub.runtime.caches.store import Store
 from kernelhub.runtime.caches.variables import cache_variables, set_cache_variables
 from tests.runtime.caches import clean
@@ -275,7 +275,7 @@ class TestOurs:
 
 class TestRemoving:
     def cache(self, path: Path, *items: Path) -> Cache:
-        return Cache("x", path, "X", None, tuple(Item(item, "stale") for item in items))
+        return Cache("x", path, "X", None, tuple(CacheItem(item, "stale") for item in items))
 
     def test_removes_files_and_folders_and_nothing_beside_them(self, tmp_path) -> None:
         file(tmp_path / "cache" / "a" / "b" / "c")
@@ -330,7 +330,7 @@ class TestRemoving:
 
     def test_what_is_being_made_is_left(self, tmp_path) -> None:
         path = file(tmp_path / "cache" / "x.lock")
-        item = Item(path, "busy", "held by process 7")
+        item = CacheItem(path, "busy", "held by process 7")
         assert inventory.remove(self.cache(tmp_path / "cache"), item) == "held by process 7"
         assert path.exists()
 

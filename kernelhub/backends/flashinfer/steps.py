@@ -278,7 +278,7 @@ class Wanted(NamedTuple):
     softcap: float = 0.0
 
 
-class Planned(NamedTuple):
+class PlannedStep(NamedTuple):
     """A plan of one step, ready to run.
 
     Attributes:
@@ -328,13 +328,13 @@ class StepPlans(Generic[LengthsT]):
         if usual is not None and step.num_seqs and usual.stream == stream_of(device):
             self.of(step, usual, device)
 
-    def of(self, step: Any, wanted: Wanted, device: torch.device) -> Planned:
+    def of(self, step: Any, wanted: Wanted, device: torch.device) -> PlannedStep:
         """The plan of a step, made if there is none for these values.
 
         Raises:
             KernelUnavailable: it is to be made while a CUDA graph is captured, whose replays would have this plan.
         """
-        plans: dict[Wanted, Planned] | None = step.state
+        plans: dict[Wanted, PlannedStep] | None = step.state
         if plans is None:
             plans = step.state = {}
         plan = plans.get(wanted)
@@ -346,7 +346,7 @@ class StepPlans(Generic[LengthsT]):
             lease = self._pool.plan(device, wanted.stream, lambda wrapper: self._fill(wrapper, lengths, wanted))
             if len(plans) >= _MOST_PLANS:
                 plans.clear()
-            plan = plans[wanted] = Planned(lease, num_rows, blind)
+            plan = plans[wanted] = PlannedStep(lease, num_rows, blind)
             self._usual = wanted
         return plan
 
@@ -361,7 +361,7 @@ def wanted_for(
 
 def attend(
     run: Callable[..., Any],
-    plan: Planned,
+    plan: PlannedStep,
     q: Tensor,
     factor: float,
     out: Tensor,

@@ -11,7 +11,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.making import at_fork
 from kernelhub.evidence.audit import replay
-from kernelhub.evidence.audit.found import Found, quarantine
+from kernelhub.evidence.audit.found import WrongCall, quarantine
 
 log = logging.getLogger("kernelhub.audit")
 
@@ -27,7 +27,7 @@ def _renew() -> None:
 at_fork(_renew)
 
 
-def found_wrong(found: Found, settings: AuditSettings) -> None:
+def found_wrong(found: WrongCall, settings: AuditSettings) -> None:
     """Report, store and quarantine, once for each kernel and problem class on a device."""
     kernel, device = found.kernel, found.selection.problem.device
     with _guard:

@@ -19,7 +19,7 @@ from kernelhub.probes.device import DeviceFacts
 
 
 @dataclass(frozen=True)
-class Found:
+class WrongCall:
     """A call whose numbers were wrong.
 
     Attributes:
@@ -51,7 +51,7 @@ class Found:
         return f"{CODES.get(code, code)}: {self.comparison.figures}; operands: {_forms(self.arguments)}"
 
 
-def quarantine(found: Found) -> str:
+def quarantine(found: WrongCall) -> str:
     """Store that a kernel was wrong, with its other results; returns why it is not on disk, or an empty text."""
     kernel, device = found.kernel, found.selection.problem.device
     before = kept_of(kernel, device)

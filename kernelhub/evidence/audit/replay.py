@@ -19,8 +19,8 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.problem import WEIGHT_LAYOUT, as_dict
 from kernelhub.dispatch.select import no_kernel
 from kernelhub.errors import CacheError
-from kernelhub.evidence.audit.found import Found, lift
-from kernelhub.evidence.call import Call, Failed
+from kernelhub.evidence.audit.found import WrongCall, lift
+from kernelhub.evidence.call import Failed, GuardedCall
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.poison import kind_of_error
 from kernelhub.evidence.quarantine import now
@@ -35,7 +35,7 @@ _DTYPES = {name: getattr(torch, name) for name in (*_FLOATS, *_SMALL, *_WHOLE) i
 _HOW = {"op": str, "kernel": str, "class": str, "date": str, "figures": str, "bytes": int, "digest": str}
 
 
-def keep_case(found: Found) -> tuple[Path | None, str]:
+def keep_case(found: WrongCall) -> tuple[Path | None, str]:
     """Store a wrong call; returns the file, or None and the reason."""
     parts: list[bytes] = []
     kernel, problem = found.kernel, found.selection.problem
@@ -259,7 +259,9 @@ def replay(path: Path, backend: str | None = None, device: torch.device | str = 
             packed = None
             if kernel.needs_packing:
                 packed = cases.pack(function.prepare(**arguments, backend=kernel.name), arguments)
-            answer = Call(function, kernel, cases, where)(arguments, packed=None if packed is None else packed[0])
+            answer = GuardedCall(function, kernel, cases, where)(
+                arguments, packed=None if packed is None else packed[0]
+            )
             judgement = answer.judgement
             code = "ok" if judgement.ok else kind_of_error(answer.results, judgement)
             ratio, figures = judgement.ratio, "" if judgement.ok else judgement.figures

@@ -38,7 +38,7 @@ from kernelhub.evidence.audit.copies import (
     tensors_of,
 )
 from kernelhub.evidence.audit.findings import found_wrong
-from kernelhub.evidence.audit.found import Found
+from kernelhub.evidence.audit.found import WrongCall
 from kernelhub.evidence.audit.launches import METHODS, READERS, Arranged, NotAudited, Read, rearranges, size_of
 from kernelhub.evidence.audit.schedule import Schedule
 from kernelhub.evidence.cases import CASES
@@ -57,7 +57,7 @@ _OWN_COMPUTE = (AttentionAdapter.compute, GroupedGemmAdapter.compute)  # these o
 def watch(adapter: Any, selection: Selection[Any], device: int, settings: AuditSettings) -> None:
     """Count the launches of an adapter, and recompute a share of them."""
     AUDITS.settle = PENDING.settle_all
-    one = Watch(selection, device, settings, Arranged(adapter) if rearranges(adapter) else None)
+    one = LaunchAudit(selection, device, settings, Arranged(adapter) if rearranges(adapter) else None)
     for name in METHODS:
         method = getattr(type(adapter), name, None)
         if method is None or method in _OWN_COMPUTE:
@@ -65,7 +65,7 @@ def watch(adapter: Any, selection: Selection[Any], device: int, settings: AuditS
         setattr(adapter, name, one.watched(adapter, name))
 
 
-class Watch:
+class LaunchAudit:
     """The launches of one kernel for one problem.
 
     Args:
@@ -181,7 +181,7 @@ def _of(adapter: Any, launch: Callable[..., Any]) -> Callable[..., Any]:
 class _Copy:
     """A call under audit: its operands before the launch, and later its results."""
 
-    watch: Watch
+    watch: LaunchAudit
     read: Read
     arguments: Arguments
     affordable: bool
@@ -196,7 +196,7 @@ class _Copy:
         if device >= 0:
             ready = torch.cuda.Event()
             ready.record(torch.cuda.current_stream(device))
-            PENDING.add(_Pending(self, results, ready, bytes_of_copies(self.read)))
+            PENDING.add(_PendingCall(self, results, ready, bytes_of_copies(self.read)))
             return
         if self.compare(results):
             self._look_again(results)
@@ -221,7 +221,7 @@ class _Copy:
     def _wrong(self, outcome: Comparison, results: dict[str, Tensor]) -> None:
         watch = self.watch
         AUDITS.note_wrong(watch.op, watch.kernel, outcome.figures)
-        found_wrong(Found(watch.selection, self.arguments, results, outcome), watch.settings)
+        found_wrong(WrongCall(watch.selection, self.arguments, results, outcome), watch.settings)
 
     def _look_again(self, results: dict[str, Tensor]) -> None:
         """On a CPU only the kernel can have changed the results since the copy: a difference was written late."""
@@ -234,7 +234,7 @@ class _Copy:
 
 
 @dataclass(eq=False)
-class _Pending:
+class _PendingCall:
     """A call whose copies wait for the device.
 
     Attributes:
@@ -255,7 +255,7 @@ class Pending:
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._queues: dict[int, deque[_Pending]] = {}
+        self._queues: dict[int, deque[_PendingCall]] = {}
         self._streams: dict[int, Any] = {}
 
     def renew(self) -> None:
@@ -267,11 +267,11 @@ class Pending:
         """Bytes of all waiting copies."""
         return sum(one.num_bytes for queue in list(self._queues.values()) for one in list(queue))
 
-    def of(self, device: int) -> tuple[_Pending, ...]:
+    def of(self, device: int) -> tuple[_PendingCall, ...]:
         """Waiting calls of a device, oldest first."""
         return tuple(self._queues.get(device, ()))
 
-    def add(self, one: _Pending) -> None:
+    def add(self, one: _PendingCall) -> None:
         """Add a call to compare once its event has passed."""
         with self._guard:
             self._queues.setdefault(one.copy.watch.device, deque()).append(one)
@@ -288,13 +288,13 @@ class Pending:
         for device in list(self._queues):
             self.settle(device)
 
-    def _next(self, device: int) -> _Pending | None:
+    def _next(self, device: int) -> _PendingCall | None:
         """Remove and return the oldest call of a device, if its event has passed."""
         with self._guard:
             queue = self._queues[device]
             return queue.popleft() if queue and queue[0].ready.query() else None
 
-    def _compare(self, one: _Pending, device: int) -> None:
+    def _compare(self, one: _PendingCall, device: int) -> None:
         watch = one.copy.watch
         try:
             with torch.cuda.device(device), torch.cuda.stream(self._stream(device)) as _:

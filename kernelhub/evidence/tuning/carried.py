@@ -10,7 +10,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.store import Miss
 from kernelhub.evidence.tuning import tables
-from kernelhub.evidence.tuning.entry import Entry, key_of
+from kernelhub.evidence.tuning.entry import TuningEntry, key_of
 from kernelhub.evidence.tuning.lookup import MeasuredTable, judged
 from kernelhub.evidence.verify import device_here
 from kernelhub.probes.device import facts
@@ -29,7 +29,7 @@ def export_stored(path: str | Path, device: torch.device | str | None = None) ->
     return len(entries)
 
 
-def import_table(path: str | Path, device: torch.device | str | None = None) -> list[Entry]:
+def import_table(path: str | Path, device: torch.device | str | None = None) -> list[TuningEntry]:
     """Store the entries of a table file as if they had been measured here.
 
     Raises:
@@ -48,7 +48,7 @@ def import_table(path: str | Path, device: torch.device | str | None = None) -> 
         entry = judged(plain, str(plain.get("op")), key)
         if isinstance(entry, str):
             raise ConfigurationError(f"{path} {entry}; measure here with `kernelhub tune`")
-        entries.append(Entry.from_dict(plain))
+        entries.append(TuningEntry.from_dict(plain))
     tables.keep(where, entries)
     HUB.forget_evidence()
     return entries

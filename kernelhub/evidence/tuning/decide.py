@@ -30,7 +30,7 @@ class Time(NamedTuple):
     noise_us: float = 0.0
 
 
-class Choice(NamedTuple):
+class RankedKernels(NamedTuple):
     """Kernels, best first, and why the first one is: a key of `WORDS`."""
 
     ranking: tuple[str, ...]
@@ -50,7 +50,7 @@ def beats(one: Time, other: Time, margin: float = MARGIN) -> bool:
     return gain > margin * other.us and gain > math.hypot(one.noise_us, other.noise_us)
 
 
-def decide(order: Sequence[str], times: Mapping[str, Time], margin: float = MARGIN) -> Choice:
+def decide(order: Sequence[str], times: Mapping[str, Time], margin: float = MARGIN) -> RankedKernels:
     """The ranking for one size.
 
     Args:
@@ -66,16 +66,16 @@ def decide(order: Sequence[str], times: Mapping[str, Time], margin: float = MARG
     by_time = sorted(named, key=lambda name: times[name].us)
     incumbent, fastest = named[0], by_time[0]
     if len(named) == 1:
-        return Choice((incumbent,), ALONE)
+        return RankedKernels((incumbent,), ALONE)
     unbeaten = [name for name in named if not any(beats(time, times[name], margin) for time in times.values())]
     if incumbent in unbeaten:
         chosen, word = incumbent, FIRST if fastest == incumbent else TIE
     else:  # a kernel that beats one that beats the incumbent beats the incumbent too, so one exists
         chosen, word = next(name for name in unbeaten if beats(times[name], times[incumbent], margin)), FASTER
-    return Choice((chosen, *(name for name in by_time if name != chosen)), word)
+    return RankedKernels((chosen, *(name for name in by_time if name != chosen)), word)
 
 
-def decide_for_all(order: Sequence[str], sizes: Sequence[Mapping[str, Time]], margin: float = MARGIN) -> Choice:
+def decide_for_all(order: Sequence[str], sizes: Sequence[Mapping[str, Time]], margin: float = MARGIN) -> RankedKernels:
     """The ranking for a problem class of several sizes: the kernel with the least total regret is first.
 
     Regret is relative to the fastest kernel's time at each size, and all sizes have equal weight: in microseconds the
@@ -93,7 +93,7 @@ def decide_for_all(order: Sequence[str], sizes: Sequence[Mapping[str, Time]], ma
     scores = {name: slowdown(name, sizes) for name, count in counts.items() if count == most}
     choice = decide(order, scores, margin)
     rest = sorted((name for name in counts if name not in scores), key=lambda name: (-counts[name], name))
-    return Choice((*choice.ranking, *rest), choice.word)
+    return RankedKernels((*choice.ranking, *rest), choice.word)
 
 
 def slowdown(kernel: str, sizes: Sequence[Mapping[str, Time]]) -> Time:

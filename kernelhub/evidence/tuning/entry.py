@@ -137,7 +137,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TuningEntry:
     """One problem class.
 
     Attributes:
@@ -175,10 +175,10 @@ class Entry:
         """Extra time of a kernel, by default the selected one, over the fastest at each size."""
         return [(size, regret(kernel or self.chosen, size.plain_times)) for size in self.sizes if size.times]
 
-    def without(self, gone: set[str]) -> Entry | None:
+    def without(self, gone: set[str]) -> TuningEntry | None:
         """The entry without kernels that can no longer be selected; None if none is left."""
         ranking = tuple(name for name in self.ranking if name not in gone)
-        return Entry(**{**vars(self), "ranking": ranking}) if ranking else None
+        return TuningEntry(**{**vars(self), "ranking": ranking}) if ranking else None
 
     def tuned(self) -> Tuned:
         """The entry in the form that selection reads."""
@@ -229,7 +229,7 @@ class Entry:
         }
 
     @staticmethod
-    def from_dict(plain: Mapping[str, Any]) -> Entry:
+    def from_dict(plain: Mapping[str, Any]) -> TuningEntry:
         """The entry from `to_dict`.
 
         Raises:
@@ -249,7 +249,7 @@ class Entry:
             raise ValueError("its ranking is not of the kernels that were measured")
         if plain["word"] not in WORDS:
             raise ValueError(f"its word is {plain['word']!r}")
-        return Entry(
+        return TuningEntry(
             str(plain["op"]),
             tuple(sorted((str(name), value) for name, value in plain["problem"].items())),
             str(plain["regime"]),

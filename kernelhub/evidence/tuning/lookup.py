@@ -19,7 +19,7 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.quarantine import say
 from kernelhub.evidence.store import Miss
 from kernelhub.evidence.tuning import tables
-from kernelhub.evidence.tuning.entry import Entry, key_of
+from kernelhub.evidence.tuning.entry import TuningEntry, key_of
 from kernelhub.evidence.tuning.tables import FORMAT, Plain
 from kernelhub.probes.device import DeviceFacts
 
@@ -58,7 +58,7 @@ class MeasuredTable:
             found = self._found[where] = None if entry is None else entry.tuned()
         return found
 
-    def entries(self, misses: list[Miss] | None = None) -> Iterator[Entry]:
+    def entries(self, misses: list[Miss] | None = None) -> Iterator[TuningEntry]:
         """All valid entries, for reports; reasons of invalid ones are added to `misses`."""
         _ = HUB.settings
         told = [] if misses is None else misses
@@ -115,11 +115,11 @@ class MeasuredTable:
             self._of_files = found, misses
         return self._of_files
 
-    def _entry(self, op: str, key: str, misses: list[Miss]) -> Entry | None:
+    def _entry(self, op: str, key: str, misses: list[Miss]) -> TuningEntry | None:
         """The first valid entry of a problem class."""
         for where, plain in self._of_op(op).get(key, ()):
             entry = judged(plain, op, key)
-            if isinstance(entry, Entry):
+            if isinstance(entry, TuningEntry):
                 return entry
             miss = Miss(where, entry)
             say(miss)
@@ -138,7 +138,7 @@ class GivenTable:
         same = list(device_key(device)) == list(document.get("device", ()))
         self._found: dict[tuple[str, Any], Tuned] = {}
         entries = document["entries"] if document.get("format") == FORMAT else ()
-        for entry in map(Entry.from_dict, entries):
+        for entry in map(TuningEntry.from_dict, entries):
             tuned = entry.tuned()
             self._found[entry.op, entry.facets] = tuned if same else Tuned(tuned.kernels, tuned.because)
 
@@ -151,10 +151,10 @@ class GivenTable:
         return self._document
 
 
-def judged(plain: Plain, op: str, key: str) -> Entry | str:
+def judged(plain: Plain, op: str, key: str) -> TuningEntry | str:
     """The entry from plain values if it is valid here, or why it is not."""
     try:
-        entry = Entry.from_dict(plain)
+        entry = TuningEntry.from_dict(plain)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         return f"contains an invalid entry of {op}: {error}"
     if (entry.op, entry.key) != (op, key):
@@ -188,7 +188,7 @@ def check_table(document: Any) -> None:
         return
     try:
         for plain in document["entries"]:
-            Entry.from_dict(plain)
+            TuningEntry.from_dict(plain)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(f"tuned: it is not a valid table: {error!r}") from None
 

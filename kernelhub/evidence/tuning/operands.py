@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.op import OpFunction
 from kernelhub.evidence.poison import copied
-from kernelhub.evidence.timing import Call
+from kernelhub.evidence.timing import TimedCall
 from kernelhub.ops.case import Arguments, OpCases
 
 _MOST_COPIES = 16  # operands below a sixteenth of the cache need no more: an engine's layers find them in the cache
@@ -74,7 +74,7 @@ class Operands:
     destinations: Mapping[str, Tensor]
     cases: OpCases
 
-    def call_of(self, function: OpFunction[Any, Any, Any], kernel: str) -> tuple[Any, Call]:
+    def call_of(self, function: OpFunction[Any, Any, Any], kernel: str) -> tuple[Any, TimedCall]:
         """A plan of a kernel for these, and its launch as an engine repeats it: begun, with arranged weights."""
         plan: Any = function.prepare(**self.arguments, backend=kernel)
         arguments = self.arguments

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kernelhub.evidence.tuning.decide import FASTER, WORDS, Regret
-from kernelhub.evidence.tuning.entry import Entry, MeasuredSize
+from kernelhub.evidence.tuning.entry import MeasuredSize, TuningEntry
 from kernelhub.evidence.tuning.tables import export
 from kernelhub.probes.device import DeviceFacts
 
@@ -71,7 +71,7 @@ class Tuning:
     """
 
     device: DeviceFacts
-    entries: tuple[Entry, ...]
+    entries: tuple[TuningEntry, ...]
     left_out: tuple[LeftOut, ...] = ()
     wrong: Mapping[tuple[str, str], str] = field(default_factory=dict)
     unwritten: str = ""
@@ -136,7 +136,7 @@ class Tuning:
         return "\n".join([*lines, self.summary(), *filter(None, (self.unwritten, self.unheeded))])
 
 
-def _row(entry: Entry, size: MeasuredSize) -> RegretRow:
+def _row(entry: TuningEntry, size: MeasuredSize) -> RegretRow:
     best = min(size.times, key=lambda name: size.times[name].us)
     best_us, first = size.times[best].us, entry.order[0] if entry.order else ""
     usual = size.times.get(first)

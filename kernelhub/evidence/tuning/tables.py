@@ -19,7 +19,7 @@ from typing import Any
 from kernelhub.dispatch.fingerprint import own_version
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.store import Miss
-from kernelhub.evidence.tuning.entry import Entry
+from kernelhub.evidence.tuning.entry import TuningEntry
 from kernelhub.probes import document
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.document import DocumentError
@@ -66,7 +66,7 @@ def stored(device: DeviceFacts, op: str) -> tuple[Path, dict[str, Plain]]:
     return store.path(op), dict(found) if isinstance(found, dict) else {}
 
 
-def keep(device: DeviceFacts, measured: Iterable[Entry]) -> None:
+def keep(device: DeviceFacts, measured: Iterable[TuningEntry]) -> None:
     """Add entries to the stored ones, replacing those of the same problem class."""
     by_op: dict[str, dict[str, Plain]] = {}
     for entry in measured:
@@ -106,7 +106,7 @@ def other_standings(device: DeviceFacts) -> list[tuple[Path, str]]:
     return found
 
 
-def table_text(device: DeviceFacts, measured: Iterable[Entry]) -> str:
+def table_text(device: DeviceFacts, measured: Iterable[TuningEntry]) -> str:
     """A table file's text: one entry per line, in an order that depends only on the problem classes."""
     standing = standing_of(device)
     lines = sorted(json.dumps(entry.to_dict(), sort_keys=True, allow_nan=False) for entry in measured)
@@ -116,7 +116,7 @@ def table_text(device: DeviceFacts, measured: Iterable[Entry]) -> str:
     return "\n".join(["{", *words, ' "entries": [', *([body] if body else []), " ]", "}", ""])
 
 
-def export(path: Path, device: DeviceFacts, measured: Iterable[Entry]) -> None:
+def export(path: Path, device: DeviceFacts, measured: Iterable[TuningEntry]) -> None:
     """Write a table file atomically.
 
     Raises:

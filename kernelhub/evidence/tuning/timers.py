@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from kernelhub.errors import KernelhubError
-from kernelhub.evidence.timing import Call, Timing, timing_of
+from kernelhub.evidence.timing import TimedCall, Timing, timing_of
 
 GRAPH, EVENTS, CLOCK = "graph", "events", "clock"
 
@@ -34,7 +34,7 @@ class Timer:
     """
 
     def __init__(
-        self, calls: Sequence[Call], device: torch.device, *, capture: bool, before: Call | None = None
+        self, calls: Sequence[TimedCall], device: torch.device, *, capture: bool, before: TimedCall | None = None
     ) -> None:
         """Warm up, and capture if requested and possible.
 

@@ -27,7 +27,7 @@ from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.evidence.tuning import tables
 from kernelhub.evidence.tuning.counts import usual_counts
 from kernelhub.evidence.tuning.decide import decide_for_all
-from kernelhub.evidence.tuning.entry import Entry, Kind, MeasuredSize
+from kernelhub.evidence.tuning.entry import Kind, MeasuredSize, TuningEntry
 from kernelhub.evidence.tuning.measure import Limits, MeasurementAborted, measure
 from kernelhub.evidence.tuning.operands import NoRoom, Room, out_of_memory
 from kernelhub.evidence.tuning.report import LeftOut, Tuning
@@ -119,7 +119,7 @@ def tune(
     begun = time.monotonic()
     until = begun + (budget_s if budget_s is not None else float("inf"))
     limits = Limits(Room(where, memory_bytes), samples, configurations=configurations, until=until)
-    run = _Run(where, limits, words, context_len, packing)
+    run = _TuneRun(where, limits, words, context_len, packing)
     try:
         with torch.no_grad(), HUB.ledger.unreported(), unaudited():
             for place, need in enumerate(needs):
@@ -153,13 +153,13 @@ def needs_of(what: Any, *, ops: Sequence[str] | None = None, **model: Any) -> li
     return [need for need in reversed(unique.values()) if ops is None or need.op in ops]
 
 
-class _Run:
+class _TuneRun:
     """The measurements of one run so far."""
 
     def __init__(
         self, device: torch.device, limits: Limits, words: tuple[str, ...], context_len: int, packing: bool
     ) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[TuningEntry] = []
         self.left_out: list[LeftOut] = []
         self.wrong: dict[tuple[str, str], str] = {}
         self._device = device
@@ -296,7 +296,7 @@ class _Run:
             for kernel in kernels
             if kernel.name in choice.ranking
         }
-        entry = Entry(
+        entry = TuningEntry(
             need.op,
             facets_of(problem),
             HUB.registry.contracts[need.op].regime(problem),

@@ -36,7 +36,7 @@ _FLOAT32_TERMS = 2.0**-17
 
 
 @dataclass(frozen=True)
-class Agreement:
+class ToleranceCheck:
     """A result compared with the reference.
 
     Attributes:
@@ -66,7 +66,7 @@ class Agreement:
         )
 
 
-def compare_out(out: Tensor, reference: Tensor, largest_value: float) -> Agreement:
+def compare_out(out: Tensor, reference: Tensor, largest_value: float) -> ToleranceCheck:
     """Compare `out` with the reference; `largest_value` is max |V|, scales applied."""
     bound = 2 * _UNIT_ROUNDOFF[out.dtype] + _FLOAT32_TERMS
     exact = reference.double()
@@ -74,7 +74,7 @@ def compare_out(out: Tensor, reference: Tensor, largest_value: float) -> Agreeme
     largest = float(error.abs().max()) if error.numel() else 0.0
     norm = float(exact.square().sum().sqrt())
     ratio = float(error.square().sum().sqrt()) / norm if norm else largest
-    return Agreement(largest, bound * largest_value, ratio, bound, bool(torch.isfinite(out).all()))
+    return ToleranceCheck(largest, bound * largest_value, ratio, bound, bool(torch.isfinite(out).all()))
 
 
 def lse_tolerance(dtype: torch.dtype) -> float:

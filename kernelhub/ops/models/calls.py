@@ -74,7 +74,7 @@ MAKERS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class OpCall:
     """One call of an op, ready for ``HUB.function(op)(**arguments)``.
 
     Attributes:
@@ -110,7 +110,7 @@ def calls_of(
     cache_bytes: int = 1 << 30,
     scale_bits: int | None = None,
     every_size: bool = False,
-) -> Iterator[Call]:
+) -> Iterator[OpCall]:
     """Calls of a problem class with tensors, as serving makes them; every call's problem is the need's.
 
     Args:
@@ -161,17 +161,17 @@ def calls_of(
             batch = batch_of(need.op, problem, given, count, context_len, max_context_len or context_len, sequences)
             if batch is not None:
                 said = "".join(f", {name} {value}" for name, value in sizes)
-                yield Call(need.op, batch.tokens, f"{need.op}, {batch.tokens} tokens{said}", calls(batch))
+                yield OpCall(need.op, batch.tokens, f"{need.op}, {batch.tokens} tokens{said}", calls(batch))
         if every_size and getattr(problem, "ragged", False):
             says = getattr(problem, "q_len", None) == MANY
             for batch in batches_of_every_size(
                 max(tokens, default=0), says, context_len, max_context_len or context_len
             ):
                 label = f"{need.op}, {batch.num_seqs} sequences, {batch.tokens} tokens, at most {batch.max_q_len}"
-                yield Call(need.op, batch.tokens, label, calls(batch))
+                yield OpCall(need.op, batch.tokens, label, calls(batch))
 
 
-def holds(kernel: Kernel, call: Call) -> bool:
+def holds(kernel: Kernel, call: OpCall) -> bool:
     """Whether the packed layout of a kernel supports the weights of a call; also true where that is unknown."""
     try:
         HUB.function(call.op).prepare(**call.arguments, backend=kernel.name, packing=True)

@@ -1,7 +1,7 @@
 """Inventory of the caches of this machine, kernelhub's and those of libraries: paths, sizes, and unusable entries.
 
-Only a recognised entry is an `Item`, and only items are removed: never their parent folders, targets of symbolic links,
-or entries of unknown form.
+A recognised entry is a `CacheItem`, and only items are removed. Parent folders, targets of symbolic links and entries
+of unknown form stay.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _YOUNG_S = 3600.0  # five times the longest known build
 
 
 @dataclass(frozen=True)
-class Item:
+class CacheItem:
     """One entry of a cache that can be removed separately.
 
     Attributes:
@@ -77,7 +77,7 @@ class Cache:
     path: Path
     variable: str
     installed: str | None
-    items: tuple[Item, ...]
+    items: tuple[CacheItem, ...]
     problem: str = ""
 
     @property
@@ -85,18 +85,18 @@ class Cache:
         """Bytes of all items."""
         return sum(item.num_bytes for item in self.items)
 
-    def useless(self) -> tuple[Item, ...]:
+    def useless(self) -> tuple[CacheItem, ...]:
         """Items that nothing on this machine will read."""
         return tuple(item for item in self.items if item.state in USELESS)
 
 
-def unfinished(path: Path, reason: str) -> Item:
+def unfinished(path: Path, reason: str) -> CacheItem:
     """An unfinished entry: a leftover, unless it is recent enough that a process may still write it."""
     try:
         young = time.time() - path.lstat().st_mtime < _YOUNG_S
     except OSError:
         young = True  # renamed or removed in the meantime
-    return Item(path, BUSY, "a process may be writing it") if young else Item(path, LEFTOVER, reason)
+    return CacheItem(path, BUSY, "a process may be writing it") if young else CacheItem(path, LEFTOVER, reason)
 
 
 def folders(path: Path) -> Iterator[Path]:
@@ -117,9 +117,9 @@ def entries(path: Path) -> list[Path]:
         return []
 
 
-def weighed(items: Iterable[Item]) -> tuple[Item, ...]:
+def weighed(items: Iterable[CacheItem]) -> tuple[CacheItem, ...]:
     """The items with their sizes."""
-    return tuple(Item(item.path, item.state, item.reason, item.code, size_of(item.path)) for item in items)
+    return tuple(CacheItem(item.path, item.state, item.reason, item.code, size_of(item.path)) for item in items)
 
 
 def size_of(path: Path) -> int:
@@ -139,7 +139,7 @@ def size_of(path: Path) -> int:
     return num_bytes
 
 
-def remove(cache: Cache, item: Item) -> str:
+def remove(cache: Cache, item: CacheItem) -> str:
     """Remove an item; returns why it was left, or an empty text.
 
     An item is left if it is a symbolic link or is reached through one, so that nothing outside of the cache changes.
@@ -193,7 +193,7 @@ def caches(*, thorough: bool = False) -> list[Cache]:
     ]
 
 
-def _items(place: root.Place, thorough: bool) -> Iterator[Item]:
+def _items(place: root.Place, thorough: bool) -> Iterator[CacheItem]:
     for folder in (made for kind in folders(place.path) for sm in folders(kind) for made in folders(sm)):
         if not _DIGEST.fullmatch(folder.name):
             continue
@@ -203,21 +203,21 @@ def _items(place: root.Place, thorough: bool) -> Iterator[Item]:
             yield from filter(None, (_item(path, place.tree(), thorough) for path in entries(folder)))
 
 
-def _of_a_library(folder: Path, tree: Tree) -> Item:
+def _of_a_library(folder: Path, tree: Tree) -> CacheItem:
     """The folder of a library whose variable points here; its contents are the library's."""
     content = manifest.read(folder / NOTE, tree)
     if isinstance(content, Flaw):
-        return Item(folder, UNKNOWN, content.sentence)
+        return CacheItem(folder, UNKNOWN, content.sentence)
     differs = _difference(content["parts"])
     if not differs:
-        return Item(folder, CURRENT)
+        return CacheItem(folder, CURRENT)
     here = content.get("made", {}).get("host") == socket.gethostname()
-    return Item(folder, STALE if here else ELSEWHERE, differs)
+    return CacheItem(folder, STALE if here else ELSEWHERE, differs)
 
 
-def _item(path: Path, tree: Tree, thorough: bool) -> Item | None:
+def _item(path: Path, tree: Tree, thorough: bool) -> CacheItem | None:
     if path.is_symlink():
-        return Item(path, BROKEN, "it is a symbolic link", "entry_symlink")
+        return CacheItem(path, BROKEN, "it is a symbolic link", "entry_symlink")
     if _OF_A_WRITER.fullmatch(path.name):
         return unfinished(path, "its writer was killed")
     if path.name.endswith(".lock"):
@@ -228,29 +228,29 @@ def _item(path: Path, tree: Tree, thorough: bool) -> Item | None:
     return _judged(path, manifest.read(path, tree)) if path.suffix == ".json" else None
 
 
-def _lock(path: Path) -> Item:
+def _lock(path: Path) -> CacheItem:
     holder = Holder.read(path)
     try:
         age_s = time.time() - path.lstat().st_mtime
     except OSError:  # released in the meantime
-        return Item(path, BUSY, "it was held a moment ago")
+        return CacheItem(path, BUSY, "it was held a moment ago")
     if holder is not None and (holder.ended() is None if holder.is_here() else age_s < STALE_AFTER_S):
-        return Item(path, BUSY, f"held by {holder}")
-    return Item(path, LEFTOVER, f"a lock that {holder or 'an unnamed process'} held {age_s:.0f} s ago")
+        return CacheItem(path, BUSY, f"held by {holder}")
+    return CacheItem(path, LEFTOVER, f"a lock that {holder or 'an unnamed process'} held {age_s:.0f} s ago")
 
 
-def _judged(path: Path, content: dict[str, Any] | Flaw) -> Item:
+def _judged(path: Path, content: dict[str, Any] | Flaw) -> CacheItem:
     if isinstance(content, Flaw):
-        return Item(path, BROKEN, content.sentence, content.code)
+        return CacheItem(path, BROKEN, content.sentence, content.code)
     made, differs = content.get("made", {}), _difference(content["parts"])
     host, version = made.get("host"), made.get("kernelhub")
     if differs and host != socket.gethostname():
-        return Item(path, ELSEWHERE, f"made on {host}: {differs}")
+        return CacheItem(path, ELSEWHERE, f"made on {host}: {differs}")
     if differs:
-        return Item(path, STALE, differs)
+        return CacheItem(path, STALE, differs)
     if version != manifest.version():
-        return Item(path, STALE, f"made by kernelhub {version}, this is {manifest.version()}")
-    return Item(path, CURRENT)
+        return CacheItem(path, STALE, f"made by kernelhub {version}, this is {manifest.version()}")
+    return CacheItem(path, CURRENT)
 
 
 def _difference(parts: dict[str, str]) -> str:

@@ -23,7 +23,7 @@ from kernelhub.runtime.caches.inventory import (
     STALE,
     UNKNOWN,
     Cache,
-    Item,
+    CacheItem,
     entries,
     folders,
     unfinished,
@@ -54,7 +54,7 @@ class Known:
     distribution: str
     variable: str
     where: Callable[[Mapping[str, str]], Path | None]
-    items: Callable[[Path, str | None], Iterator[Item]]
+    items: Callable[[Path, str | None], Iterator[CacheItem]]
 
     def read(self, environ: Mapping[str, str] | None = None) -> Cache | None:
         """The current cache; None without a folder for it."""
@@ -113,7 +113,7 @@ def _inductor_folder(environ: Mapping[str, str]) -> Path:
     return Path(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
 
 
-def _triton(path: Path, installed: str | None) -> Iterator[Item]:
+def _triton(path: Path, installed: str | None) -> Iterator[CacheItem]:
     """A folder for each key; the kernel's metadata contains Triton's version."""
     for folder in folders(path):
         if not _TRITON_KEY.fullmatch(folder.name):
@@ -123,39 +123,39 @@ def _triton(path: Path, installed: str | None) -> Iterator[Item]:
         if all(file.name.startswith("tmp.pid_") for file in files):
             yield unfinished(folder, "its writer was killed before it wrote anything")
         elif empty is not None:
-            yield Item(folder, BROKEN, f"{empty.name} is empty")
+            yield CacheItem(folder, BROKEN, f"{empty.name} is empty")
         else:
             yield _triton_entry(folder, files, installed)
 
 
-def _triton_entry(folder: Path, files: list[Path], installed: str | None) -> Item:
+def _triton_entry(folder: Path, files: list[Path], installed: str | None) -> CacheItem:
     version = None
     for file in files:
         if file.suffix != ".json":
             continue
         metadata = _json(file)
         if metadata is None:
-            return Item(folder, BROKEN, f"{file.name} is not JSON")
+            return CacheItem(folder, BROKEN, f"{file.name} is not JSON")
         if file.name.startswith("__grp__"):
             paths = metadata.get("child_paths", {})
             lost = [name for name, path in paths.items() if not os.path.exists(path)] if isinstance(paths, dict) else []
             if lost:
-                return Item(folder, BROKEN, f"{file.name} refers to {lost[0]}, which does not exist")
+                return CacheItem(folder, BROKEN, f"{file.name} refers to {lost[0]}, which does not exist")
         version = metadata.get("triton_version", version)
     if version is None:
-        return Item(folder, UNKNOWN)
+        return CacheItem(folder, UNKNOWN)
     if installed is not None and version != installed:
-        return Item(folder, STALE, f"made by Triton {version}, {installed} is installed")
-    return Item(folder, CURRENT)
+        return CacheItem(folder, STALE, f"made by Triton {version}, {installed} is installed")
+    return CacheItem(folder, CURRENT)
 
 
-def _flashinfer(path: Path, installed: str | None) -> Iterator[Item]:
+def _flashinfer(path: Path, installed: str | None) -> Iterator[CacheItem]:
     """``<version>/<architectures>/cached_ops/<module>``; the whole folder of a version that is not installed."""
     for version in folders(path):
         if not _VERSION.fullmatch(version.name):
             continue
         if installed is not None and version.name != installed:
-            yield Item(version, STALE, f"made by FlashInfer {version.name}, {installed} is installed")
+            yield CacheItem(version, STALE, f"made by FlashInfer {version.name}, {installed} is installed")
             continue
         for module in (module for arch in folders(version) for module in folders(arch / "cached_ops")):
             if module.name == "tmp":
@@ -165,12 +165,12 @@ def _flashinfer(path: Path, installed: str | None) -> Iterator[Item]:
             if not libraries:
                 yield unfinished(module, "an unfinished build: there is no library")
             elif empty is not None:
-                yield Item(module, BROKEN, f"{empty.name} is empty")
+                yield CacheItem(module, BROKEN, f"{empty.name} is empty")
             else:
-                yield Item(module, CURRENT if installed else UNKNOWN)
+                yield CacheItem(module, CURRENT if installed else UNKNOWN)
 
 
-def _deep_gemm(path: Path, installed: str | None) -> Iterator[Item]:
+def _deep_gemm(path: Path, installed: str | None) -> Iterator[CacheItem]:
     """``cache/kernel.<name>.<digest>``; the digest covers source and compiler, so versions do not share entries."""
     for folder in folders(path / "cache"):
         if not folder.name.startswith("kernel."):
@@ -180,44 +180,44 @@ def _deep_gemm(path: Path, installed: str | None) -> Iterator[Item]:
         if not binaries:
             yield unfinished(folder, "an unfinished build: there is no cubin")
         elif empty is not None:
-            yield Item(folder, BROKEN, f"{empty.name} is empty")
+            yield CacheItem(folder, BROKEN, f"{empty.name} is empty")
         else:
-            yield Item(folder, UNKNOWN)
+            yield CacheItem(folder, UNKNOWN)
     for folder in folders(path / "tmp"):
         if re.fullmatch(r"[0-9a-f-]{8,40}", folder.name):
             yield unfinished(folder, "an unfinished build")
 
 
-def _vllm(path: Path, installed: str | None) -> Iterator[Item]:
+def _vllm(path: Path, installed: str | None) -> Iterator[CacheItem]:
     """Compiled graphs by digest, DeepGEMM's kernels, and FlashInfer's tactics by version."""
     graphs = path / "torch_compile_cache"
     for folder in (*folders(graphs), *folders(graphs / "torch_aot_compile")):
         if re.fullmatch(r"[0-9a-f]{10}|[0-9a-f]{64}", folder.name):
-            yield Item(folder, UNKNOWN)
+            yield CacheItem(folder, UNKNOWN)
     yield from _deep_gemm(path / "deep_gemm", installed)
     flashinfer = package("flashinfer", distribution="flashinfer-python").value
     for version in folders(path / "flashinfer_autotune_cache"):
         if not _VERSION.fullmatch(version.name):
             continue
         if flashinfer is not None and version.name != flashinfer:
-            yield Item(version, STALE, f"tuned with FlashInfer {version.name}, {flashinfer} is installed")
+            yield CacheItem(version, STALE, f"tuned with FlashInfer {version.name}, {flashinfer} is installed")
         else:
-            yield Item(version, CURRENT if flashinfer else UNKNOWN)
+            yield CacheItem(version, CURRENT if flashinfer else UNKNOWN)
 
 
-def _inductor(path: Path, installed: str | None) -> Iterator[Item]:
+def _inductor(path: Path, installed: str | None) -> Iterator[CacheItem]:
     """Sources and libraries in folders named by two letters of their files' names, and results of torch.compile."""
     for folder in folders(path):
         files = entries(folder)
         if re.fullmatch(r"[a-z2-7]{2}", folder.name) and all(file.name[1:3] == folder.name for file in files):
             empty = _empty_binary(files)
-            yield Item(folder, UNKNOWN) if empty is None else Item(folder, BROKEN, f"{empty.name} is empty")
+            yield CacheItem(folder, UNKNOWN) if empty is None else CacheItem(folder, BROKEN, f"{empty.name} is empty")
     for folder in (entry for letters in folders(path / "fxgraph") for entry in folders(letters)):
         if re.fullmatch(r"f[a-z2-7]{51}", folder.name):
-            yield Item(folder, UNKNOWN)
+            yield CacheItem(folder, UNKNOWN)
     for folder in folders(path / "aotautograd"):
         if re.fullmatch(r"a[a-z2-7]{51}", folder.name):
-            yield Item(folder, UNKNOWN)
+            yield CacheItem(folder, UNKNOWN)
     triton = package("triton").value
     for device in folders(path / "triton"):
         yield from _triton(device, triton)

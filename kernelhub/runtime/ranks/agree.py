@@ -23,7 +23,7 @@ from kernelhub.errors import ConfigurationError, KernelhubError, RanksDisagree
 from kernelhub.ops.models.description import Description
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.probes.device import DeviceFacts
-from kernelhub.runtime.ranks.agreed import Choice, agreed_on, sizes_of, stop, stop_other_sizes
+from kernelhub.runtime.ranks.agreed import AgreedKernel, agreed_on, sizes_of, stop, stop_other_sizes
 from kernelhub.runtime.ranks.meeting import Clock, Ended, Meeting, this_process
 from kernelhub.runtime.ranks.rounds import alone, follow, lead
 from kernelhub.runtime.ranks.settle import LEAD, Failure, Outcome
@@ -52,7 +52,7 @@ class Agreement:
 
     rank: int
     size: int
-    choices: tuple[Choice, ...]
+    choices: tuple[AgreedKernel, ...]
     digest: str
     tuned: Mapping[str, Any] = field(default_factory=dict)
     stale: tuple[Plan, ...] = ()

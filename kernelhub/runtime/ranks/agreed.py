@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from kernelhub.dispatch import fingerprint
 from kernelhub.dispatch.constraint import Rejection
-from kernelhub.dispatch.fingerprint import Fingerprint
+from kernelhub.dispatch.fingerprint import SelectionFingerprint
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.plan import Plan
@@ -25,7 +25,7 @@ _UNDO = "call kernelhub.reload() on every rank, and agree again"
 
 
 @dataclass(frozen=True)
-class Choice:
+class AgreedKernel:
     """The kernel that every rank runs for one problem class.
 
     Attributes:
@@ -104,14 +104,14 @@ def try_all(stated: Stated, outcome: Outcome) -> dict[str, tuple[str, str, str, 
     return lacking
 
 
-def fingerprints(stated: Stated, outcome: Outcome, tuned: str) -> list[Fingerprint]:
+def fingerprints(stated: Stated, outcome: Outcome, tuned: str) -> list[SelectionFingerprint]:
     """The fingerprints of all settled kernels, in the order of problem classes."""
     return [_fingerprint(stated.selections[key], outcome[key].kernel, tuned) for key in sorted(outcome)]
 
 
 def agreed_on(
     stated: Stated, outcome: Outcome, rank: int, size: int, tuned: str
-) -> tuple[dict[str, AgreedOp], tuple[Choice, ...]]:
+) -> tuple[dict[str, AgreedOp], tuple[AgreedKernel, ...]]:
     """The additional state of the hub, and the choices for display."""
     by_op: dict[str, AgreedOp] = {}
     choices = []
@@ -133,7 +133,7 @@ def agreed_on(
             overrides[ProblemClass(None, same)] = Override(op, (settled.kernel,), RANKS, who, undo=_UNDO)
             refusals[ProblemClass(None, same)] = rejections
         mark = str(_fingerprint(selection, settled.kernel, tuned))
-        choices.append(Choice(op, facets, settled.kernel, settled.because, settled.refused, mark))
+        choices.append(AgreedKernel(op, facets, settled.kernel, settled.because, settled.refused, mark))
     return by_op, tuple(choices)
 
 
@@ -217,5 +217,5 @@ def _record(op: str, name: str) -> Kernel:
     return next(kernel for kernel in HUB.registry.candidates(op).kernels if kernel.name == name)
 
 
-def _fingerprint(selection: Selection[Any], kernel: str, tuned: str) -> Fingerprint:
+def _fingerprint(selection: Selection[Any], kernel: str, tuned: str) -> SelectionFingerprint:
     return HUB.fingerprint_of(replace(selection, kernel=_record(selection.op, kernel)), tuned)

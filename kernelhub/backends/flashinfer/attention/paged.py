@@ -45,7 +45,7 @@ class Lengths(NamedTuple):
     pages: Pages
 
 
-class Planned(AttentionAdapter[PagedAttentionProblem, PagedStep]):
+class PagedWrapper(AttentionAdapter[PagedAttentionProblem, PagedStep]):
     """A wrapper of a paged cache, which reads the lengths of a step on the host."""
 
     def __init__(self, problem: PagedAttentionProblem) -> None:
@@ -106,7 +106,7 @@ class Planned(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         return Lengths(int32(q_offsets), longest, pages_of(step, self.problem.page_size)), q_offsets[-1], blind
 
 
-class Prefill(Planned):
+class Prefill(PagedWrapper):
     """FlashAttention-2 with tensor cores, keys split where the batch leaves multiprocessors idle."""
 
     backend = "fa2"
@@ -140,7 +140,7 @@ class PrefillHopper(Prefill):
     backend = "fa3"
 
 
-class Decode(Planned):
+class Decode(PagedWrapper):
     """One query of each sequence on CUDA cores."""
 
     tensor_cores = False

@@ -20,7 +20,7 @@ from kernelhub.backends.triton.moe.activations import Activations, Join
 from kernelhub.backends.triton.moe.matmul import experts_kernel
 from kernelhub.backends.triton.moe.reduction import reduce_kernel
 from kernelhub.backends.triton.moe.sorting import count_kernel, sort_kernel
-from kernelhub.backends.triton.moe.tiles import Choice, choose, rows_of_a_tile
+from kernelhub.backends.triton.moe.tiles import ExpertTiles, choose, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles
 from kernelhub.backends.triton.planes import wide, words
 from kernelhub.backends.triton.requirements import has_float8
@@ -84,7 +84,7 @@ class Experts(ExpertsAdapter, Configurable):
         self._products: dict[tuple[Tiles, bool], tuple[Launcher, Launcher]] = {}
         self._measured = [entry for entry in TUNED if entry.fits(problem)]
         self._given: Mapping[int, Configuration] = {}
-        self._defaults: dict[int, Choice] = {}
+        self._defaults: dict[int, ExpertTiles] = {}
         self._rounds: dict[int, _Round] = {}
         choices = {"TOP_K": problem.top_k, "EXPERTS": problem.num_experts, "HAS_MAP": problem.expert_map}
         self._choices = choices
@@ -147,12 +147,12 @@ class Experts(ExpertsAdapter, Configurable):
         self._given = measured
         self._rounds.clear()
 
-    def _choice(self, num_tokens: int) -> Choice:
+    def _choice(self, num_tokens: int) -> ExpertTiles:
         """The tiles of one round: as configured, else what `choose` gives, defaults made once."""
         if self._given:
             found = look_up(self._given, num_tokens)
             if found.configuration is not None and found.source != DEFAULT:
-                return Choice(*candidates.read(found.configuration), found.source)
+                return ExpertTiles(*candidates.read(found.configuration), found.source)
         if self._measured:
             return choose(self.problem, num_tokens, self._measured)
         block_m = rows_of_a_tile(num_tokens * self.problem.top_k, self.problem.num_experts)

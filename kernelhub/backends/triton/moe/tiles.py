@@ -18,7 +18,7 @@ EXACT, NEAREST, DEFAULT = "exact", "nearest", "default"
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExpertTiles:
     """Tiles of both products, which have the same rows, and where they are from.
 
     Attributes:
@@ -37,14 +37,14 @@ class Choice:
         return f"{self.first} and {self.second} ({self.source}: {words[self.source]})"
 
 
-def choose(problem: ExpertsProblem, num_tokens: int, table: Sequence[Tuned] = TUNED) -> Choice:
+def choose(problem: ExpertsProblem, num_tokens: int, table: Sequence[Tuned] = TUNED) -> ExpertTiles:
     """The tiles of a call."""
     fitting = [entry for entry in table if entry.fits(problem)]
     if not fitting:
         block_m = rows_of_a_tile(num_tokens * problem.top_k, problem.num_experts)
-        return Choice(default_tiles(problem, block_m, True), default_tiles(problem, block_m, False), DEFAULT)
+        return ExpertTiles(default_tiles(problem, block_m, True), default_tiles(problem, block_m, False), DEFAULT)
     best = min(fitting, key=lambda entry: (abs(math.log(entry.num_tokens / num_tokens)), entry.num_tokens))
-    return Choice(best.first, best.second, EXACT if best.num_tokens == num_tokens else NEAREST)
+    return ExpertTiles(best.first, best.second, EXACT if best.num_tokens == num_tokens else NEAREST)
 
 
 def rows_of_a_tile(pairs: int, num_experts: int) -> int:

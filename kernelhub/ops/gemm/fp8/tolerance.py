@@ -47,7 +47,7 @@ _FEWEST = 32  # elements of a row whose root mean square says something
 
 
 @dataclass(frozen=True)
-class Agreement:
+class ToleranceCheck:
     """How far a result is off, in units of what is allowed: at most 1 is right.
 
     Attributes:
@@ -92,7 +92,7 @@ def compare(
     *,
     matrix_instructions: bool,
     expected: Expected | None = None,
-) -> Agreement:
+) -> ToleranceCheck:
     """Hold a result [..., M, N] against the reference.
 
     Args:
@@ -114,7 +114,7 @@ def compare(
         else 0.0
         for dim in (-1, -2)
     )
-    return Agreement(float(share.max()), rows, columns)
+    return ToleranceCheck(float(share.max()), rows, columns)
 
 
 def _of_sums(a: Tensor, matrix_instructions: bool) -> tuple[float, float]:

@@ -56,7 +56,7 @@ _SIGMAS = 8.0
 
 
 @dataclass(frozen=True)
-class Agreement:
+class ToleranceCheck:
     """How a result compares to the reference.
 
     Attributes:
@@ -107,7 +107,7 @@ def compare(
     arguments: dict[str, Any],
     dtype: torch.dtype = torch.float64,
     expected: Sequence[Expected] | None = None,
-) -> Agreement:
+) -> ToleranceCheck:
     """A result of `fused_moe` against the reference in `dtype`, for arguments as of the op.
 
     `expected` is the result of `expected_of` for them, if there is one.
@@ -126,11 +126,11 @@ def compare(
     return min(ways, key=lambda agreement: agreement.ratio)
 
 
-def _agreement(out: Tensor, want: Tensor, single: Tensor, overall: Tensor) -> Agreement:
+def _agreement(out: Tensor, want: Tensor, single: Tensor, overall: Tensor) -> ToleranceCheck:
     """With what an eighth of a single error, and the root mean square of all, may be."""
     error = (out.to(want.dtype) - want).abs()
     tiny = 2.0**-24 if out.dtype is torch.float16 else 2.0**-100
-    return Agreement(
+    return ToleranceCheck(
         float((error / (_SIGMAS * single + tiny)).amax()) if error.numel() else 0.0,
         float(error.square().sum().sqrt() / (overall.square().sum().sqrt() + tiny)),
         bool(out.isfinite().all()),
