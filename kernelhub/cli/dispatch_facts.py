@@ -90,7 +90,7 @@ def known_defects(variables: Variables) -> Iterator[Fact]:
         for defect in defects(registered, device)
     )
     for kernel, entry, problems in told:
-        where = f"never chosen where {problems}" if problems else "never chosen"
+        where = f"never selected for {problems}" if problems else "never selected"
         yield Fact(NOTE, f"known defect of {kernel.name}", f"{entry.symptom}; {where} ({entry.issue})", entry.remedy)
 
 

@@ -96,7 +96,7 @@ def caches() -> list[Fact]:
     found = writable(triton_cache_folder(), "TRITON_CACHE_DIR")
     refused = [why for place in root.places()[1:] if (why := place.refused()) is not None]
     return [
-        _fact(found, "Triton keeps compiled kernels there", "Triton kernels are not chosen on a GPU"),
+        _fact(found, "Triton keeps compiled kernels there", "Triton kernels are not selected on a GPU"),
         *_open_caches(),
         _our_cache(),
         *(Fact(NOTE, f"{code}: {reason}", "nothing in it is read", CODES[code][1]) for code, reason in refused),

@@ -282,7 +282,7 @@ def _without_nested(name: str) -> Callable[..., Any]:
 def _without_gradient(name: str) -> Callable[..., Any]:
     """The operator under autograd: it rejects an operand that requires a gradient by its name, under torch.compile too.
 
-    Without a formula of its own an operator's result is cut from the graph, and gradients are lost without a word.
+    An operator without a gradient formula cuts its result from the graph, and gradients are lost silently.
     """
     op = name.removesuffix("_out")
     overload = getattr(torch.ops.kernelhub, name).default

@@ -17,11 +17,11 @@ An op that takes packed weights does four things:
 3. its plan is a `PackingPlan`, with the weight's arguments in the order of `pack`, made by `prepared`;
 4. adapters whose record has `packs_to` are `PackingAdapter`s too.
 
-A kernel that reads no checkpoint's weights is chosen where the caller says that it will pack: with `packing` of
-``prepare``, ``explain`` and `kernelhub.warmup`. All of them ask one selection, under one policy.
+A kernel that cannot read a checkpoint's weights is selected if the caller promises to pack: with `packing` of
+``prepare``, ``explain`` and `kernelhub.warmup`. All of them use the same selection, under one policy.
 
-Packing never changes a number: `unpack` gives back the checkpoint's tensors bit for bit. A kernel whose format does not
-hold the weight's numbers raises `InvalidArgument` when it packs.
+Packing never changes a value: `unpack` returns the checkpoint's tensors bit for bit. If a kernel's format cannot
+represent the weight's values, packing raises `InvalidArgument`.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def layout_of(weight: Tensor | PackedWeight) -> str:
 
 @dataclass(frozen=True)
 class _Prepared:
-    """What a plan is made of: the key it is for, and the choice under which that key was found."""
+    """The parts of a plan: its key, and the selection that determined the key."""
 
     key: Any
     chosen: Selection[Any] | None
@@ -202,9 +202,9 @@ def prepared(
 ) -> PlanT:
     """A plan for a weight as in a checkpoint, or for one that is packed already.
 
-    With `packing` the kernel is chosen among all, those that need their weights packed too, and the plan is for the
-    layout that its `pack` makes. Without it the plan is for the weight as it is given, unless only kernels that need it
-    packed may run: then it is for the best of these, so that it can pack.
+    With `packing` all kernels are candidates, including those that need packed weights, and the plan is for the layout
+    of the selected kernel. Without it the plan is for the given weight. If only kernels that need packed weights are
+    supported, it is for the best of these, so that the caller can pack.
 
     Args:
         op: the op.
@@ -212,7 +212,7 @@ def prepared(
         backend: the call's ``backend=``.
         packed: key and tag -> the key with that layout.
         packing: the caller packs weights as in a checkpoint with the plan's `pack` before it runs.
-        make: the plan of a choice that is made ready. It raises `InvalidArgument` if `packing`, and the kernel's format
+        make: returns the plan of a bound selection. It raises `InvalidArgument` if `packing`, and the kernel's format
             cannot represent this weight: then the next best is selected, unless the user requests the kernel.
 
     Raises:
@@ -226,7 +226,7 @@ def prepared(
         except NoKernel:
             if found.chosen is None or _key_to_prepare(op, parsed, backend, packed, packing, refused).key == found.key:
                 raise
-            # The kernel could not be loaded, which is known from now on: the next one is chosen.
+            # The kernel could not be loaded, which is recorded: the next one is selected.
         except InvalidArgument as error:
             if found.chosen is None or not packing or found.chosen.explicit or op.policy(backend).strict:
                 raise
@@ -245,7 +245,7 @@ def _key_to_prepare(
     packing: bool,
     refused: Mapping[str, tuple[Rejection, ...]],
 ) -> _Prepared:
-    """The key of a plan: the call's own, or that of the layout of the chosen kernel."""
+    """The key of a plan: the call's own, or that of the layout of the selected kernel."""
     key, problem_of = parsed.key, op.contract.problem_of
     problem = problem_of(key, parsed.device)
     as_given = _Prepared(key, None)

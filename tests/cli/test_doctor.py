@@ -245,7 +245,7 @@ class TestKnownDefects:
         assert set(told) == {f"flashinfer.{name}" for name in (*attention, "cutlass_experts_mxfp4")}
         assert "https://github.com/flashinfer-ai/flashinfer/issues/3130" in told["flashinfer.mla_fa3"]["meaning"]
         assert "flashinfer-python>=0.6.11" in told["flashinfer.mla_fa3"]["remedy"]
-        assert "never chosen where window_left: True; causal: False" in told["flashinfer.fa2_prefill"]["meaning"]
+        assert "never selected for window_left: True; causal: False" in told["flashinfer.fa2_prefill"]["meaning"]
 
     def test_a_version_without_them_lacks_the_notes(self, ask, monkeypatch):
         assert set(self.told(ask, monkeypatch, {"flashinfer": "0.6.18"})) == {

@@ -1,4 +1,4 @@
-"""What a selection says of kernels that were not chosen: made when it is read, and true of the moment of selection."""
+"""The decisions about kernels that were not selected: computed when read, with the facts at the time of selection."""
 
 from __future__ import annotations
 

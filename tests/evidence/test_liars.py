@@ -1,4 +1,4 @@
-"""Kernels that lie are caught, each by its own code, and are not chosen any more; right ones are never."""
+"""Wrong kernels are detected, each with its own code, and are no longer selected; right ones pass."""
 
 from __future__ import annotations
 

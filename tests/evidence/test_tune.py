@@ -1,4 +1,4 @@
-"""Real runs on the CPU: the fast kernel wins and is chosen, the slow one loses, one that lies is never chosen."""
+"""Real runs on the CPU: the fast kernel is selected, the slow one is not, a wrong one is never selected."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class TestTheFastestWins:
         assert (now.selected, now.source) == (entry.chosen, "tuned")
         assert f"measured {entry.date[:10]}: {entry.chosen} " in now.because
         assert " us for 5 tokens, next " in now.because
-        assert "faster than the order's own choice" in now.because
+        assert "faster than the order's first kernel" in now.because
         assert now.decisions[0].reason == now.because, "explain tells the figures"
         HUB.forget_report()
         packed_call()

@@ -54,7 +54,7 @@ def test_every_kernel_is_ranked_once_and_the_rest_by_time(order, found):
 
 @given(orders, measured)
 def test_nothing_is_much_faster_than_the_selection(order, found):
-    """Whoever is clearly faster than the chosen one is itself chosen, or nothing tells the two apart."""
+    """A kernel that is clearly faster than the selected one is itself selected, or the two are not distinguishable."""
     chosen = decide(order, found).ranking[0]
     assert not any(beats(time, found[chosen]) for name, time in found.items() if name != chosen)
 

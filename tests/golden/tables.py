@@ -3,7 +3,7 @@
     python -m tests.golden.tables --write      # after a change that is meant to reroute something
 
 Two files per op. In the first each block is one set of installed packages, each row one model and phase, each
-column one device, and a cell names the chosen kernel. The second gives the code of every kernel's decision.
+column one device, and a cell names the selected kernel. The second gives the code of every kernel's decision.
 
 ``trust.txt`` is what each family of devices gets alone, with FlashInfer, and with every library, by trust.
 

@@ -1,4 +1,4 @@
-"""Under torch.compile, too, an op refuses by name a tensor that wants a gradient: none is lost without a word."""
+"""Under torch.compile, too, an op refuses by name a tensor that requires a gradient: none is lost silently."""
 
 from __future__ import annotations
 

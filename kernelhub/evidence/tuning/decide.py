@@ -16,9 +16,9 @@ MARGIN = 0.03
 
 FIRST, FASTER, TIE, ALONE = "first", "faster", "tie", "alone"
 WORDS = {
-    FIRST: "the order's own choice is the fastest",
-    FASTER: "faster than the order's own choice",
-    TIE: "as fast as the fastest, within noise and margin; the order's own choice keeps its place",
+    FIRST: "the order's first kernel is the fastest",
+    FASTER: "faster than the order's first kernel",
+    TIE: "as fast as the fastest, within noise and margin; the order's first kernel stays",
     ALONE: "the only one that was measured at every size",
 }
 

@@ -47,7 +47,7 @@ def linear_inputs(
         batch: sequences.
         tokens: per sequence.
         lengths: of the sequences of a ragged batch, in place of `batch` and `tokens`.
-        state: sequences go on from a state.
+        state: sequences continue from a state.
         slots: where in a pool of states, one per sequence, which implies `state`.
         num_slots: states in the pool.
         dtype: of q, k and v.

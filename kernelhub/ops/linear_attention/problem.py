@@ -24,7 +24,7 @@ class LinearProblem:
     value_dim: int = facet("width of a head of v", default=128)
     q_len: str = facet("tokens per sequence: one, many, any (ragged)", values=(ONE, MANY, ANY), default=MANY)
     ragged: bool = feature("sequences of different lengths, [T, H, D] with cu_seqlens", False)
-    state: bool = feature("sequences go on from a state", False)
+    state: bool = feature("sequences continue from a state", False)
     out_state: bool = feature("the state after the last token is kept", False)
     state_indices: bool = feature("states are in a pool, at indices", False)
 

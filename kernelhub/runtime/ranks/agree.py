@@ -45,7 +45,7 @@ class Agreement:
         rank, size: rank of this process, and size of the group.
         choices: one for each problem class.
         digest: equal on all ranks.
-        tuned: rank 0's tuned choices.
+        tuned: rank 0's results of tuning.
         stale: given plans that no longer run, since the ranks agreed on another kernel; prepare them again.
         elapsed_s: time of the agreement.
     """
@@ -100,7 +100,7 @@ def agree(
             nothing, for all selections of this process so far.
         tp: for a model, ranks that share every layer; by default the size of the group.
         timeout_s: longest wait for all ranks together, in seconds.
-        tuned: tuned choices, plain JSON values; all ranks use those of rank 0. By default the valid measurements of
+        tuned: results of tuning, plain JSON values; all ranks use those of rank 0. By default the valid measurements of
             `kernelhub.tune` on rank 0: every rank then ranks and sizes kernels by these alone, until
             `kernelhub.reload()`.
         device: device of needs and models: as of `explain`, by default the current GPU, else the CPU.

@@ -68,7 +68,7 @@ def follow(
         if message is None:
             break
         if message["tuned"] != table_digest(tuned):
-            reason = f"the table of tuned choices did not reach rank {meeting.rank} as rank {LEAD} sent it"
+            reason = f"the table of tuning results did not reach rank {meeting.rank} as rank {LEAD} sent it"
             meeting.give_up(Failure("table_differs", f"{reason}; agree again", (meeting.rank,)))
         outcome = {key: _settled(plain) for key, plain in message["settled"].items()}
         meeting.say(f"ready{attempt}", _ready(stated, outcome, tuned))

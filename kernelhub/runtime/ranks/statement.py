@@ -78,7 +78,7 @@ def statement_of(stated: Stated, rank: int, where: str, tuned: str) -> dict[str,
         stated: the rank's selections.
         rank: its number in the group.
         where: host and process, for messages.
-        tuned: digest of the rank's own tuned choices.
+        tuned: digest of the rank's own results of tuning.
     """
     kernels: dict[str, dict[str, Any]] = {}
     for selection in stated.selections.values():
@@ -142,5 +142,5 @@ def _selection(selection: Selection[Any]) -> dict[str, Any]:
 
 
 def table_digest(table: Mapping[str, Any]) -> str:
-    """Digest of a table of tuned choices; empty for an empty one."""
+    """Digest of a table of tuning results; empty for an empty one."""
     return digest(dict(table)) if table else ""

@@ -1,4 +1,4 @@
-"""Tile shapes of latent attention, chosen from facts of the device."""
+"""Tile shapes of latent attention, selected by facts about the device."""
 
 from __future__ import annotations
 

@@ -163,9 +163,9 @@ def bind(
 
 
 def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
-    """The call of a plan, whose layer was checked and brought into form when it was prepared.
+    """The call of a plan, whose layer's weights were checked and converted when it was prepared.
 
-    Its last argument is another layer's weights; without weights of its own each call must be given some.
+    Its last argument is another layer's weights. A plan without weights needs them in each call.
     """
     problem: ExpertsProblem = bound.selection.problem
     run, activation, activation_dtype = bound.run, problem.activation, asked_by(problem)

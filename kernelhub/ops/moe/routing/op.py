@@ -326,13 +326,13 @@ def route_experts(
     Args:
         logits: ``[T, E]``, float32, float16 or bfloat16.
         top_k: experts per token, 1 to E.
-        scoring: ``"softmax"`` over all experts, ``"sigmoid"`` of each, or ``"softmax_after_topk"`` over the chosen.
+        scoring: ``"softmax"`` over all experts, ``"sigmoid"`` of each, or ``"softmax_after_topk"`` over the selected.
         num_groups: number of groups of consecutive experts, all of the same size. A token uses experts of only
             `topk_groups` groups. Groups are ranked by their best expert, or with a bias by the sum of their best two.
             None, 0 and 1 mean no groups.
         topk_groups: number of groups per token.
         correction_bias: float32 ``[E]``, added for ranking only.
-        renormalize: divide the chosen weights by their sum: after ``"softmax"`` exactly, however small it is; after
+        renormalize: divide the selected weights by their sum: after ``"softmax"`` exactly, however small it is; after
             ``"sigmoid"`` by the sum plus 1e-20, as DeepSeek-V3's own code does; after ``"softmax_after_topk"`` the sum
             is one already.
         scaling_factor: factor of the weights, applied last.
