@@ -11,107 +11,39 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.models.shapes import MoeModel
+from kernelhub.ops.moe.experts.cases import FEATURES, PLAIN
 from kernelhub.ops.moe.experts.inputs import moe_inputs
-from kernelhub.ops.moe.experts.problem import ACTIVATIONS, ASKED_FORMATS, FORMATS, FP8_FORMATS
+from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FORMATS, FP8_FORMATS
 from kernelhub.ops.moe.experts.tolerance import compare
-from tests.conftest import DEVICE
+from kernelhub.testing import KernelCase, OpContract
+from tests.conftest import DEVICE, HAS_GPU
 
-# Small, and awkward: the last step along H is a part of one, and so is the last tile of columns.
-PLAIN = MoeModel("plain", num_experts=5, top_k=2, hidden_size=160, intermediate_size=128)
 BIASED = dataclasses.replace(PLAIN, name="biased", bias=True)
 NARROW = {"hidden_size": 64, "intermediate_size": 64}  # for tests of many calls
-FP8 = ("fp8_tensor", "fp8_channel", "fp8_block", "fp8_block_ue8m0")
-# Activations in a format that is asked for by name, and weights that they multiply.
-ASKED = tuple((form, weights) for form, fitting in ASKED_FORMATS.items() for weights in fitting)
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One call, by what is unusual about it; `more` are further arguments."""
-
-    label: str
-    inputs: dict[str, Any]
-    more: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def __str__(self) -> str:
-        return self.label
+def some_of(weights: Tensor, experts: list[int]) -> Tensor:
+    """The weights of some experts; torch 2.8 cannot index float8 on a CPU but by its bytes."""
+    return weights.view(torch.uint8)[experts].view(weights.dtype) if weights.itemsize == 1 else weights[experts]
 
 
-CASES = [
-    *(Case(f"{dtype}"[6:], {"dtype": dtype}) for dtype in (torch.bfloat16, torch.float16)),
-    Case("float32", {"dtype": torch.float32, "hidden_size": 96, "intermediate_size": 40}),
-    *(Case(name, {"weights": name, "model": BIASED}) for name in FORMATS if name != "plain"),
-    *(Case(f"{name}, wide tokens", {"weights": name}, {"activation_dtype": torch.bfloat16}) for name in FP8),
-    *(Case(f"{name} in float16", {"weights": name, "dtype": torch.float16}) for name in ("fp8_block", "nvfp4")),
-    *(
-        Case(
-            f"{name} in float32",
-            {"weights": name, "dtype": torch.float32, "hidden_size": 64, "intermediate_size": inner},
-        )
-        for name, inner in (("fp8_channel", 40), ("mxfp4", 32), ("mxint4", 32), ("fp8_block", 128))
-    ),
-    *(Case(name, {"model": BIASED}, {"activation": name}) for name in ACTIVATIONS if name != "silu"),
-    *(
-        Case(f"{name} clamped hard", {"model": BIASED}, {"activation": name, "alpha": 0.5, "limit": 0.25})
-        for name in ("swiglu_oai", "swiglu_clamped", "swiglu_step")
-    ),
-    Case("router before", {"model": BIASED}, {"apply_router_weight_on_input": True}),
-    Case("router before, fp8", {"weights": "fp8_channel"}, {"apply_router_weight_on_input": True}),
-    *(Case(f"{tokens} tokens", {"tokens": tokens}) for tokens in (1, 2, 17, 90)),
-    *(Case(f"{top_k} of 23", {"num_experts": 23, "top_k": top_k, "tokens": 3}) for top_k in (1, 22)),
-    Case("one expert", {"num_experts": 1, "top_k": 1}),
-    *(
-        Case(f"{hidden} by {inner}", {"hidden_size": hidden, "intermediate_size": inner})
-        for hidden, inner in ((64, 64), (33, 17), (130, 66), (128, 193))
-    ),
-    *(
-        Case(f"{name}, {hidden} by {inner}", {"weights": name, "hidden_size": hidden, "intermediate_size": inner})
-        for name, hidden, inner in (
-            ("mxfp4", 32, 96),
-            ("nvfp4", 48, 16),
-            ("mxint4", 32, 96),
-            ("fp8_tensor", 100, 36),
-            ("fp8_block", 129, 256),
-            ("fp8_block", 96, 128),
-        )
-    ),
-    *(Case(f"{form} of {weights}", {"activation_dtype": form, "weights": weights}) for form, weights in ASKED),
-    *(
-        Case(f"{form} of {weights}, biases", {"activation_dtype": form, "weights": weights, "model": BIASED})
-        for form, weights in ASKED
-        if weights != "fp8_block_ue8m0"
-    ),
-    *(
-        Case(
-            f"{form}, {label}",
-            {"activation_dtype": form, "weights": ASKED_FORMATS[form][-1], "model": BIASED} | inputs,
-            more,
-        )
-        for form in ("fp8_block_gate_up", "mxfp8", "nvfp4")
-        for label, inputs, more in (
-            ("router before", {}, {"apply_router_weight_on_input": True}),
-            ("clamped", {}, {"activation": "swiglu_oai", "limit": 0.5}),
-            ("in float32", {"dtype": torch.float32, "hidden_size": 64, "tokens": 2}, {}),
-        )
-    ),
-    Case(
-        "mxfp8, 129 by 256",
-        {"activation_dtype": "mxfp8", "weights": "fp8_block_ue8m0", "hidden_size": 129, "intermediate_size": 256},
-    ),
-]
+class ExpertsContract(OpContract):
+    """On a CPU the cases of the op's smaller shape; where Triton interprets, features with plain weights only."""
 
-
-class ExpertsContract:
-    kernel: ClassVar[str]
-    device: ClassVar[str] = DEVICE
-    claims_determinism: ClassVar[bool] = True
-    lacking: ClassVar[tuple[str, ...]] = ()
+    op = "fused_moe"
+    device = DEVICE
+    most_elements = None if HAS_GPU else 210_000
     weights: ClassVar[str] = "plain"  # where a test does not ask for others; multiplied by tokens as they are
 
     @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        return [case for case in CASES if case.label not in cls.lacking]
+    def accepted_cases(cls) -> list[KernelCase]:
+        found = super().accepted_cases()
+        if HAS_GPU or not cls.kernel.startswith("triton."):
+            return found
+        features = {
+            f"{name}, {weights}, {PLAIN.name}" for name in FEATURES for weights in FORMATS if weights != "plain"
+        }
+        return [case for case in found if case.label not in features]
 
     def inputs(self, **changes: Any) -> dict[str, Any]:
         usual = {"model": PLAIN, "tokens": 5, "device": self.device, "weights": self.weights}
@@ -125,14 +57,6 @@ class ExpertsContract:
         assert (out.shape, out.dtype) == (arguments["x"].shape, arguments["x"].dtype)
         agreement = compare(out, arguments)
         assert agreement.ok, str(agreement)
-
-    def test_matches_the_reference_in_float64(self, case: Case) -> None:
-        arguments = self.inputs(**case.inputs) | case.more
-        out = torch.full_like(arguments["x"], torch.nan)
-        assert self.run(arguments, out=out) is out
-        self.check(out, arguments)
-        if self.claims_determinism:
-            assert torch.equal(self.run(arguments), out)
 
     def test_static_scales_of_activations(self) -> None:
         for weights in ("fp8_tensor", "fp8_channel"):
@@ -148,10 +72,10 @@ class ExpertsContract:
 
     @pytest.mark.parametrize("form", ["fp8_block_gate_up", "mxfp8", "nvfp4"])
     def test_a_format_is_for_those_who_request_it(self, form: str) -> None:
-        if all(case.inputs.get("activation_dtype") != form for case in self.accepted_cases()):
-            pytest.skip(f"{self.kernel} has not {form}: one format")
         sizes = {"intermediate_size": 256} if form != "nvfp4" else NARROW
         asked = self.inputs(activation_dtype=form, weights=ASKED_FORMATS[form][0], tokens=9, **sizes)
+        if kernelhub.fused_moe.explain(**asked, backend=self.kernel).selected is None:
+            pytest.skip(f"{self.kernel} has not {form}: one format")
         usual = {name: item for name, item in asked.items() if name not in ("activation_dtype", "a1_scale", "a2_scale")}
         mine, exact = self.run(asked), self.run(usual)
         self.check(mine, asked)
@@ -210,9 +134,9 @@ class ExpertsContract:
             self.check(self.run(base | change), base | change)
 
     def test_integers_of_four_bits_have_all_their_values(self) -> None:
-        if all(case.inputs.get("weights") != "mxint4" for case in self.accepted_cases()):
-            pytest.skip(f"{self.kernel} has not mxint4: one format")
         arguments = self.inputs(weights="mxint4", model=BIASED, **NARROW)
+        if kernelhub.fused_moe.explain(**arguments, backend=self.kernel).selected is None:
+            pytest.skip(f"{self.kernel} has not mxint4: one format")
         for name in ("w13", "w2"):
             codes = torch.arange(arguments[name].numel(), device=self.device) % 256
             arguments[name] = codes.to(torch.uint8).view(arguments[name].shape)
@@ -245,12 +169,6 @@ class ExpertsContract:
             want += float(arguments["topk_weights"][0, place]) * inner * down
         torch.testing.assert_close(self.run(arguments)[0].double(), want, rtol=1e-4, atol=1e-5)
 
-    def test_all_tokens_to_one_expert(self) -> None:
-        arguments = self.inputs(tokens=40)
-        for expert in (0, 4):
-            arguments["topk_ids"] = torch.full_like(arguments["topk_ids"], expert)
-            self.check(self.run(arguments), arguments)
-
     def test_ids_outside_of_the_experts_are_left_out(self) -> None:
         arguments = self.inputs()
         for outside in (-1, 5, 1 << 30, -(1 << 31)):
@@ -272,7 +190,7 @@ class ExpertsContract:
             table = torch.full((5,), -1, dtype=torch.int32, device=self.device)
             table[list(here)] = torch.arange(len(here), dtype=torch.int32, device=self.device)
             names = [name for name in ("w13", "w2", "w13_scale", "w2_scale") if name in whole]
-            part = {name: whole[name][list(here)] for name in names}
+            part = {name: some_of(whole[name], list(here)) for name in names}
             share = self.run(whole | part | {"expert_map": table})
             self.check(share, whole | part | {"expert_map": table})
             shares.append(share.float())
@@ -280,11 +198,6 @@ class ExpertsContract:
         assert float((sum(shares) - want.float()).abs().max()) <= 2**-5 * scale * 2
         table = torch.tensor([1, 0, 7, -1, 4], dtype=torch.int32, device=self.device)  # 7 is nowhere
         self.check(self.run(whole | {"expert_map": table}), whole | {"expert_map": table})
-
-    def test_the_same_expert_may_be_chosen_twice(self) -> None:
-        arguments = self.inputs()
-        arguments["topk_ids"][:, 1] = arguments["topk_ids"][:, 0]
-        self.check(self.run(arguments), arguments)
 
     def test_the_result_may_take_the_place_of_tokens_or_of_what_is_added(self) -> None:
         arguments = self.inputs()
@@ -330,9 +243,6 @@ class ExpertsContract:
             out = self.run(arguments)
             assert out.isfinite().all()
             assert not out[0].any()
-
-    def test_no_tokens_give_an_empty_result(self) -> None:
-        assert self.run(self.inputs(tokens=0)).shape == (0, 160)
 
     def test_a_plan_gives_what_the_call_gives(self) -> None:
         arguments = self.inputs(weights="fp8_block")

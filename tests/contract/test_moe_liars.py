@@ -121,7 +121,12 @@ class ExpertsLie(ExpertsContract):
 
     kernel = "liar.k"
     device = "cpu"
+    quick = True
     __test__ = False
+
+    @classmethod
+    def accepted_cases(cls):
+        return [case for case in super().accepted_cases() if not case.label.startswith("activations in")]
 
 
 class TrueExperts(Experts):

@@ -20,6 +20,22 @@ PLAIN = MoeModel("5 experts", num_experts=5, top_k=2, hidden_size=160, intermedi
 WHOLE = MoeModel("8 experts", num_experts=8, top_k=2, hidden_size=256, intermediate_size=256)
 
 
+# What changes the result, from a base with biases and silu.
+FEATURES: dict[str, Arguments] = {
+    "activation gelu": {"activation": "gelu"},
+    "activation gelu_tanh": {"activation": "gelu_tanh"},
+    "activation swiglu_oai": {"activation": "swiglu_oai"},
+    "activation swiglu_clamped": {"activation": "swiglu_clamped", "alpha": 1.0, "limit": 0.5},
+    "activation swiglu_step": {"activation": "swiglu_step", "limit": 0.5},
+    "w13_bias": {"w13_bias": None},
+    "w2_bias": {"w2_bias": None},
+    "apply_router_weight_on_input": {"apply_router_weight_on_input": True},
+    "residual": {"residual": "tokens"},
+    "expert_map": {"expert_map": "swapped"},
+    "topk_weights": {"topk_weights": "flipped"},
+}
+
+
 class ExpertsCases(OpCases):
     """Every format of weights and every feature, at an awkward shape and at one of whole blocks."""
 
@@ -50,11 +66,12 @@ class ExpertsCases(OpCases):
                     for tokens in (0, 1, 17):
                         yield Case(label=f"{tokens} tokens, {label}", make=_make(model, inputs | {"tokens": tokens}))
             for weights in ("plain", "fp8_block", "mxfp4", "mxint4"):
-                for name, change in _features().items():
+                usual = {"weights": weights, "tokens": 5 if weights == "plain" or model is WHOLE else 2}
+                for name, change in FEATURES.items():
                     yield Case(
                         label=f"{name}, {weights}, {model.name}",
-                        make=_changed(_make(biased, {"weights": weights}), change),
-                        without=_changed(_make(biased, {"weights": weights}), {}),
+                        make=_changed(_make(biased, usual), change),
+                        without=_changed(_make(biased, usual), {}),
                         feature=name.partition(" ")[0],
                         quick=quick and weights == "plain",
                     )
@@ -67,7 +84,9 @@ class ExpertsCases(OpCases):
                     feature=name,
                     quick=quick,
                 )
-            yield Case(label=f"ids of no expert, {model.name}", make=_changed(_make(model, {}), _NOWHERE), quick=quick)
+            for ids in ("some nowhere", "all to the first", "all to the last", "each twice"):
+                make = _changed(_make(model, {}), {"topk_ids": ids})
+                yield Case(label=f"ids: {ids}, {model.name}", make=make, quick=quick and ids == "some nowhere")
             for weights in ("fp8_tensor", "fp8_channel"):
                 yield Case(
                     label=f"static scales, {weights}, {model.name}",
@@ -85,13 +104,33 @@ class ExpertsCases(OpCases):
                     quick=quick,
                 )
             for dtype in (torch.float16, torch.float32):
-                for weights in ("plain", "fp8_block", "mxfp4", "mxint4"):
+                for weights in ("plain", "fp8_channel", "fp8_block", "mxfp4", "nvfp4", "mxint4"):
                     make = _make(model, {"dtype": dtype, "weights": weights})
                     yield Case(label=f"{str(dtype)[6:]}, {weights}, {model.name}", make=make)
-        for hidden, inner in ((64, 64), (33, 17), (130, 66)):
-            shape = {"hidden_size": hidden, "intermediate_size": inner}
-            yield Case(label=f"{hidden} by {inner}", make=_make(PLAIN, shape), quick=hidden == 33)
-        for experts, top_k in ((1, 1), (23, 22)):
+        for weights, hidden, inner in (
+            *(("plain", 64, 64), ("plain", 33, 17), ("plain", 130, 66), ("plain", 128, 193), ("fp8_channel", 64, 40)),
+            *(("mxfp4", 32, 96), ("mxint4", 32, 96), ("nvfp4", 48, 16), ("fp8_tensor", 100, 36)),
+            *(("fp8_block", 129, 256), ("fp8_block", 96, 128)),
+        ):
+            shape = {"weights": weights, "hidden_size": hidden, "intermediate_size": inner}
+            yield Case(label=f"{hidden} by {inner}, {weights}", make=_make(PLAIN, shape), quick=hidden == 33)
+        biased = dataclasses.replace(PLAIN, bias=True)
+        for form in ("fp8_block_gate_up", "mxfp8", "nvfp4"):
+            asked = {"weights": ASKED_FORMATS[form][-1], "activation_dtype": form}
+            before = {"apply_router_weight_on_input": True}
+            clamped = {"activation": "swiglu_oai", "limit": 0.5}
+            label, small = f"activations in {form}", asked | {"dtype": torch.float32, "hidden_size": 64, "tokens": 2}
+            yield Case(label=f"{label}, the router's weight before", make=_make(biased, asked, before))
+            yield Case(label=f"{label}, clamped", make=_make(biased, asked, clamped))
+            yield Case(label=f"{label}, of float32", make=_make(biased, small))
+        odd = {"weights": "fp8_block_ue8m0", "activation_dtype": "mxfp8", "hidden_size": 129, "intermediate_size": 256}
+        yield Case(label="activations in mxfp8, 129 by 256", make=_make(PLAIN, odd))
+        before = {"apply_router_weight_on_input": True}
+        yield Case(label="router's weight before, fp8_channel", make=_make(PLAIN, {"weights": "fp8_channel"}, before))
+        for name in ("swiglu_oai", "swiglu_clamped", "swiglu_step"):
+            hard = {"activation": name, "alpha": 0.5, "limit": 0.25}
+            yield Case(label=f"{name} clamped hard", make=_make(biased, {}, hard))
+        for experts, top_k in ((1, 1), (23, 1), (23, 22)):
             sizes = {"num_experts": experts, "top_k": top_k, "tokens": 3}
             yield Case(label=f"{top_k} of {experts} experts", make=_make(PLAIN, sizes))
 
@@ -118,24 +157,6 @@ class ExpertsCases(OpCases):
 
 
 _PARTS = ("", "_scale", "_global_scale", "_bias")
-_NOWHERE: Arguments = {"topk_ids": "some nowhere"}
-
-
-def _features() -> dict[str, Arguments]:
-    """What changes the result, from a base with biases and silu."""
-    return {
-        "activation gelu": {"activation": "gelu"},
-        "activation gelu_tanh": {"activation": "gelu_tanh"},
-        "activation swiglu_oai": {"activation": "swiglu_oai"},
-        "activation swiglu_clamped": {"activation": "swiglu_clamped", "alpha": 1.0, "limit": 0.5},
-        "activation swiglu_step": {"activation": "swiglu_step", "limit": 0.5},
-        "w13_bias": {"w13_bias": None},
-        "w2_bias": {"w2_bias": None},
-        "apply_router_weight_on_input": {"apply_router_weight_on_input": True},
-        "residual": {"residual": "tokens"},
-        "expert_map": {"expert_map": "swapped"},
-        "topk_weights": {"topk_weights": "flipped"},
-    }
 
 
 def _make(model: MoeModel, inputs: Arguments, more: Arguments | None = None) -> Make:
@@ -157,6 +178,11 @@ def _changed(make: Make, change: Arguments) -> Make:
             elif value == "some nowhere":
                 value = arguments["topk_ids"].clone()
                 value[0, 1], value[2], value[3, 0] = -1, arguments["w13"].shape[0], 1 << 30
+            elif value in ("all to the first", "all to the last"):
+                last = 0 if value == "all to the first" else arguments["w13"].shape[0] - 1
+                value = torch.full_like(arguments["topk_ids"], last)
+            elif value == "each twice":
+                value = arguments["topk_ids"][:, :1].expand(-1, 2).contiguous()
             elif value == "flipped":
                 value = arguments["topk_weights"].flip(1)
             elif name in ("a1_scale", "a2_scale"):
