@@ -42,7 +42,7 @@ HARMLESS = frozenset(
     }
 )
 
-_UNSAID = -1  # the sliding_window of a layer that does not pass it, unlike one that passes None
+_NOT_PASSED = -1  # the sliding_window of a layer that does not pass it, unlike one that passes None
 _LAYOUT = "_kernelhub_layout"
 
 
@@ -87,7 +87,7 @@ def attend(
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
-    sliding_window: int | None = _UNSAID,
+    sliding_window: int | None = _NOT_PASSED,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
@@ -130,7 +130,7 @@ def attend(
     run = partial(_run, softcap=softcap, sinks=s_aux, scale=scaling)
     if attention_mask is not None:
         return _masked(q, k, v, attention_mask, run, cu_seq_lens_q, cu_seq_lens_k), None
-    if sliding_window == _UNSAID:
+    if sliding_window == _NOT_PASSED:
         _check_no_window(module, k.shape[1])
         sliding_window = None
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal

@@ -27,7 +27,7 @@ from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, ov
 from kernelhub.evidence.results import Check
 from kernelhub.ops.case import Arguments, Case, Make, OpCases, Packing, each
 
-NOT_HELD = "its format does not hold this weight"  # prefix of `Subject.check` for a layout that rounds
+NOT_REPRESENTED = "its format cannot represent this weight"  # prefix of `Subject.check` for a layout that rounds
 _IGNORED = 0.25  # below this fraction of the feature's effect on the reference, the kernel ignores the feature
 
 
@@ -219,7 +219,7 @@ class Subject:
         except (NoKernel, KernelUnavailable) as error:
             raise Unavailable(why(error, self.kernel.name)) from error
         except InvalidArgument as error:
-            raise _NotHeld(f"{NOT_HELD}: {error}") from error
+            raise _NotHeld(f"{NOT_REPRESENTED}: {error}") from error
         except SystemExit as error:
             raise Failed("crashed", f"packing raised SystemExit({error.code!r})") from error
         except Exception as error:

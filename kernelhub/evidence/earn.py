@@ -1,4 +1,4 @@
-"""Verification of a kernel on one problem class, so that trust allows it: it is checked in a process that it may end.
+"""Verification of a kernel on one problem class, in a child process, so that a crash ends only that process.
 
 If it passes, the result is stored (`trust`), and selection accepts the kernel for that class; a wrong kernel is
 quarantined.
@@ -20,7 +20,7 @@ from kernelhub.evidence import trust
 from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.checks import NOT_HELD, DeviceUnusable, Subject
+from kernelhub.evidence.checks import NOT_REPRESENTED, DeviceUnusable, Subject
 from kernelhub.evidence.here import Here
 from kernelhub.evidence.quarantine import begun, changing, keep, kept_of, now
 from kernelhub.evidence.results import RIGHT, Check, Result, is_of_serving
@@ -151,7 +151,7 @@ class _Asking:
         """Check one call; if the kernel's layout rounds scales, use scales that it can represent from then on."""
         found = self._asked_in.check(self._subject, call.case())
         for bits in SCALE_BITS[SCALE_BITS.index(self._scale_bits) + 1 :]:
-            if not isinstance(found, str) or not found.startswith(NOT_HELD):
+            if not isinstance(found, str) or not found.startswith(NOT_REPRESENTED):
                 break
             self._scale_bits = bits
             found = self._asked_in.check(self._subject, replace(call, scale_bits=bits).case())

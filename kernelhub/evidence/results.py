@@ -206,8 +206,8 @@ class Verification:
         """The counts in a sentence."""
         checks = sum(len(result.checks) for result in self.results)
         partly = sum(bool(result.left_out) for result in self.results if result.checks)
-        told = f"kernels: {self.counts[RIGHT]} right, {self.counts[WRONG]} wrong, {self.counts[NOT_RUN]} not run"
-        return f"{told}; {checks} checks on {self.device}" + (f"; {partly} not to the end" if partly else "")
+        text = f"kernels: {self.counts[RIGHT]} right, {self.counts[WRONG]} wrong, {self.counts[NOT_RUN]} not run"
+        return f"{text}; {checks} checks on {self.device}" + (f"; {partly} not to the end" if partly else "")
 
     def __str__(self) -> str:
         lines = [f"{item.op} {item.kernel}: {item.status}: {item.reason}" for item in self.results if item.failures]

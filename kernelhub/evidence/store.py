@@ -55,7 +55,7 @@ def read_all(made_for: Fingerprint) -> Iterator[tuple[Path, Document | Miss]]:
     for name, document in shelf.every():
         path = shelf.path(name)
         if isinstance(document, Flaw):
-            yield path, Miss(path, f"does not count: {document.sentence.removeprefix(f'{path} ')}")
+            yield path, Miss(path, f"is not valid here: {document.sentence.removeprefix(f'{path} ')}")
         elif isinstance(document, dict):
             yield path, document
         else:

@@ -77,7 +77,7 @@ def covered(device: DeviceFacts, misses: list[Miss] | None = None) -> dict[tuple
     for name, document in shelf.every():
         path, kernel = shelf.path(name), kernels.get(name)
         if isinstance(document, Flaw):
-            told.append(Miss(path, f"does not count: {document.sentence.removeprefix(f'{path} ')}"))
+            told.append(Miss(path, f"is not valid here: {document.sentence.removeprefix(f'{path} ')}"))
         elif kernel is not None:  # of a plugin that is not installed, so it cannot be selected
             items = _read(document, kernel, device)
             if isinstance(items, str):

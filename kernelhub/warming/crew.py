@@ -1,4 +1,4 @@
-"""Several child processes at a time, each driven by its own thread, and their number that this machine has room for."""
+"""Runs several child processes, each driven by its own thread; this machine's memory and cores limit their number."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def line(text: str) -> Line:
     """
     try:
         if len(text) > _MOST_LETTERS:
-            raise _NoLine(f"it has {len(text)} letters, at most {_MOST_LETTERS} are read")
+            raise _NoLine(f"it has {len(text)} characters; the limit is {_MOST_LETTERS}")
         body = ast.parse(text.strip()).body
         if len(body) != 1:
             raise _NoLine(f"it has {len(body)} statements, not one")

@@ -63,7 +63,7 @@ def warmup(
     """Prepare what serving needs: such calls then run after `kernelhub.seal()`.
 
     Each problem class is called at each token count, directly and by ``prepare``, ``begin`` and ``run``, with packed
-    weights where the chosen kernel packs, in the forms that engines use (docs/warmup.md). One process of a node
+    weights where the selected kernel packs, in the forms that engines use (docs/warmup.md). One process of a node
     compiles; others wait for it, then load its results from the caches on disk. Finished items are recorded there too,
     so an interrupted warm-up continues.
 

@@ -193,7 +193,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
     def _parts_of(self, kv_cache: Tensor) -> tuple[Tensor, ...]:
         """Keys and values ``[B, N, H, D]``, as vLLM stores them and in their dtype.
 
-        Those of the last cache are kept: a layer has one cache while it serves.
+        The views of the last cache are stored, because a layer has one cache while it serves.
         """
         if kv_cache is not self._cache:
             if kv_cache.ndim == 5:
@@ -208,7 +208,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
 
 
 def forget(layer: KernelhubImpl) -> None:
-    """Let a layer drop its last cache."""
+    """Drop a layer's references to its last cache."""
     layer._cache, layer._parts = None, ()
 
 
@@ -232,11 +232,11 @@ def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:
 
 
 def facets_of(layer: KernelhubImpl, dtype: torch.dtype, kv_cache: Tensor) -> dict[str, Any]:
-    """Facets of a layer's problems, less those of a step.
+    """Facets of a layer's problems, without those that depend on the step.
 
     Args:
         layer: the layer.
-        dtype: of its queries.
+        dtype: dtype of its queries.
         kv_cache: vLLM's cache of the layer.
     """
     _, _, k_cache, _ = layer._parts_of(kv_cache)
@@ -334,7 +334,7 @@ def _state_form(backend: type[Any]) -> None:
     """Give a backend the methods that state the form of its cache: those of vLLM's Triton backend.
 
     Raises:
-        NotImplementedError: that form is another one than this module reads.
+        NotImplementedError: this module does not read that form.
     """
     theirs = importlib.import_module("vllm.v1.attention.backends.triton_attn").TritonAttentionBackend
     blocks, size, heads, width = 3, 16, 5, 32

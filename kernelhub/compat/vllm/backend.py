@@ -1,6 +1,6 @@
-"""The class of vLLM's backend CUSTOM: of latent attention for models that have it, else of dense attention.
+"""The class of vLLM's backend CUSTOM: latent attention for models that use it, else dense attention.
 
-vLLM looks the class up by its name in this module, with the configuration of the model that it builds at hand.
+vLLM looks the class up by name in this module while it builds a model, so the model's configuration is available.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _FP8_CACHES = ("fp8", "fp8_e4m3")
 
 
 class KernelhubMlaMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]
-    """vLLM's metadata of latent attention as it is; sequences of one new token are its decode part."""
+    """vLLM's own metadata of latent attention; sequences with one new token form its decode part."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -120,7 +120,7 @@ class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
 
 
 def forget(layer: Any) -> None:
-    """A layer keeps nothing of its cache."""
+    """Do nothing: a layer stores no reference to its cache."""
 
 
 def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:
@@ -130,11 +130,11 @@ def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:
 
 
 def facets_of(layer: Any, dtype: torch.dtype, kv_cache: Tensor) -> dict[str, Any]:
-    """Facets of a layer's problems, less those of a step.
+    """Facets of a layer's problems, without those that depend on the step.
 
     Args:
         layer: the layer.
-        dtype: of its queries.
+        dtype: dtype of its queries.
         kv_cache: vLLM's cache of the layer.
     """
     return {

@@ -85,7 +85,7 @@ logger = logging.getLogger("kernelhub.compat")
 
 
 def register() -> None:
-    """Register kernelhub's attention as the backend CUSTOM, unless another plugin has."""
+    """Register kernelhub's attention as the backend CUSTOM, unless another plugin has that name."""
     fits = interface()
     if not fits.ok:
         logger.warning("kernelhub is not registered as an attention backend of vLLM: %s", fits.reason)

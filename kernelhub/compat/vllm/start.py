@@ -37,12 +37,12 @@ logger = logging.getLogger("vllm.plugins.kernelhub")  # below vLLM's logger, so 
 
 
 class LayerKind(NamedTuple):
-    """What layers have in common that run the same kernels.
+    """The properties that layers with the same kernels share.
 
     Attributes:
-        facets: of their problems, less those of a step.
+        facets: facets of their problems, without those that depend on the step.
         block: shape of a block of the cache, ``(KH, N, 2 * D)``, ``(2, N, KH, D)`` or, of latents, ``(N, D)``.
-        strides: of the cache.
+        strides: strides of the cache.
         stored: dtype of the cache.
     """
 
@@ -53,7 +53,7 @@ class LayerKind(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """The most that steps of the engine have."""
+    """The largest sizes of the engine's steps."""
 
     tokens: int
     sequences: int
@@ -62,13 +62,13 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, config: Any) -> Limits:
-        """Those of a VllmConfig."""
+        """The limits of a `VllmConfig`."""
         scheduler, graphs = config.scheduler_config, config.compilation_config.cudagraph_capture_sizes
         longest = int(config.model_config.max_model_len)
         return cls(int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs), longest, tuple(graphs or ()))
 
     def counts(self, ragged: bool) -> tuple[int, ...]:
-        """Numbers of new tokens of steps to call: powers of two, the largest, and those of graphs."""
+        """Token counts of the steps to warm up: powers of two, the largest count, and the sizes of CUDA graphs."""
         most = self.tokens if ragged else self.sequences
         powers = {1 << power for power in range(most.bit_length()) if 1 << power <= most}
         graphs = set() if ragged else {count for count in self.captured if count <= most}
@@ -81,11 +81,11 @@ class Parts(NamedTuple):
     Attributes:
         impl: the class of the layers.
         op: the name of the op.
-        steps: facets of the steps that vLLM makes, by what the log calls them.
-        caches: the op's parameters that are vLLM's cache.
-        facets: gives the facets of a layer's problems, of the layer, the dtype of its queries, and its cache.
-        run: makes one call: of the layer, a cache as vLLM's, and a call's arguments less the cache.
-        forget: lets a layer drop its last cache.
+        steps: facets of the steps that vLLM makes, by their names in the log.
+        caches: the op's parameters that receive vLLM's cache.
+        facets: function from a layer, the dtype of its queries and its cache to the facets of its problems.
+        run: function that makes one call from a layer, a cache in vLLM's form, and the other arguments.
+        forget: function that drops a layer's references to its last cache.
     """
 
     impl: type[Any]
@@ -98,7 +98,7 @@ class Parts(NamedTuple):
 
 
 def follow(parts: Parts) -> None:
-    """Wrap vLLM's start of a worker, once; a warning says if this vLLM starts in another way."""
+    """Wrap vLLM's start of a worker, once; log a warning if this vLLM has no such method."""
     try:
         worker = importlib.import_module(WORKER).Worker
         plain = getattr(worker, START)
@@ -166,11 +166,11 @@ def seal_now() -> None:
     if HUB.settings["KERNELHUB_ENGINE_SEAL"] == "off" or not HUB.settings["KERNELHUB_ENGINE_WARMUP"]:
         return
     seal()
-    logger.info("kernelhub: sealed: from now on no call may compile, load or decide")
+    logger.info("kernelhub: sealed: from now on no call may compile, load or select a kernel")
 
 
 def serve(call: Callable[[], Any], error: NotWarmed) -> Any:
-    """Run a call that is not warmed up after all: logged as an error, unless KERNELHUB_ENGINE_SEAL is ``raise``.
+    """Run a call that the warm-up did not cover: logged as an error, unless KERNELHUB_ENGINE_SEAL is ``raise``.
 
     Raises:
         NotWarmed: `error`, as configured, or while a CUDA graph is captured.
@@ -222,13 +222,13 @@ def _caller(layer: Any, parts: Parts, kind: LayerKind, limits: Limits, device: t
 def _steps(
     parts: Parts, kind: LayerKind, limits: Limits, device: torch.device
 ) -> Iterator[tuple[Tensor, dict[str, Any]]]:
-    """Steps of a layer as vLLM makes them: a cache, and the arguments of the op beside it."""
-    held = kind.stored.itemsize * kind.strides[0]
+    """The steps of a layer as vLLM makes them: a cache, and the op's other arguments."""
+    block_bytes = kind.stored.itemsize * kind.strides[0]
     for facets in parts.steps.values():
         need = need_of(parts.op, _selection(parts, kind, facets, device).problem)
         counts = limits.counts(facets["ragged"])
         page = torch.Size(kind.block).numel() * kind.stored.itemsize
-        most = max(_CACHE_BYTES * page // held, 1)
+        most = max(_CACHE_BYTES * page // block_bytes, 1)
         shortest, longest = min(CONTEXT_LEN, limits.context_len), limits.context_len
         for called in calls_of(
             need, counts, device, context_len=shortest, max_context_len=longest, filled=False, cache_bytes=most

@@ -39,13 +39,13 @@ def found_wrong(found: WrongCall, settings: AuditSettings) -> None:
     unwritten = quarantine(found)
     told = [f"{kernel.op} {kernel.name}: wrong in service for {found.problem_class}: {found.figures}"]
     told.append(f"`kernelhub replay {path}` runs it again" if path else f"the case is not stored: {why_not}")
-    told.append(_what_becomes_of_it(kernel, settings) + (f" ({unwritten})" if unwritten else ""))
+    told.append(_consequence(kernel, settings) + (f" ({unwritten})" if unwritten else ""))
     log.error("; ".join(told))
     if settings.action == QUARANTINE and not _why_not_at_once() and HUB.machine.evidence is not None:
         HUB.forget_evidence()
 
 
-def _what_becomes_of_it(kernel: Kernel, settings: AuditSettings) -> str:
+def _consequence(kernel: Kernel, settings: AuditSettings) -> str:
     if HUB.machine.evidence is None:
         return "it stays in use: KERNELHUB_EVIDENCE is 0"
     if settings.action != QUARANTINE:

@@ -248,7 +248,7 @@ class TuningEntry:
         if not ranking or set(ranking) != known or not known <= set(kernels):
             raise ValueError("its ranking is not of the kernels that were measured")
         if plain["word"] not in WORDS:
-            raise ValueError(f"its word is {plain['word']!r}")
+            raise ValueError(f"its reason is {plain['word']!r}")
         return TuningEntry(
             str(plain["op"]),
             tuple(sorted((str(name), value) for name, value in plain["problem"].items())),

@@ -64,7 +64,7 @@ class Tuning:
         device: facts of the device that kernels ran on.
         entries: one for each measured problem class.
         left_out: problem classes, sizes and kernels that were not measured, each with the reason.
-        wrong: (op, kernel) with a wrong result, each with its fault; their times do not count.
+        wrong: (op, kernel) with a wrong result, each with its fault; their times are not used.
         unwritten: why results could not be stored on disk; empty if they were.
         unheeded: why selection does not read them; empty if it does.
         seconds: time of the run.

@@ -69,7 +69,7 @@ def tune(
 
     Kernels that are not verified on this family of devices are verified first, in a child process (docs/trust.md).
     Each kernel that selection accepts is checked against the reference on the same call before it is timed. A wrong
-    kernel is reported, and its time does not count. Kernels with other tiles are tried with those too. Times are
+    kernel is reported, and its time is not used. Kernels with other tiles are tried with those too. Times are
     medians of interleaved samples: on a GPU by replayed CUDA graphs, or by events if a kernel is not capture-safe, with
     operands outside of the L2 cache; on a CPU by the clock. The selection changes only if another kernel is faster by
     more than the noise and by more than 3 %. Results are stored after each problem class, below ``tuned`` in the cache

@@ -57,13 +57,15 @@ def _part(name: str, meaning: str, question: Callable[[], Finding]) -> Answer[[]
     return answer(asked)
 
 
-has_flashinfer_moe = _part("has_flashinfer_moe", "FlashInfer has experts.", lambda: _here("flashinfer.fused_moe"))
+has_flashinfer_moe = _part(
+    "has_flashinfer_moe", "FlashInfer has mixture-of-experts kernels.", lambda: _here("flashinfer.fused_moe")
+)
 has_flashinfer_comm = _part("has_flashinfer_comm", "FlashInfer has collectives.", lambda: _here("flashinfer.comm"))
 has_flashinfer_cutedsl = _part(
     "has_flashinfer_cutedsl", "FlashInfer has kernels in CuTe DSL.", lambda: _here("flashinfer.cute_dsl")
 )
 has_flashinfer_bf16_gemm = _part(
-    "has_flashinfer_bf16_gemm", "FlashInfer has products of bf16 matrices.", lambda: _here("flashinfer:mm_bf16")
+    "has_flashinfer_bf16_gemm", "FlashInfer has bf16 matrix products.", lambda: _here("flashinfer:mm_bf16")
 )
 has_flashinfer_autotune_v2 = _part(
     "has_flashinfer_autotune_v2",
@@ -87,7 +89,7 @@ has_flashinfer_fused_kda_decode = _part(
 )
 has_flashinfer_nvlink_two_sided = _part(
     "has_flashinfer_nvlink_two_sided",
-    "FlashInfer has the all-to-all over NVLink in which both sides take part.",
+    "FlashInfer has the two-sided all-to-all over NVLink.",
     lambda: _here(
         "flashinfer.comm:Mapping",
         "flashinfer.comm.mnnvl:MnnvlMemory",
@@ -95,13 +97,13 @@ has_flashinfer_nvlink_two_sided = _part(
         "flashinfer.comm.trtllm_alltoall:MoEAlltoallInfo",
     ),
 )
-# Up to vLLM 0.14 there was no other.
+# vLLM up to 0.14 had only this one.
 has_flashinfer_all2all = _part(
     "has_flashinfer_all2all", "As `has_flashinfer_nvlink_two_sided`.", lambda: has_flashinfer_nvlink_two_sided.why()
 )
 has_flashinfer_nvlink_one_sided = _part(
     "has_flashinfer_nvlink_one_sided",
-    "FlashInfer has the all-to-all over NVLink in which one side writes, with a format for what it sends.",
+    "FlashInfer has the one-sided all-to-all over NVLink, with a dispatch format.",
     lambda: _here(
         *(
             f"flashinfer.moe_ep:{name}"
@@ -114,7 +116,7 @@ has_flashinfer_nvlink_one_sided = _part(
 )
 has_flashinfer_trtllm_fused_moe = _part(
     "has_flashinfer_trtllm_fused_moe",
-    "FlashInfer has TensorRT-LLM's experts in every format that vLLM has a switch for.",
+    "FlashInfer has TensorRT-LLM's mixture-of-experts kernels in every format that vLLM can switch on.",
     lambda: _here(
         *(
             f"flashinfer.fused_moe:trtllm_{name}"
@@ -163,7 +165,7 @@ has_flashinfer_b12x_gemm = _part(
 )
 has_flashinfer_b12x_moe = _part(
     "has_flashinfer_b12x_moe",
-    "FlashInfer has experts for sm_120.",
+    "FlashInfer has mixture-of-experts kernels for sm_120.",
     lambda: _cute_dsl("flashinfer.fused_moe:b12x_fused_moe", "flashinfer.cute_dsl.utils:convert_sf_to_mma_layout"),
 )
 has_flashinfer_bf16_fp4 = _part(
