@@ -31,7 +31,7 @@ _FEW = 4
 def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
     """The command's options."""
     parser.add_argument("--op", metavar="OP", type=op_named, help=f"only kernels of this op: {', '.join(ops())}")
-    parser.add_argument("--matrix", action="store_true", help="what each record takes, on any device")
+    parser.add_argument("--matrix", action="store_true", help="print what each kernel accepts, on every device")
     parser.add_argument("--all", action="store_true", help="list every kernel of every op with all fields")
     parser.add_argument("--json", action="store_true", help="print the list as JSON, and nothing else")
 
@@ -61,8 +61,9 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     else:
         console.heading(f"backends on {device}")
         console.table(Table(("backend", "kernels", "library", "remedy"), _summary(backends, kernels)))
-        console.line("kernels: supported here, of all. --op OP lists those of an op, --all everything;")
-        console.line("`kernelhub info KERNEL` what one of them takes, `--matrix` which device runs what")
+        console.line("kernels: number supported here, of all registered")
+        console.line("`--op OP` lists the kernels of an op, `--all` every kernel with all fields;")
+        console.line("`kernelhub info KERNEL` prints what a kernel accepts, `--matrix` its devices")
     return 0
 
 
@@ -105,7 +106,7 @@ def _show_op(record: OpRecord[Any], kernels: Sequence[_KernelStatus], device: De
     console.table(
         Table(("kernel", "here", "what it is, or why not"), sorted(made, key=lambda row: row[1] == "rejected"))
     )
-    console.line("--all lists each with all reasons and remedies; `kernelhub info KERNEL` what one of them takes")
+    console.line("--all lists each with all reasons and remedies; `kernelhub info KERNEL` prints what a kernel accepts")
 
 
 def _show_all(

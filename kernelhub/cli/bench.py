@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser, words: Sequence[str]) -> None
         help="facets in one word, e.g. num_q_heads=32,num_kv_heads=8; may be repeated",
     )
     parser.add_argument("--tokens", metavar="N[,N]", type=counts, default=(1, 64), help="new tokens (default: 1,64)")
-    parser.add_argument("--context-len", metavar="N", type=int, default=1024, help="of a sequence (default: 1024)")
+    parser.add_argument(
+        "--context-len", metavar="N", type=int, default=1024, help="cached tokens per sequence (default: 1024)"
+    )
     parser.add_argument("--backend", metavar="NAME[,NAME]", type=names, help="only these backends or kernels")
     parser.add_argument("--device", metavar="NAME", help="cuda, cuda:1 or cpu (default: the first GPU, else the CPU)")
     parser.add_argument(

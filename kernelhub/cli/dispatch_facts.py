@@ -83,13 +83,13 @@ def libraries(variables: Variables, can_choose: bool) -> Iterator[Fact]:
 
 def known_defects(variables: Variables) -> Iterator[Fact]:
     """Known defects of kernels that could run here, each once, with its remedy."""
-    told = dict.fromkeys(
+    known = dict.fromkeys(
         defect
         for device in devices()
         for registered in variables.registry.backends.values()
         for defect in defects(registered, device)
     )
-    for kernel, entry, problems in told:
+    for kernel, entry, problems in known:
         where = f"never selected for {problems}" if problems else "never selected"
         yield Fact(NOTE, f"known defect of {kernel.name}", f"{entry.symptom}; {where} ({entry.issue})", entry.remedy)
 

@@ -145,7 +145,7 @@ def _has_working_directory() -> bool:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Raises the library's own errors, and suggests the nearest flag or choice for a misspelt one."""
+    """Raises the library's own errors, and suggests the nearest flag or value for a misspelt one."""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -43,8 +43,8 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool = False) -> Non
     parser.add_argument("--model", metavar="NAME", required=required, help=MODELS)
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share every layer (default: 1)")
     parser.add_argument("--ep", type=int, default=1, metavar="N", help="ranks that share the experts (default: 1)")
-    parser.add_argument("--dtype", default=USUAL["dtype"], help="of activations (default: bfloat16)")
-    parser.add_argument("--kv-dtype", metavar="DTYPE", help="of the KV cache (default: that of activations)")
+    parser.add_argument("--dtype", default=USUAL["dtype"], help="dtype of activations (default: bfloat16)")
+    parser.add_argument("--kv-dtype", metavar="DTYPE", help="dtype of the KV cache (default: that of activations)")
     parser.add_argument("--page-size", type=int, metavar="N", help="tokens per page (default: 16; 64 for latents)")
     parser.add_argument("--quantization", choices=FORMATS, help="format of weights (default: that of config.json)")
 
@@ -66,7 +66,7 @@ def served(arguments: argparse.Namespace) -> dict[str, Any]:
 def add_model_name(parser: argparse.ArgumentParser) -> None:
     """Add ``--model``, and ``--phase`` for models with several problems of one op."""
     parser.add_argument("--model", metavar="NAME", help=f"fill the facets from a model: {MODELS}")
-    parser.add_argument("--phase", choices=PHASES, help="with --model, of which phase (default: that of a plain call)")
+    parser.add_argument("--phase", choices=PHASES, help="with --model, the phase (default: that of a plain call)")
 
 
 def facets_of_model(

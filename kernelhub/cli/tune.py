@@ -112,7 +112,7 @@ def _show(found: Tuning, console: Console, *, everything: bool) -> None:
                 "next: the second fastest, in us; order's regret: extra time of the order's kernel. --all adds columns"
             )
     for (op, kernel), why in found.wrong.items():
-        console.line(f"{op} {kernel} is {why}; its time does not count; `kernelhub verify {op}` checks it in detail")
+        console.line(f"{op} {kernel} is {why}; its time is not used; `kernelhub verify {op}` checks it in detail")
     for item in found.left_out:
         console.line(f"left out: {item.what}: {item.why}")
     console.line(found.summary())

@@ -24,7 +24,7 @@ watch_log = logging.getLogger("kernelhub.watch")
 
 @dataclass(eq=False)
 class Bound:
-    """A selection with the adapter's instance and the function that a call runs. Immutable but for the call count.
+    """A selection with the adapter's instance and the function that a call runs. Immutable except for the call count.
 
     Attributes:
         selection: the selection.

@@ -215,7 +215,7 @@ def _no_kernel_message(selection: Selection[Any], policy: Policy) -> str:
     if request.source == LOCK and not any(item.kernel in request.names for item in selection.decisions):
         return (
             f"{selection.op}: {request.origin} pins {request.names[0]}, and no kernel of that name is registered in "
-            f"this version. To take that back, {request.undo}."
+            f"this version. To undo this, {request.undo}."
         )
     message = f"{selection.op}: {request.origin} requests {' or '.join(request.names)}, which cannot run this."
-    return f"{message} To take that back, {request.undo}." if request.undo else message
+    return f"{message} To undo this, {request.undo}." if request.undo else message

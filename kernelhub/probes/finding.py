@@ -1,4 +1,4 @@
-"""The answer of a probe: yes or no, with a reason and a remedy."""
+"""The result of a probe: positive or negative, with a reason and a remedy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Finding:
 
     @property
     def rejection(self) -> Rejection | None:
-        """What a bad answer says against a kernel; None for a good one."""
+        """The rejection of a kernel that a negative finding gives; None for a positive finding."""
         return None if self.ok else Rejection(self.code, self.reason, self.remedy)
 
 

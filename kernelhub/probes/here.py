@@ -59,7 +59,7 @@ def memory_bytes(index: int) -> int:
 
 @functools.cache
 def _read_capability() -> str | None:
-    """`torch.backends.cpu.get_cpu_capability` of an x86 CPU with vector units; None for what only torch can say."""
+    """`torch.backends.cpu.get_cpu_capability` of an x86 CPU with vector units; None where only torch can report it."""
     if platform.machine() != "x86_64" or "ATEN_CPU_CAPABILITY" in os.environ:
         return None
     try:
@@ -72,7 +72,7 @@ def _read_capability() -> str | None:
 
 @functools.cache
 def _read_gpus() -> tuple[DeviceFacts, ...] | None:
-    """The GPUs that the driver names; None for what only torch can say."""
+    """The GPUs that the driver lists; None where only torch can list them."""
     build = torch_build()
     if "torch" in sys.modules or sys.platform != "linux" or build.hip:
         return None
@@ -87,7 +87,7 @@ def _read_gpus() -> tuple[DeviceFacts, ...] | None:
     def asked(function: str, *arguments: int) -> int:
         status = getattr(driver, function)(ctypes.byref(number), *arguments)
         if status:
-            raise _Unanswered
+            raise _QueryFailed
         return number.value
 
     try:
@@ -108,10 +108,10 @@ def _read_gpus() -> tuple[DeviceFacts, ...] | None:
             )
             arch = f"sm_{major}{minor}"
             devices.append(DeviceFacts(name.value.decode(), "cuda", "nvidia", arch, (major, minor), num_sms, shared))
-    except (_Unanswered, AttributeError):
+    except (_QueryFailed, AttributeError):
         return None
     return tuple(devices)
 
 
-class _Unanswered(Exception):
-    """The driver answered a question with an error."""
+class _QueryFailed(Exception):
+    """A query of the driver returned an error."""

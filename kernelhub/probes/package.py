@@ -57,7 +57,7 @@ def package(name: str, versions: str = "", *, distribution: str | None = None, i
 
 
 def spec_of(name: str, *, subject: str = "", remedy: str = "") -> ModuleSpec | Finding | None:
-    """Where a top-level package would be imported from; None if nowhere, a finding if the search fails."""
+    """Where a top-level package would be imported from; None if there is none, a finding if the search fails."""
     try:
         return importlib.util.find_spec(name)
     except (Exception, SystemExit) as error:  # a foreign finder or a half-imported module may raise anything

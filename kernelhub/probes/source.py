@@ -15,8 +15,8 @@ from kernelhub.probes.package import spec_of
 from kernelhub.probes.reading import Unreadable, read_source
 
 MOST_HOPS = 8  # re-exports that are followed
-_MOST_FILES = 64  # read for one question
-_MOST_NAMES = 500  # looked for, likewise
+_MOST_FILES = 64  # read for one query
+_MOST_NAMES = 500  # looked up for one query
 _IMPORT = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\(|[^\n(]+)", re.MULTILINE)
 
 

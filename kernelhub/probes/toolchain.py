@@ -160,7 +160,7 @@ def answering(nvcc: Path, *, oldest: Version = (0, 0), timeout_s: float = _ANSWE
     try:
         answer = run([nvcc, "--version"], timeout_s)
     except subprocess.TimeoutExpired:
-        reason = f"{nvcc} --version gave no answer in {timeout_s:g} s"
+        reason = f"{nvcc} --version did not return within {timeout_s:g} s"
         return lacking(
             _SUBJECT, "toolkit_hangs", reason, "find what blocks it, e.g. a stale file system or a wrapper script"
         )

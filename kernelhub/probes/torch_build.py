@@ -20,7 +20,7 @@ class TorchBuild(NamedTuple):
     Attributes:
         version: as ``torch.__version__``, e.g. ``"2.11.0+cu130"``.
         cuda: CUDA toolkit that it is built for, e.g. ``"13.0"``; None for a build without CUDA.
-        hip: ROCm that it is built for; None for none.
+        hip: ROCm version that it is built for; None for a build without ROCm.
     """
 
     version: str

@@ -110,7 +110,7 @@ def test_a_wrong_kernel_gives_1_and_is_named(ask):
     )
     assert answer.code == 1
     assert "attention liar.k is wrong: it gave nothing but zeros" in answer.out
-    assert "its time does not count" in answer.out
+    assert "its time is not used" in answer.out
 
 
 def test_without_results_it_gives_1(ask, tmp_path):
