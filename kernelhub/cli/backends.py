@@ -238,7 +238,7 @@ def _kernel_row(schema: Schema, entry: _KernelStatus) -> tuple[str, ...]:
         "yes" if kernel.batch_invariant else "-",
         _features(kernel, schema),
         kernel.summary,
-        "; ".join(_told(obstacle) for obstacle in entry.obstacles),
+        "; ".join(_reason_text(obstacle) for obstacle in entry.obstacles),
     )
 
 
@@ -249,5 +249,5 @@ def _features(kernel: Kernel, schema: Schema) -> str:
     return ", ".join(sorted(kernel.features)) or "none"
 
 
-def _told(obstacle: Rejection) -> str:
+def _reason_text(obstacle: Rejection) -> str:
     return f"{obstacle.reason} ({obstacle.remedy})" if obstacle.remedy else obstacle.reason

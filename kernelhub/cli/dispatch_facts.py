@@ -204,11 +204,11 @@ def _with_place(finding: Finding) -> str:
     folder = next(iter(folders(finding.subject)), None)
     if folder is None:
         return finding.reason
-    told = [
+    names = [
         item.name if finding.value else f"{item.name} {item.version or 'of unknown version'}"
         for item in distributions_of(finding.subject)
     ]
-    return f"{finding.reason} ({' or '.join(told) or 'of no distribution'}, {folder})"
+    return f"{finding.reason} ({' or '.join(names) or 'of no distribution'}, {folder})"
 
 
 def _plugin(registered: Registered) -> Fact:

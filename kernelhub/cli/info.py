@@ -24,8 +24,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Print the records; an unknown name is an error that suggests the nearest."""
     rows = _rows(arguments.kernel)
     if arguments.json:
-        told = [{**row.to_dict(), "orders": _orders(row), "source": row.kernel.source} for row in rows]
-        console.json({"kernels": told})
+        records = [{**row.to_dict(), "orders": _orders(row), "source": row.kernel.source} for row in rows]
+        console.json({"kernels": records})
         return 0
     for place, row in enumerate(rows):
         if place:

@@ -68,7 +68,7 @@ def classes(device: DeviceFacts) -> Mapping[tuple[str, str], Collection[Facets]]
 
 def covered(device: DeviceFacts, misses: list[Miss] | None = None) -> dict[tuple[str, str], tuple[Covered, ...]]:
     """All valid verifications of a device, by (op, kernel); invalid ones are added to `misses`."""
-    told = [] if misses is None else misses
+    collected = [] if misses is None else misses
     if not holds_any(KIND, device.arch):
         return {}
     kernels = {name_of(kernel): kernel for item in HUB.registry.backends.values() for kernel in item.kernels}
@@ -77,11 +77,11 @@ def covered(device: DeviceFacts, misses: list[Miss] | None = None) -> dict[tuple
     for name, document in shelf.every():
         path, kernel = shelf.path(name), kernels.get(name)
         if isinstance(document, Flaw):
-            told.append(Miss(path, f"is not valid here: {document.sentence.removeprefix(f'{path} ')}"))
+            collected.append(Miss(path, f"is not valid here: {document.sentence.removeprefix(f'{path} ')}"))
         elif kernel is not None:  # of a plugin that is not installed, so it cannot be selected
             items = _read(document, kernel, device)
             if isinstance(items, str):
-                told.append(Miss(path, items))
+                collected.append(Miss(path, items))
             else:
                 found[kernel.op, kernel.name] = items
     return found

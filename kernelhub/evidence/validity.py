@@ -29,9 +29,11 @@ _MOST_BYTES = 1 << 20  # limit for reading a file; for a larger one, which is no
 
 def made_for(device: DeviceFacts) -> Fingerprint:
     """The common key of all results of a device: the device, and versions and files of the common libraries."""
-    told = {name: value for name, value in _everywhere(device).items() if name not in (*_LIBRARIES, "architecture")}
+    facts_of_device = {
+        name: value for name, value in _everywhere(device).items() if name not in (*_LIBRARIES, "architecture")
+    }
     libraries = {f"library {name}": _files_of(name) for name in _LIBRARIES}
-    return Fingerprint(device.arch, tuple(sorted({"abi": host_abi(), **told, **libraries}.items())))
+    return Fingerprint(device.arch, tuple(sorted({"abi": host_abi(), **facts_of_device, **libraries}.items())))
 
 
 def name_of(kernel: Kernel) -> str:

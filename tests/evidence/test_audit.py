@@ -32,7 +32,7 @@ SHARE = 1 / 10
 @pytest.fixture(autouse=True)
 def told(caplog, monkeypatch):
     """Findings are told anew in each test, and calls are drawn alike."""
-    findings.forget_told()
+    findings.forget_reported()
     monkeypatch.setattr(schedule.Schedule.__init__, "__defaults__", (1,))
     caplog.set_level(logging.INFO, "kernelhub.audit")
     return caplog

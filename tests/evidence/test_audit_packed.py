@@ -26,7 +26,7 @@ from tests.warming.test_packing import Spoilt
 
 @pytest.fixture(autouse=True)
 def told_anew() -> Iterator[None]:
-    findings.forget_told()
+    findings.forget_reported()
     yield
     kernelhub.configure()
 

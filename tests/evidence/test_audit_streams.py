@@ -66,7 +66,7 @@ def device(monkeypatch) -> Device:
         torch.Tensor, "record_stream", lambda tensor, stream: made.done.append(f"kept for {stream.name}")
     )
     monkeypatch.setattr(watching, "PENDING", watching.Pending())
-    findings.forget_told()
+    findings.forget_reported()
     yield made
     AUDITS.settle = None
 

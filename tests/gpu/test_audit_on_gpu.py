@@ -19,7 +19,7 @@ _CYCLES = 200_000_000  # that a stream is kept busy for: about 0.1 s
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path))
-    findings.forget_told()
+    findings.forget_reported()
 
 
 def operands(tokens: int = 64) -> tuple[torch.Tensor, ...]:

@@ -62,21 +62,21 @@ class Others:
     def names(self) -> list[str]:
         """The names of the kernels, best first."""
         if self._names is None:
-            self._names = [kernel.name for kernel in self._able() if self._is_right(kernel)]
+            self._names = [kernel.name for kernel in self._supported() if self._is_right(kernel)]
         return self._names
 
     def drop(self, name: str) -> None:
         """Stop comparing with this kernel."""
         self._names = [other for other in self.names() if other != name]
 
-    def _able(self) -> list[Kernel]:
+    def _supported(self) -> list[Kernel]:
         """Kernels whose only rejection is that another one was requested; none under KERNELHUB_FORCE."""
         chosen = self.selection.kernel
         if chosen is None or self.selection.source == "force":
             return []
         records = {kernel.name: kernel for kernel in HUB.registry.candidates(self.selection.op).kernels}
-        able = [item.kernel for item in self.selection.decisions if item.accepted or item.code == "not_requested"]
-        return [records[name] for name in able if name in records and records[name].backend != chosen.backend]
+        supported = [item.kernel for item in self.selection.decisions if item.accepted or item.code == "not_requested"]
+        return [records[name] for name in supported if name in records and records[name].backend != chosen.backend]
 
     def _is_right(self, kernel: Kernel) -> bool:
         record = kept_of(kernel, self.selection.problem.device)

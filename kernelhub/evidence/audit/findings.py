@@ -15,7 +15,7 @@ from kernelhub.evidence.audit.found import WrongCall, quarantine
 
 log = logging.getLogger("kernelhub.audit")
 
-_told: set[tuple[str, str, str, str]] = set()
+_reported: set[tuple[str, str, str, str]] = set()
 _guard = threading.Lock()
 
 
@@ -32,15 +32,15 @@ def found_wrong(found: WrongCall, settings: AuditSettings) -> None:
     kernel, device = found.kernel, found.selection.problem.device
     with _guard:
         key = (kernel.op, kernel.name, found.problem_class, str(device))
-        if key in _told:
+        if key in _reported:
             return
-        _told.add(key)
+        _reported.add(key)
     path, why_not = replay.keep_case(found)
     unwritten = quarantine(found)
-    told = [f"{kernel.op} {kernel.name}: wrong in service for {found.problem_class}: {found.figures}"]
-    told.append(f"`kernelhub replay {path}` runs it again" if path else f"the case is not stored: {why_not}")
-    told.append(_consequence(kernel, settings) + (f" ({unwritten})" if unwritten else ""))
-    log.error("; ".join(told))
+    sentences = [f"{kernel.op} {kernel.name}: wrong in service for {found.problem_class}: {found.figures}"]
+    sentences.append(f"`kernelhub replay {path}` runs it again" if path else f"the case is not stored: {why_not}")
+    sentences.append(_consequence(kernel, settings) + (f" ({unwritten})" if unwritten else ""))
+    log.error("; ".join(sentences))
     if settings.action == QUARANTINE and not _why_not_at_once() and HUB.machine.evidence is not None:
         HUB.forget_evidence()
 
@@ -65,6 +65,6 @@ def _why_not_at_once() -> str:
     return ""
 
 
-def forget_told() -> None:
+def forget_reported() -> None:
     """Clear the reports, so that they are made again."""
-    _told.clear()
+    _reported.clear()

@@ -133,8 +133,8 @@ def _from_header(header: dict[str, Any], content: bytes) -> Kept:
     arguments = {str(name): _from_written(value, memory) for name, value in header["arguments"].items()}
     results = {str(name): _from_written(value, memory) for name, value in header["results"].items()}
     versions = {str(name): str(value) for name, value in header["versions"].items()}
-    told = (header["op"], header["kernel"], header["class"], header["date"], header["figures"])
-    return Kept(*told, versions, arguments, results)
+    fields = (header["op"], header["kernel"], header["class"], header["date"], header["figures"])
+    return Kept(*fields, versions, arguments, results)
 
 
 def _from_written(value: Any, memory: bytearray) -> Any:
@@ -219,13 +219,13 @@ class Replayed:
     def _lines(self) -> Iterator[str]:
         kept = self.kept
         yield f"{kept.op} {kept.kernel}, {kept.date}: {kept.figures}"
-        told = f": {self.kept_figures}" if self.kept_figures else ""
-        yield f"results stored in the file: {self.kept_ratio:.3g} times what is allowed{told}"
+        figures = f": {self.kept_figures}" if self.kept_figures else ""
+        yield f"results stored in the file: {self.kept_ratio:.3g} times what is allowed{figures}"
         for name, (then, here) in self.differs.items():
             yield f"{name} was {then}, is {here}"
         selection = "right" if self.ok else f"wrong ({self.code})"
-        told = f": {self.figures}" if self.figures else ""
-        yield f"{self.kernel} on {self.device} now: {selection}, {self.ratio:.3g} times what is allowed{told}"
+        figures = f": {self.figures}" if self.figures else ""
+        yield f"{self.kernel} on {self.device} now: {selection}, {self.ratio:.3g} times what is allowed{figures}"
         if self.lifted:
             yield f"{kept.op} {kept.kernel}: this call no longer quarantines it"
 
@@ -271,8 +271,8 @@ def replay(path: Path, backend: str | None = None, device: torch.device | str = 
     there = key_of(kernel, facts) if kernel.name == kept.kernel else {}
     differs = {name: (then, there[name]) for name, then in kept.versions.items() if there.get(name, then) != then}
     lifted = code == "ok" and kernel.name == kept.kernel and lift(kernel, facts, kept.problem_class)
-    told = (kept, kernel.name, str(facts), code == "ok", code, ratio, figures)
-    return Replayed(*told, before.ratio, "" if before.ok else before.figures, differs, lifted)
+    fields = (kept, kernel.name, str(facts), code == "ok", code, ratio, figures)
+    return Replayed(*fields, before.ratio, "" if before.ok else before.figures, differs, lifted)
 
 
 def _moved(value: Any, device: torch.device) -> Any:

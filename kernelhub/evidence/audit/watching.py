@@ -211,8 +211,10 @@ class _Copy:
         AUDITS.note_checked(watch.op, watch.kernel)
         if outcome.outcome == DISPUTED:
             AUDITS.note_disputed(watch.op, watch.kernel)
-            told = "%s %s: the result of %s differs, and the reference would take more than KERNELHUB_AUDIT_BYTES: %s"
-            log.warning(told, watch.op, watch.kernel, outcome.by, outcome.figures)
+            message = (
+                "%s %s: the result of %s differs, and the reference would take more than KERNELHUB_AUDIT_BYTES: %s"
+            )
+            log.warning(message, watch.op, watch.kernel, outcome.by, outcome.figures)
         elif outcome.outcome == WRONG_NUMBERS:
             self._wrong(outcome, results)
             return False

@@ -198,16 +198,16 @@ class TuningEntry:
         if not rest:
             size = next(size for size in self.sizes if kernel in size.times)
             word = WORDS[ALONE] if len(self.ranking) == 1 else "the slowest of those measured"
-            return f"measured {self.date[:10]}: {_told(size, kernel)}; {word}"
-        told = [size for size in self.sizes if kernel in size.times and rest[0] in size.times]
-        if not told:
+            return f"measured {self.date[:10]}: {_time_text(size, kernel)}; {word}"
+        shared = [size for size in self.sizes if kernel in size.times and rest[0] in size.times]
+        if not shared:
             return f"measured {self.date[:10]}: {kernel} at every size, {rest[0]} not"
-        size = max(told, key=lambda size: size.times[rest[0]].us / size.times[kernel].us)
+        size = max(shared, key=lambda size: size.times[rest[0]].us / size.times[kernel].us)
         more = f", and {len(self.sizes) - 1} other sizes" if len(self.sizes) > 1 else ""
         word = WORDS.get(self.word, self.word) if kernel == self.chosen else "the next best of those measured"
         next_us = size.times[rest[0]]
         return (
-            f"measured {self.date[:10]}: {_told(size, kernel)}, next {rest[0]} {_us(next_us.us)} "
+            f"measured {self.date[:10]}: {_time_text(size, kernel)}, next {rest[0]} {_us(next_us.us)} "
             f"(noise {_us(size.times[kernel].noise_us)} and {_us(next_us.noise_us)}){more}; {word}"
         )
 
@@ -248,7 +248,7 @@ class TuningEntry:
         if not ranking or set(ranking) != known or not known <= set(kernels):
             raise ValueError("its ranking is not of the kernels that were measured")
         if plain["word"] not in WORDS:
-            raise ValueError(f"its reason is {plain['word']!r}")
+            raise ValueError(f"its word is {plain['word']!r}")
         return TuningEntry(
             str(plain["op"]),
             tuple(sorted((str(name), value) for name, value in plain["problem"].items())),
@@ -267,7 +267,7 @@ def key_of(facets: Facets) -> str:
     return json.dumps(dict(facets), sort_keys=True)
 
 
-def _told(size: MeasuredSize, kernel: str) -> str:
+def _time_text(size: MeasuredSize, kernel: str) -> str:
     where = f" for {size.tokens} tokens" if size.tokens else ""
     return f"{kernel} {_us(size.times[kernel].us)}{where}"
 

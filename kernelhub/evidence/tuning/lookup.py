@@ -61,14 +61,14 @@ class MeasuredTable:
     def entries(self, misses: list[Miss] | None = None) -> Iterator[TuningEntry]:
         """All valid entries, for reports; reasons of invalid ones are added to `misses`."""
         _ = HUB.settings
-        told = [] if misses is None else misses
+        collected = [] if misses is None else misses
         of_files, broken = self._files_read()
         kept, damaged = tables.ops_stored(self._device)
-        told += [*damaged, *broken]
+        collected += [*damaged, *broken]
         ops = dict.fromkeys([*kept, *of_files])
         for op in ops:
             for key in self._of_op(op):
-                entry = self._entry(op, key, told)
+                entry = self._entry(op, key, collected)
                 if entry is not None:
                     yield entry
 

@@ -129,8 +129,8 @@ class Tuning:
             lines.append(f"    {entry.key}")
             for size in entry.sizes:
                 times = sorted(size.times.items(), key=lambda item: item[1].us)
-                told = ", ".join(f"{name} {item.us:.4g} us +- {item.noise_us:.2g}" for name, item in times)
-                lines.append(f"    {size.label}: {told}")
+                times_text = ", ".join(f"{name} {item.us:.4g} us +- {item.noise_us:.2g}" for name, item in times)
+                lines.append(f"    {size.label}: {times_text}")
         lines += [f"wrong: {op} {kernel}: {why}" for (op, kernel), why in self.wrong.items()]
         lines += [f"left out: {item.what}: {item.why}" for item in self.left_out]
         return "\n".join([*lines, self.summary(), *filter(None, (self.unwritten, self.unheeded))])
