@@ -115,10 +115,12 @@ class TestPagedLogits(PagedLogitsContract):
 
 class TestTopK(TopKContract):
     kernel = "triton.radix"
+    most_elements = INTERPRETED and 50_000
 
 
 class TestTopKSearch(TopKContract):
     kernel = "triton.search"
+    most_elements = INTERPRETED and 50_000
 
 
 class TestRouting(RoutingContract):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -126,7 +126,14 @@ class TopKCases(OpCases):
             label = f"{k} of each row"
             ranged, whole = _topk(k=k), _topk(k=k, ranges=False)
             yield Case(label=f"whole rows, {label}", make=whole, quick=True, repeats=True)
-            yield Case(label=f"ranges, {label}", make=ranged, without=whole, feature="row_starts, row_ends", quick=True)
+            yield Case(
+                label=f"ranges, {label}",
+                make=ranged,
+                without=whole,
+                feature="row_starts, row_ends",
+                quick=True,
+                repeats=True,
+            )
             for name in ("row_starts", "row_ends"):
                 yield Case(
                     label=f"{name}, {label}", make=_one_of(ranged, name), without=whole, feature=name, quick=True
@@ -141,6 +148,18 @@ class TopKCases(OpCases):
             yield Case(label=f"values of every kind, {label}", make=_kinds(k), quick=True)
         for k in (1, 2, 255, 3000):
             yield Case(label=f"{k} of each", make=_topk(k=k))
+        for k in range(1, 14):
+            yield Case(label=f"values of every kind, {k} of each row", make=_kinds(k))
+        for sign in (1, -1):
+            yield Case(label=f"floats next to {sign}", make=_neighbours(sign))
+        outside = _ranges((5, 40, -3, 30), (5, 50, 6, 99))
+        yield Case(label="ranges without columns and past the row", make=outside)
+        for name in ("row_starts", "row_ends"):
+            yield Case(label=f"{name} without columns and past the row", make=_one_of(outside, name))
+        yield Case(label="fewer columns than k", make=_topk(keys=50, k=64))
+        yield Case(label="as many columns as k", make=_topk(keys=64, k=64, ranges=False))
+        yield Case(label="one row of 9000 columns", make=_topk(tokens=1, keys=9000, k=300))
+        yield Case(label="no columns", make=_topk(tokens=2, keys=0, k=3, ranges=False))
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": ((arguments["logits"].shape[0], arguments["k"]), torch.int32)}
@@ -183,6 +202,25 @@ def _kinds(k: int) -> Make:
     values = [0.0, -0.0, 1e-45, -1e-45, torch.inf, -torch.inf, 3.4e38, -3.4e38, 1.0, -1.0, 2.0**-126, 0.0]
     rows = [values, values[::-1], [-torch.inf] * 12, [*values[:11], torch.nan]]
     return lambda device: {"logits": torch.tensor(rows, device=device, dtype=torch.float32), "k": k}
+
+
+def _neighbours(sign: int) -> Make:
+    """600 consecutive floats in random order."""
+    random = torch.Generator(device="cpu").manual_seed(1)
+    bits = 0x3F800000 + torch.randperm(600, generator=random, device="cpu").int()
+    return lambda device: {"logits": (sign * bits.view(torch.float32))[None].to(device), "k": 123}
+
+
+def _ranges(starts: Sequence[int], ends: Sequence[int]) -> Make:
+    """Rows of 40 columns with these ranges."""
+
+    def made(device: torch.device) -> Arguments:
+        ranges = {"row_starts": starts, "row_ends": ends}
+        return topk_inputs(tokens=len(starts), keys=40, k=8, ranges=False, device=device) | {
+            name: torch.tensor(row, dtype=torch.int32, device=device) for name, row in ranges.items()
+        }
+
+    return made
 
 
 def _times(make: Make, parameter: str, factor: float) -> Make:
