@@ -13,8 +13,9 @@ from kernelhub.backends.torch.mla.latent import Gathered
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.testing import KernelCase
 from tests.contract.lies import lies_of
-from tests.contract.mla_attention import Case, MlaContract
+from tests.contract.mla_attention import MlaContract
 from tests.contract.mla_cache import MlaCacheContract
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import register
@@ -31,7 +32,7 @@ class AttentionLie(MlaContract):
     __test__ = False
 
     @classmethod
-    def accepted_cases(cls) -> list[Case]:
+    def accepted_cases(cls) -> list[KernelCase]:
         """A third of them, which is enough and quicker."""
         return super().accepted_cases()[::3]
 

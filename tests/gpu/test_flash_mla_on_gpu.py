@@ -56,13 +56,13 @@ class TestSparse(OfOneShape):
     kernel = SPARSE
     lists_all = True
     heads = 64
-    fewest_cases = 40
+    fewest_cases = 10
 
 
 class TestSparsePadded(OfOneShape):
     kernel = PADDED
     lists_all = True
-    fewest_cases = 40
+    fewest_cases = 10
 
 
 class TestNumbers:

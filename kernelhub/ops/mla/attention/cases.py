@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -89,11 +90,78 @@ class MlaAttentionCases(AttendingCases):
                 lens = {"seq_lens": tuple(5 + 7 * place % 60 for place in range(count))} | paged
                 make = _make(model, lens)
                 yield Case(label=f"{count} sequences, {label}", make=make, tokens=True, quick=few and count < 4)
-        for dtype in DTYPES[1:]:
-            yield Case(label=str(dtype)[6:], make=_make(SMALL, self.uniform | {"dtype": dtype, "page_size": 16}))
-            yield Case(
-                label=f"{str(dtype)[6:]} of DeepSeek", make=_make(REAL, self.decode | {"dtype": dtype, "page_size": 64})
-            )
+            if few:
+                yield from self._features(model, paged)
+            for name, listed in (
+                ("one position each", self.uniform | {"topk": 1}),
+                ("empty sequences, sparse", {"seq_lens": (0, 30, 0), "topk": 7}),
+                ("long and sparse", {"seq_lens": (700, 300), "topk": 400}),
+                ("17 sequences, sparse", {"seq_lens": tuple(5 + 7 * place % 60 for place in range(17)), "topk": 9}),
+            ):
+                yield Case(label=f"{name}, {label}", make=_make(model, listed | paged))
+        yield from self._shapes()
+        yield from self._formats()
+        yield from self._lengths()
+
+    def _features(self, model: MlaModel, paged: Arguments) -> Iterator[Case]:
+        """Every set of features in every form."""
+        for name, form in (("decode", self.decode), ("uniform", self.uniform), ("ragged", self.ragged)):
+            for causal, sinks, topk in itertools.product((False, True), (None, True), (None, 20)):
+                words = "causal" if causal else "all keys", "sinks" * bool(sinks), "sparse" * bool(topk)
+                features = ", ".join(filter(None, words))
+                make = _make(model, form | paged | {"topk": topk}, {"causal": causal, "sinks": sinks})
+                yield Case(label=f"{name} with {features}, {model.name}", make=make)
+
+    def _shapes(self) -> Iterator[Case]:
+        """Widths, heads and pages, one at a time."""
+        for latent, rope in ((256, 64), (192, 64), (128, 32), (128, 0), (80, 24), (16, 3), (7, 1), (512, 128)):
+            model = MlaModel("widths", 5, latent, rope)
+            yield Case(label=f"widths {latent} + {rope}", make=_make(model, self.decode | {"page_size": 16}))
+        for label, form, counts in (
+            ("decode", self.decode, (1, 3, 16, 17, 33, 65, 128)),
+            ("4 queries", self.uniform, (1, 8, 17)),
+            ("sparse", self.uniform | {"topk": 20}, (1, 17, 40)),
+        ):
+            for heads in counts:
+                model = MlaModel("heads", heads, 64, 16)
+                yield Case(label=f"{heads} heads, {label}", make=_make(model, form | {"page_size": 16}))
+        for size in (1, 3, 64, 256):
+            yield Case(label=f"pages of {size}", make=_make(SMALL, self.ragged | {"page_size": size}))
+
+    def _formats(self) -> Iterator[Case]:
+        """Dtypes of queries and of the cache, in each form."""
+        for form, inputs in (("decode", self.decode), ("uniform", self.uniform), ("ragged", self.ragged)):
+            for dtype in DTYPES[1:]:
+                paged = inputs | {"dtype": dtype}
+                yield Case(label=f"{str(dtype)[6:]}, {form}", make=_make(SMALL, paged | {"page_size": 16}))
+                yield Case(label=f"{str(dtype)[6:]} of DeepSeek, {form}", make=_make(REAL, paged | {"page_size": 64}))
+            formats = (torch.bfloat16, "tensor", 40), (torch.float16, "value", 5), (torch.float32, "tensor", 5)
+            for dtype, scale, heads in formats:
+                model = MlaModel("fp8", heads, 64, 16)
+                paged = inputs | {"dtype": dtype, "page_size": 16}
+                label = f"fp8, scale as {scale}, {str(dtype)[6:]}, {heads} heads, {form}"
+                yield Case(label=label, make=_make(model, paged, kv_scale=scale))
+
+    def _lengths(self) -> Iterator[Case]:
+        """Empty and long sequences, more queries than tokens, lists of one token and of none."""
+        empty, long = {"seq_lens": (0, 30, 0)}, {"seq_lens": (700, 300), "page_size": 64}
+        most = {"max_seqlen_q": 20}
+        few = {"seq_lens": (40, 9, 77), "q_lens": (1, 3, 2)}
+        sinks = {"sinks": True}
+        for label, inputs, more in (
+            ("empty sequences, sinks", empty, sinks),
+            ("empty sequences, sinks and sparse", empty | {"topk": 7}, sinks),
+            ("more queries than tokens", {"seq_lens": (3, 8), "q_lens": 6}, {}),
+            ("an upper bound on queries", self.ragged, most),
+            ("few ragged queries", few, {"max_seqlen_q": 3}),
+            ("long, sinks", long | {"seq_lens": (700, 300, 0)}, sinks),
+            ("no position", self.uniform | {"topk": 0}, sinks),
+        ):
+            yield Case(label=label, make=_make(SMALL, {"page_size": 16} | inputs, more))
+        many = MlaModel("64 rows", 40, 64, 16)
+        yield Case(label="long, 64 rows", make=_make(many, long | {"q_lens": 2}))
+        yield Case(label="long, fp8", make=_make(SMALL, long, kv_scale="tensor"))
+        yield Case(label="sparse fp8", make=_make(SMALL, self.ragged | {"topk": 24, "page_size": 16}, kv_scale="value"))
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         q = arguments["q"]
