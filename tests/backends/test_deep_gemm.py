@@ -153,16 +153,6 @@ class TestMaskedBf16(TestMasked):
 class TestLogits(OnTheCpu, indexer.LogitsContract):
     kernel = "fake.logits"
 
-    @classmethod
-    def accepted_cases(cls) -> list[indexer.Case]:
-        return [
-            *(indexer.Case(f"{tokens} x {keys}", {"tokens": tokens, "keys": keys}) for tokens, keys in
-              ((1, 1), (3, 129), (17, 300), (9, 128))),
-            indexer.Case("no scale", {"k_scale": False}),
-            *(indexer.Case(f"{heads} x {width}", {"model": shaped(heads, width)})
-              for heads, width in ((64, 128), (32, 32), (64, 64))),
-        ]  # fmt: skip
-
     def inputs(self, **changes: Any) -> dict[str, Any]:
         return super().inputs(**{"model": shaped(32, 64)} | changes)
 
@@ -188,19 +178,6 @@ class TestLogits(OnTheCpu, indexer.LogitsContract):
 
 class TestPagedLogits(OnTheCpu, indexer.PagedLogitsContract):
     kernel = "fake.logits"
-
-    @classmethod
-    def accepted_cases(cls) -> list[indexer.Case]:
-        return [
-            indexer.Case("scales apart", {}),
-            indexer.Case("no scale", {"k_scale": False}),
-            *(indexer.Case(f"{next_n} tokens", {"next_n": next_n, "fused": True}) for next_n in (1, 2, 3, 4, 5, 6)),
-            indexer.Case("lengths of nothing", {"seq_lens": (0, 1, 30), "next_n": 3, "fused": True}),
-            *(indexer.Case(f"lengths of {lens}", {"seq_lens": lens, "fused": True})
-              for lens in ((64, 65), (63, 1), (128,), (257, 3, 0))),
-            indexer.Case("columns beyond every length", {"max_seq_len": 270, "fused": True}),
-            indexer.Case("DeepSeek-V3.2", {"model": "deepseek-v3.2", "fused": True}),
-        ]  # fmt: skip
 
     def inputs(self, **changes: Any) -> dict[str, Any]:
         return super().inputs(**{"model": shaped(32, 64), "page_size": 64} | changes)

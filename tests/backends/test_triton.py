@@ -107,10 +107,12 @@ class TestMlaSplitKVFixed(MlaContract):
 
 class TestLogits(LogitsContract):
     kernel = "triton.logits"
+    most_elements = INTERPRETED
 
 
 class TestPagedLogits(PagedLogitsContract):
     kernel = "triton.logits"
+    most_elements = INTERPRETED
 
 
 class TestTopK(TopKContract):

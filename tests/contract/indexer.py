@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -28,50 +27,11 @@ def shaped(heads: int, width: int) -> IndexerModel:
     return IndexerModel(f"{heads} x {width}", heads, width, 64)
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """One call, by what is unusual about it."""
-
-    label: str
-    inputs: dict[str, Any]
-
-    def __str__(self) -> str:
-        return self.label
-
-
-MODELS = [Case(f"{heads} heads of {width}", {"model": shaped(heads, width)}) for heads, width in ((1, 64), (33, 20))]
-LOGITS_CASES = [
-    *(Case(str(dtype)[6:], {"dtype": dtype}) for dtype in DTYPES),
-    *(Case(f"{dtype}, no scale"[6:], {"dtype": dtype, "k_scale": False}) for dtype in (FP8, torch.bfloat16)),
-    *MODELS,
-    Case("DeepSeek-V3.2", {"model": "deepseek-v3.2", "tokens": 3}),
-    *(Case(f"{tokens} tokens", {"tokens": tokens}) for tokens in (1, 15, 17)),
-    *(Case(f"{keys} keys", {"keys": keys}) for keys in (1, 7, 128, 129, 300)),
-]
-PAGED_CASES = [
-    *(Case(str(dtype)[6:], {"dtype": dtype}) for dtype in DTYPES),
-    Case("fp8, fused", {"fused": True}),
-    *(Case(f"{dtype}, no scale"[6:], {"dtype": dtype, "k_scale": False}) for dtype in (FP8, torch.float16)),
-    *MODELS,
-    Case("DeepSeek-V3.2", {"model": "deepseek-v3.2", "fused": True}),
-    *(Case(f"pages of {page}", {"page_size": page, "fused": page > 1}) for page in (1, 3, 64)),
-    *(Case(f"{next_n} tokens", {"next_n": next_n}) for next_n in (2, 5)),
-    Case("lengths of nothing and of less than the tokens", {"seq_lens": (0, 1, 30), "next_n": 3}),
-    Case("one column short of a tile", {"seq_lens": (127, 128)}),
-    Case("one column beyond a tile", {"seq_lens": (129, 1)}),
-    Case("columns beyond every length", {"max_seq_len": 270}),
-]
-
-
-class LogitsContract:
+class LogitsContract(OpContract):
     """`mqa_logits`."""
 
-    kernel: ClassVar[str]
-    device: ClassVar[str] = DEVICE
-
-    @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        return LOGITS_CASES
+    op = "mqa_logits"
+    device = DEVICE
 
     def inputs(self, **changes: Any) -> dict[str, Any]:
         made = logits_inputs(**{"model": SMALL, "tokens": 18, "keys": 150, "device": self.device} | changes)
@@ -91,15 +51,10 @@ class LogitsContract:
         wrong = most_wrong(got, want, sizes(q, k, arguments["k_scale"], arguments["weights"]), allowed)
         assert wrong is None, wrong
 
-    def test_matches_the_reference_in_float64(self, case: Case) -> None:
-        arguments = self.inputs(**case.inputs)
-        out = torch.full((arguments["q"].shape[0], arguments["k"].shape[0]), torch.nan, device=arguments["q"].device)
-        assert self.run(arguments, out=out) is out
-        self.check(out, arguments)
-        made = self.run(arguments)
-        assert made.is_contiguous()
-        assert torch.equal(made, out)
-        self.check(kernelhub.mqa_logits.reference(**arguments), arguments)
+    def test_the_reference_in_float32_is_within_its_tolerance(self) -> None:
+        for changes in ({}, {"model": "deepseek-v3.2"}):
+            arguments = self.inputs(**changes)
+            self.check(kernelhub.mqa_logits.reference(**arguments), arguments)
 
     def test_each_query_has_a_range_of_its_own(self) -> None:
         arguments = self.inputs(tokens=7)
@@ -155,15 +110,11 @@ class LogitsContract:
             plan.run(**self.inputs(k_scale=False))
 
 
-class PagedLogitsContract:
+class PagedLogitsContract(OpContract):
     """`paged_mqa_logits`."""
 
-    kernel: ClassVar[str]
-    device: ClassVar[str] = DEVICE
-
-    @classmethod
-    def accepted_cases(cls) -> list[Case]:
-        return PAGED_CASES
+    op = "paged_mqa_logits"
+    device = DEVICE
 
     def inputs(self, **changes: Any) -> dict[str, Any]:
         base = {"model": SMALL, "seq_lens": (131, 40), "page_size": 16, "device": self.device}
@@ -188,17 +139,10 @@ class PagedLogitsContract:
         wrong = most_wrong(got, want, largest.expand_as(want), allowed)
         assert wrong is None, wrong
 
-    def test_matches_the_reference_in_float64(self, case: Case) -> None:
-        arguments = self.inputs(**case.inputs)
-        out = torch.full(
-            (arguments["weights"].shape[0], arguments["max_seq_len"]), torch.nan, device=arguments["q"].device
-        )
-        assert self.run(arguments, out=out) is out
-        self.check(out, arguments)
-        made = self.run(arguments)
-        assert made.is_contiguous()
-        assert torch.equal(made, out)
-        self.check(kernelhub.paged_mqa_logits.reference(**arguments), arguments)
+    def test_the_reference_in_float32_is_within_its_tolerance(self) -> None:
+        for changes in ({}, {"model": "deepseek-v3.2"}):
+            arguments = self.inputs(**changes)
+            self.check(kernelhub.paged_mqa_logits.reference(**arguments), arguments)
 
     def test_a_cache_with_scales_is_the_same_as_one_beside_them(self) -> None:
         apart, fused = self.inputs(next_n=2), self.inputs(next_n=2, fused=True)

@@ -18,7 +18,6 @@ from kernelhub.ops.models.shapes import FP8_LAYERS
 from tests.contract.fp8_gemm import Fp8GemmContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import FP8, LogitsContract, PagedLogitsContract, shaped
-from tests.contract.indexer import Case as IndexerCase
 from tests.gpu.test_attention_on_gpu import captured
 
 pytestmark = pytest.mark.gpu
@@ -170,16 +169,6 @@ class TestLogits(LogitsContract):
     kernel = "deep_gemm.logits"
     device = "cuda"
 
-    @classmethod
-    def accepted_cases(cls) -> list[IndexerCase]:
-        sizes = ((1, 1), (3, 129), (17, 300), (9, 128), (64, 2000))
-        return [
-            *(IndexerCase(f"{tokens} x {keys}", {"tokens": tokens, "keys": keys}) for tokens, keys in sizes),
-            IndexerCase("no scale", {"k_scale": False}),
-            *(IndexerCase(f"{heads} x {width}", {"model": shaped(heads, width)}) for heads, width in
-              ((32, 128), (32, 64), (64, 32))),
-        ]  # fmt: skip
-
     @pytest.fixture(autouse=True)
     def able(self) -> None:
         need("mqa_logits", self.kernel)
@@ -215,18 +204,6 @@ class TestLogits(LogitsContract):
 class TestPagedLogits(PagedLogitsContract):
     kernel = "deep_gemm.logits"
     device = "cuda"
-
-    @classmethod
-    def accepted_cases(cls) -> list[IndexerCase]:
-        return [
-            IndexerCase("scales apart", {}),
-            *(IndexerCase(f"{next_n} tokens", {"next_n": next_n, "fused": True}) for next_n in (1, 2, 3, 4)),
-            IndexerCase("lengths of nothing", {"seq_lens": (0, 1, 30), "next_n": 3, "fused": True}),
-            *(IndexerCase(f"lengths of {lens}", {"seq_lens": lens, "fused": True})
-              for lens in ((64, 65), (63, 1), (3000, 3, 0, 700))),
-            IndexerCase("columns beyond every length", {"max_seq_len": 270, "fused": True}),
-            IndexerCase("32 heads", {"model": shaped(32, 128), "fused": True}),
-        ]  # fmt: skip
 
     @pytest.fixture(autouse=True)
     def able(self) -> None:

@@ -19,6 +19,9 @@ DTYPES = (FP8, torch.bfloat16, torch.float16, torch.float32)
 SMALL, REAL = IndexerModel("6 heads of 32", 6, 32, 64), IndexerModel("64 heads of 128", 64, 128, 2048)
 
 
+SHAPES = ((1, 64), (33, 20), (32, 32), (32, 64), (64, 32), (64, 64))  # heads and their width
+
+
 class LogitsCases(OpCases):
     """`mqa_logits`."""
 
@@ -46,6 +49,13 @@ class LogitsCases(OpCases):
                 )
             for keys in (33, 128, 129, 300):
                 yield Case(label=f"{keys} keys, {model.name}", make=_logits(model, keys=keys))
+            for tokens, keys in ((1, 1), (7, 7), (3, 129), (9, 128), (64, 2000)):
+                make = _logits(model, tokens=tokens, keys=keys)
+                yield Case(label=f"{tokens} tokens over {keys} keys, {model.name}", make=make)
+        for heads, width in SHAPES:
+            model = IndexerModel(f"{heads} heads of {width}", heads, width, 64)
+            yield Case(label=f"fp8, {model.name}", make=_logits(model))
+            yield Case(label=f"fp8, {model.name}, no scale", make=_logits(model, k_scale=False))
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": ((arguments["q"].shape[0], arguments["k"].shape[0]), torch.float32)}
@@ -89,11 +99,22 @@ class PagedLogitsCases(OpCases):
                 lens = tuple(30 + 17 * place % 90 for place in range(count))
                 make = _paged(model, seq_lens=lens, fused=True, **inputs | ({} if count else {"max_seq_len": 9}))
                 yield Case(label=f"{count} sequences, {label}", make=make, tokens=True, quick=count < 4)
-            for lens in ((0, 1, 30), (127, 128), (129, 1)):
+            for lens in ((0, 1, 30), (127, 128), (129, 1), (64, 65), (63, 1), (128,), (257, 3, 0), (3000, 3, 0, 700)):
                 make = _paged(model, seq_lens=lens, fused=True, **inputs)
                 yield Case(label=f"sequences of {lens}, {label}", make=make)
+            for next_n, lens in ((3, (0, 1, 30)), (4, (131, 40)), (6, (131, 40))):
+                make = _paged(model, seq_lens=lens, next_n=next_n, fused=True, **inputs)
+                yield Case(label=f"{next_n} tokens each of sequences of {lens}, {label}", make=make)
+            make = _paged(model, max_seq_len=270, fused=True, **inputs)
+            yield Case(label=f"columns beyond every length, {label}", make=make)
+        for heads, width in SHAPES:
+            model = IndexerModel(f"{heads} heads of {width}", heads, width, 64)
+            yield Case(label=f"fp8, {model.name}", make=_paged(model, page_size=64, fused=True))
         for page_size in (1, 3, 64):
             yield Case(label=f"pages of {page_size}", make=_paged(SMALL, page_size=page_size))
+        for page_size in (3, 64):
+            make = _paged(SMALL, page_size=page_size, fused=True)
+            yield Case(label=f"pages of {page_size}, scales among the values", make=make)
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": ((arguments["weights"].shape[0], arguments["max_seq_len"]), torch.float32)}
