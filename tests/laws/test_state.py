@@ -29,7 +29,7 @@ STATE: dict[str, dict[str, str]] = {
     "compat.vllm.flashinfer.trtllm": {"_warned": "a few constant warnings"},
     "dispatch.load": {"IMPORTING": "threads that import now"},
     "dispatch.shapes": {"STANDING_IN": "tensors in place of meta tensors, while an op reads them"},
-    "evidence.audit.findings": {"_guard": "a lock, made anew after a fork", "_told": "problems that were logged"},
+    "evidence.audit.findings": {"_guard": "a lock, made anew after a fork", "_reported": "problems that were logged"},
     "evidence.audit.watching": {"PENDING": "audits whose result is awaited, of a bounded queue"},
     "ops.packed": {"_BY_MEMORY": "packed weights, while their memory lives"},
     "ops.precision": {
