@@ -134,11 +134,13 @@ class TestExperts(ExpertsContract):
 
 
 class TestLinearChunked(LinearContract):
+    most_elements = None if HAS_GPU else 20_000
     kernel = "triton.chunked"
     rounds_operands = True
 
 
 class TestLinearRecurrent(LinearContract):
+    most_elements = None if HAS_GPU else 20_000
     kernel = "triton.recurrent"
 
 

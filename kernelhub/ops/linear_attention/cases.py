@@ -54,6 +54,11 @@ class LinearAttentionCases(OpCases):
                 make = _make(model, {"batch": 1, "tokens": tokens})
                 label = f"{tokens} tokens, {model.name}"
                 yield Case(label=label, make=make, tokens=True, quick=tokens in (0, 1, 2, 17, 65))
+            float32 = {"dtype": torch.float32, "slots": (2, 0), "num_slots": 3}
+            make = _make(model, {"lengths": (30, 20)} | float32, {"return_state": True})
+            yield Case(label=f"ragged, float32, from a pool, {model.name}", make=make)
+            make = _make(model, {"lengths": (3, 65, 0, 1), "state": True}, {"return_state": True})
+            yield Case(label=f"ragged about a chunk's end, from a state, {model.name}", make=make)
         for width, values in ((1, 1), (7, 33), (64, 8), (100, 40)):
             shape = LinearModel("", 2, width, values)
             yield Case(label=f"widths {width}, {values}", make=_make(shape, {"tokens": 20, "batch": 1, "state": True}))
