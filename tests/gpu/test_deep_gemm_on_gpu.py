@@ -167,7 +167,6 @@ class TestMaskedBf16(_Grouped):
 
 class TestLogits(LogitsContract):
     kernel = "deep_gemm.logits"
-    device = "cuda"
 
     @pytest.fixture(autouse=True)
     def able(self) -> None:
@@ -203,7 +202,6 @@ class TestLogits(LogitsContract):
 
 class TestPagedLogits(PagedLogitsContract):
     kernel = "deep_gemm.logits"
-    device = "cuda"
 
     @pytest.fixture(autouse=True)
     def able(self) -> None:
