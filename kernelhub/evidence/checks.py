@@ -49,6 +49,7 @@ class Subject:
         cases: the op's cases.
         device: its device.
         expectations: expected results of the calls of one case.
+        overruled: codes of further rejections that do not stop the check, for a kernel that a test forces.
     """
 
     function: OpFunction[Any, Any, Any]
@@ -56,6 +57,7 @@ class Subject:
     cases: OpCases
     device: torch.device
     expectations: Expectations = field(default_factory=Expectations, repr=False, compare=False)
+    overruled: frozenset[str] = frozenset()
 
     def claims(self, arguments: Arguments) -> _Claim:
         """Whether the kernel's record supports a call, ignoring quarantine."""
@@ -65,12 +67,13 @@ class Subject:
         """The same, of the selection for a call."""
         decision = next(item for item in selection.decisions if item.kernel == self.kernel.name)
         codes = {rejection.code for rejection in decision.rejections}
-        allowed = {"quarantined", UNTRUSTED, OPT_IN}
+        limits = {"quarantined", *self.overruled}
+        allowed = {UNTRUSTED, OPT_IN, *limits}
         if self.kernel.needs_packing and self.kernel.packs_to:
             allowed.add("layout")
         if decision.accepted or (codes and codes <= allowed):
             schema = self.function.op.contract.schema
-            return _Claim(True, class_of(schema, selection.problem), "quarantined" in codes)
+            return _Claim(True, class_of(schema, selection.problem), not codes.isdisjoint(limits))
         return _Claim(False, "", why=f"{decision.code}: {decision.reason}")
 
     def check(self, case: Case) -> Check | str:
@@ -244,8 +247,8 @@ class Subject:
 
     @contextlib.contextmanager
     def _allowed(self, claim: _Claim) -> Iterator[None]:
-        """Allow a quarantined kernel to run; its own limits were checked before."""
-        with use(unsafe=True) if claim.quarantined else contextlib.nullcontext():
+        """Allow a quarantined or forced kernel to run; its own limits were checked before."""
+        with use(unsafe=True) if claim.forced else contextlib.nullcontext():
             yield
 
     def _lost(self) -> bool:
@@ -267,11 +270,11 @@ class _NotHeld(Exception):
 
 
 class _Claim(NamedTuple):
-    """Whether a kernel supports a call, its problem class, and whether quarantine is its only rejection."""
+    """Whether a kernel supports a call, its problem class, and whether the check must force it."""
 
     holds: bool
     problem: str
-    quarantined: bool = False
+    forced: bool = False
     why: str = ""
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 import kernelhub
 from kernelhub.dispatch.selection import Decision
-from kernelhub.ops.case import Case
+from kernelhub.evidence.checks import Subject
 from tests.contract.attention import split
 from tests.contract.varied_attention import VariedContract
 
@@ -44,8 +44,8 @@ class Forced(VariedContract):
     """Mixed in before a contract: its cases are those against which known defects alone speak."""
 
     @classmethod
-    def takes(cls, case: Case) -> bool:
-        return takes(cls.kernel, case.make(torch.device(cls.device)))
+    def _subject(cls) -> Subject:
+        return replace(super()._subject(), overruled=frozenset({"known_bad"}))
 
     @pytest.fixture(autouse=True)
     def forced(self) -> Iterator[None]:
