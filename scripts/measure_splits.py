@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +24,9 @@ import torch
 import triton
 
 import kernelhub
+from kernelhub.backends.triton.attention import adapter
 from kernelhub.backends.triton.attention.adapter import SplitKV
+from kernelhub.backends.triton.attention.tiles import Tiles
 from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.models.shapes import ATTENTION, AttentionModel
 
@@ -39,6 +42,7 @@ BATCHES = (
     *((128, 2048), (256, 2048), (64, 1024), (8, 16384)),
 )
 PARTS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 24, 33)
+MOST_PROGRAMS = 4096  # more parts than fill the device many times over are not worth their time
 
 
 def graph_ms(call: Callable[[], Any], calls: int = 10, rounds: int = 11) -> float:
@@ -65,15 +69,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--fp8", action="store_true", help="a cache of float8_e4m3fn")
+    parser.add_argument("--tiles", nargs="*", default=[], metavar="KEYS.WARPS.STAGES", help="also other tiles")
     options = parser.parse_args()
     device = torch.device("cuda", 0)
     until, rows = time.monotonic() + options.seconds, []
-    usual = SplitKV.splits_for
+    rule, usual = adapter.split_tiles, SplitKV.splits_for
     for (tokens, sequences), (name, model) in itertools.product(((n, b) for b, n in BATCHES), SHAPES.items()):
         if time.monotonic() > until:
             break
         generator = torch.Generator(device).manual_seed(0)
-        arguments = paged_attention_inputs(model, seq_lens=(tokens,) * sequences, device=device, generator=generator)
+        inputs = {"kv_dtype": torch.float8_e4m3fn} if options.fp8 else {}
+        arguments = paged_attention_inputs(
+            model, seq_lens=(tokens,) * sequences, device=device, generator=generator, **inputs
+        )
         taken: list[int] = []
 
         def chosen(self: Any, *sizes: int, taken: list[int] = taken) -> int:
@@ -83,22 +92,30 @@ def main() -> None:
         def call(arguments: dict[str, Any] = arguments) -> None:
             kernelhub.paged_attention(**arguments, backend="triton.split_kv")
 
-        SplitKV.splits_for = chosen
-        call()
-        times = {}
-        for parts in sorted({*PARTS, taken[-1]}):
-            if parts == 1 or parts * 256 <= tokens:
-                SplitKV.splits_for = lambda self, *sizes, parts=parts: parts
-                times[parts] = round(graph_ms(call), 5)
-        SplitKV.splits_for = usual
-        regret = times[taken[-1]] / min(times.values())
-        rows.append({"heads": name, "sequences": sequences, "keys": tokens, "parts": taken[-1], "ms": times})
-        print(
-            f"{name:24} {sequences:4} x {tokens:6} {taken[-1]:3} parts, {regret:.3f} of the best  {times}", flush=True
-        )
+        for tiles in (None, *options.tiles):
+            adapter.split_tiles = (
+                rule if tiles is None else lambda *_, tiles=tiles: Tiles(16, *map(int, tiles.split(".")))
+            )
+            kernelhub.paged_attention.op._forget()
+            SplitKV.splits_for = chosen
+            call()
+            times = {}
+            for parts in sorted({*PARTS, taken[-1]}):
+                if parts == 1 or (parts * 256 <= tokens and parts * sequences * model.num_kv_heads < MOST_PROGRAMS):
+                    SplitKV.splits_for = lambda self, *sizes, parts=parts: parts
+                    kernelhub.paged_attention.op._forget()
+                    times[parts] = round(graph_ms(call), 5)
+            SplitKV.splits_for = usual
+            rows.append({"heads": name, "sequences": sequences, "keys": tokens, "parts": taken[-1], "ms": times})
+            if tiles is not None:
+                rows[-1]["tiles"] = tiles
+            regret = times.get(taken[-1], math.nan) / min(times.values())
+            label = f"{name:24} {sequences:4} x {tokens:6} {tiles or '':8}"
+            print(f"{label} {taken[-1]:3} parts, {regret:.3f} of the best  {times}", flush=True)
     if options.out:
         facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-        result = {**facts, "date": date.today().isoformat(), "dtype": "bfloat16", "rows": rows}
+        dtypes = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn" if options.fp8 else "bfloat16"}
+        result = {**facts, "date": date.today().isoformat(), **dtypes, "rows": rows}
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
