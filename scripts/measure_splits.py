@@ -1,10 +1,10 @@
-"""Time paged decode by `triton.split_kv` in different numbers of parts, on the GPU that is here.
+"""Time paged decode by `triton.split_kv` with different tiles and numbers of parts, on the GPU that is here.
 
-    python scripts/measure_splits.py [--seconds 120] [--out benchmarks/results/splits_h200.json]
+    python scripts/measure_splits.py [--seconds 120] [--fp8] [--out benchmarks/results/splits_h200.json]
 
-The rule that takes one of them, `kernelhub/backends/triton/attention/splits.py`, was fitted to such times. Calls are
-timed in CUDA graphs of ten. Of every batch the table shows the parts that the rule takes, its time over that of the
-best of those tried, and all times.
+The rule that selects both, `kernelhub/backends/triton/attention/splits.py`, was fitted to such times. Calls are timed
+in CUDA graphs of ten. Of every batch the table shows what the rule selects, its time over that of the best of those
+tried, and the best.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -24,8 +23,8 @@ import torch
 import triton
 
 import kernelhub
-from kernelhub.backends.triton.attention import adapter
 from kernelhub.backends.triton.attention.adapter import SplitKV
+from kernelhub.backends.triton.attention.splits import Division
 from kernelhub.backends.triton.attention.tiles import Tiles
 from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.models.shapes import ATTENTION, AttentionModel
@@ -65,6 +64,12 @@ def graph_ms(call: Callable[[], Any], calls: int = 10, rounds: int = 11) -> floa
     return statistics.median(times)
 
 
+def _named(division: Division) -> str:
+    """``KEYS.WARPS.STAGES/PARTS``."""
+    tiles = division.tiles
+    return f"{tiles.block_n}.{tiles.num_warps}.{tiles.num_stages}/{division.parts}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=120.0)
@@ -74,7 +79,7 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device("cuda", 0)
     until, rows = time.monotonic() + options.seconds, []
-    rule, usual = adapter.split_tiles, SplitKV.splits_for
+    usual = SplitKV.divide
     for (tokens, sequences), (name, model) in itertools.product(((n, b) for b, n in BATCHES), SHAPES.items()):
         if time.monotonic() > until:
             break
@@ -83,35 +88,34 @@ def main() -> None:
         arguments = paged_attention_inputs(
             model, seq_lens=(tokens,) * sequences, device=device, generator=generator, **inputs
         )
-        taken: list[int] = []
-
-        def chosen(self: Any, *sizes: int, taken: list[int] = taken) -> int:
-            taken.append(usual(self, *sizes))
-            return taken[-1]
 
         def call(arguments: dict[str, Any] = arguments) -> None:
             kernelhub.paged_attention(**arguments, backend="triton.split_kv")
 
-        for tiles in (None, *options.tiles):
-            adapter.split_tiles = (
-                rule if tiles is None else lambda *_, tiles=tiles: Tiles(16, *map(int, tiles.split(".")))
-            )
+        def timed(division: Division | None, call: Callable[[], None] = call) -> float:
+            SplitKV.divide = usual if division is None else lambda *_: division
             kernelhub.paged_attention.op._forget()
-            SplitKV.splits_for = chosen
-            call()
-            times = {}
-            for parts in sorted({*PARTS, taken[-1]}):
+            return round(graph_ms(call), 5)
+
+        problem = kernelhub.explain("paged_attention", **arguments, backend="triton.split_kv").problem
+        adapter = SplitKV(problem)
+        rule = adapter.divide(sequences, model.num_q_heads // model.num_kv_heads, tokens)
+        row: dict[str, Any] = {"heads": name, "sequences": sequences, "keys": tokens, "rule": _named(rule)}
+        row["rule_ms"], row["ms"] = timed(None), {}
+        kinds = [kind.tiles for kind in adapter._kinds] + [
+            Tiles(16, *map(int, tiles.split("."))) for tiles in options.tiles
+        ]
+        for tiles in dict.fromkeys([rule.tiles, *kinds]):
+            for parts in PARTS:
                 if parts == 1 or (parts * 256 <= tokens and parts * sequences * model.num_kv_heads < MOST_PROGRAMS):
-                    SplitKV.splits_for = lambda self, *sizes, parts=parts: parts
-                    kernelhub.paged_attention.op._forget()
-                    times[parts] = round(graph_ms(call), 5)
-            SplitKV.splits_for = usual
-            rows.append({"heads": name, "sequences": sequences, "keys": tokens, "parts": taken[-1], "ms": times})
-            if tiles is not None:
-                rows[-1]["tiles"] = tiles
-            regret = times.get(taken[-1], math.nan) / min(times.values())
-            label = f"{name:24} {sequences:4} x {tokens:6} {tiles or '':8}"
-            print(f"{label} {taken[-1]:3} parts, {regret:.3f} of the best  {times}", flush=True)
+                    division = Division(tiles, parts)
+                    row["ms"][_named(division)] = timed(division)
+        rows.append(row)
+        best = min(row["ms"], key=row["ms"].get)
+        regret = row["rule_ms"] / row["ms"][best]
+        label = f"{name:24} {sequences:4} x {tokens:6}"
+        print(f"{label}: {row['rule']:12} {row['rule_ms']} ms, {regret:.3f} of the best, {best}", flush=True)
+    SplitKV.divide = usual
     if options.out:
         facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
         dtypes = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn" if options.fp8 else "bfloat16"}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import triton
@@ -11,6 +13,7 @@ import kernelhub
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention import adapter as adapters
 from kernelhub.backends.triton.attention.softmax import sequence_of, tanh
+from kernelhub.backends.triton.attention.splits import Division
 from kernelhub.backends.triton.formats import e4m3_scaled
 from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
@@ -25,10 +28,15 @@ def paged(**inputs):
     return paged_attention_inputs(ONE_HEAD, device=DEVICE, page_size=64, **inputs)
 
 
+def in_parts(parts: int) -> Any:
+    """A rule that divides every call into as many parts."""
+    return lambda self, num_seqs, rows, kv_bound: Division(self._split_tiles(rows), parts)
+
+
 class TestSplits:
     @pytest.mark.parametrize("splits", [1, 2, 7, 16, 33])
     def test_any_number_of_splits_gives_the_reference(self, splits: int, monkeypatch) -> None:
-        monkeypatch.setattr(adapters.SplitKV, "splits_for", lambda *_: splits)
+        monkeypatch.setattr(adapters.SplitKV, "divide", in_parts(splits))
         monkeypatch.setattr(adapters, "CHUNK", 64)
         arguments = paged(seq_lens=(1100, 64, 65, 0))
         sinks = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=DEVICE)
@@ -38,7 +46,7 @@ class TestSplits:
         assert compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
 
     def test_a_window_is_split_by_what_it_sees(self, monkeypatch) -> None:
-        monkeypatch.setattr(adapters.SplitKV, "splits_for", lambda *_: 8)
+        monkeypatch.setattr(adapters.SplitKV, "divide", in_parts(8))
         monkeypatch.setattr(adapters, "CHUNK", 64)
         arguments = paged(seq_lens=(900, 130)) | {"window": 300}
         out = kernelhub.paged_attention(**arguments, backend="triton.split_kv")
@@ -47,9 +55,24 @@ class TestSplits:
     def test_more_work_is_split_less(self) -> None:
         problem = kernelhub.explain("paged_attention", device="H200", num_q_heads=32, num_kv_heads=8).problem
         adapter = adapters.SplitKV(problem)
-        assert [adapter.splits_for(batch, 4, 1 << 17) for batch in (1, 2, 8, 16, 20, 33, 64)] == [33, 16, 4, 2, 4, 1, 2]
-        assert adapter.splits_for(1, 4, 512) == 2
-        assert adapters.SplitKVFixed(problem).splits_for(64, 4, 1 << 17) == adapters.FIXED_SPLITS
+        parts = [adapter.divide(batch, 4, 1 << 17).parts for batch in (1, 2, 8, 16, 20, 33, 64)]
+        assert parts == [33, 16, 4, 2, 4, 1, 1]
+        assert adapter.divide(1, 4, 512).parts == 2
+        assert adapters.SplitKVFixed(problem).divide(64, 4, 1 << 17).parts == adapters.FIXED_SPLITS
+
+    @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
+    def test_tiles_follow_the_number_of_programs(self, kv_dtype: str) -> None:
+        """Of 16-bit caches: wide tiles where few programs fit, small ones where these make one round of two."""
+        facets = {"num_q_heads": 32, "num_kv_heads": 8, "kv_dtype": kv_dtype}
+        facets |= {"kv_scale": "tensor"} if kv_dtype != "bfloat16" else {}
+        adapter = adapters.SplitKV(kernelhub.explain("paged_attention", device="H200", **facets).problem)
+        keys = [adapter.divide(batch, 4, 1 << 14).tiles.block_n for batch in (16, 32, 48, 64, 256)]
+        assert keys == ([128, 128, 128, 64, 64] if kv_dtype == "bfloat16" else [128] * 5)
+
+    def test_batch_invariant_tiles_are_the_same_for_every_batch(self) -> None:
+        problem = kernelhub.explain("paged_attention", device="H200", num_q_heads=32, num_kv_heads=8).problem
+        adapter = adapters.SplitKVFixed(problem)
+        assert len({adapter.divide(batch, 4, 1 << 14).tiles for batch in (1, 16, 64, 256)}) == 1
 
     @pytest.mark.parametrize("seq_lens", [(900,), (900, 130), (100,) * 5])
     def test_a_plan_declares_the_memory_that_its_splits_take(self, seq_lens: tuple[int, ...], monkeypatch) -> None:

@@ -14,7 +14,9 @@ from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
+from triton.backends.driver import GPUDriver
 
 from kernelhub.backends.triton.direct import Direct, Fixed, direct_launch
 from kernelhub.ops.precision import own_precision
@@ -50,10 +52,23 @@ class Launcher:
             return
         with own_precision():  # of the interpreter, whose products are torch's
             compiled = self._kernel[(programs,)](*arguments, **self._named)
+        self._keep(variant, compiled, len(arguments))
+
+    def prepare(self, programs: int, variant: Hashable | None, *arguments: Any) -> None:
+        """Compile and load what such a launch needs, without the launch."""
+        if variant in self._compiled or triton.knobs.runtime.interpret:
+            return
+        compiled = self._kernel.warmup(*arguments, grid=(programs,), **self._named)
+        if isinstance(triton.runtime.driver.active, GPUDriver):
+            compiled._init_handles()
+            self._keep(variant, compiled, len(arguments))
+
+    def _keep(self, variant: Hashable | None, compiled: Any, given: int) -> None:
+        """Keep a compiled variant for later launches."""
         if compiled is not None and variant is not None:  # the interpreter compiles nothing
             if len(self._compiled) >= _MOST_VARIANTS:
                 self._compiled.clear()
-            self._compiled[variant] = compiled, direct_launch(compiled, len(arguments))
+            self._compiled[variant] = compiled, direct_launch(compiled, given)
 
     def fixed(self, programs: int, variant: Hashable | None, *arguments: Any) -> Fixed | None:
         """Launches like one that was made, with other tensors; None if Triton has to launch them."""

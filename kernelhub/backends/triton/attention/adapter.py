@@ -14,7 +14,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.prefill import prefill_kernel
 from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_kernel
-from kernelhub.backends.triton.attention.splits import HOPPER, MEASURED_ROWS, cheapest, full_waves
+from kernelhub.backends.triton.attention.splits import HOPPER, MEASURED_ROWS, Division, Kind, cheapest, full_waves
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.backends.triton.direct import Fixed, hooked, picker
@@ -92,10 +92,13 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             "HAS_LSE": problem.lse,
         }
         widest = max(power_of_two(problem.head_dim_qk), power_of_two(problem.head_dim_vo))
-        of_16_bits = problem.q_dtype == problem.kv_dtype and problem.kv_dtype in _HALVES
-        self._residents = HOPPER.get(max(64, widest)) if device.family == "hopper" and of_16_bits else None
-        self._row_bytes = 2 * (problem.head_dim_qk + problem.head_dim_vo)
+        itemsize = 1 if self.fp8 else 2
+        measured = problem.q_dtype in _HALVES and (self.fp8 or problem.q_dtype == problem.kv_dtype)
+        kinds = HOPPER.get((itemsize, max(64, widest)), ()) if device.family == "hopper" and measured else ()
+        self._kinds: tuple[Kind, ...] = kinds
+        self._row_bytes = itemsize * (problem.head_dim_qk + problem.head_dim_vo)
         self._tiles: dict[int, Tiles] = {}
+        self._prepared: set[Hashable] = set()
         self._launchers: dict[Any, Any] = {}
         self.scores = {
             "D": problem.head_dim_qk,
@@ -220,11 +223,22 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         out: Tensor,
         lse: Tensor | None,
         rows: int,
-        splits: int,
+        division: Division,
     ) -> None:
-        """Sequences of up to `rows` query rows, their keys in up to `splits` parts, which are then merged."""
-        for launcher, *given in self._split_launches(q, k, v, at, values, out, lse, rows, splits):
+        """Sequences of up to `rows` query rows, their keys in parts, which are then merged.
+
+        The first call of a variant compiles the other kinds of tiles, too: another batch may select those.
+        """
+        launches = list(self._split_launches(q, k, v, at, values, out, lse, rows, division))
+        for launcher, *given in launches:
             launcher(*given)
+        variant = launches[0][2]
+        if len(self._kinds) > 1 and division.tiles.block_m == MEASURED_ROWS and variant not in self._prepared:
+            self._prepared.add(variant)
+            for kind in self._kinds:
+                both = Division(kind.tiles, 2)
+                for launcher, *given in self._split_launches(q, k, v, at, values, out, lse, rows, both):
+                    launcher.prepare(*given)
 
     def _split_launches(
         self,
@@ -236,11 +250,11 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         out: Tensor,
         lse: Tensor | None,
         rows: int,
-        splits: int,
+        division: Division,
     ) -> Iterator[tuple[Any, ...]]:
         """Launchers and what to call them with."""
         k, v, score_scale, value_scale = self._scaled(k, v, values)
-        tiles = self._split_tiles(rows)
+        tiles, splits = division
         launch, merge = self._split_launchers(tiles, sign_of(score_scale))
         kv_heads = self.problem.num_kv_heads
         max_rows = -(-rows // tiles.block_m) * tiles.block_m
@@ -248,7 +262,6 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         part_out = torch.empty(parts, self.shape["DV_PAD"], dtype=torch.float32, device=q.device)
         part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
         windows = (min(values.window_left, NO_LIMIT), min(values.window_right, NO_LIMIT))
-        bounds = (max_rows, splits, *windows)
         strides = strides_of_operands(q, k, v, out, self.problem.ragged, self.heads_first)
         lse_strides = strides_of_lse(lse, self.problem.ragged)
         variant = variant_of(q, k, v, out, values.sinks, strides)
@@ -276,7 +289,9 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             at.q_tokens,
             at.kv_tokens,
             at.last_page,
-            *bounds,
+            max_rows,
+            splits,
+            *windows,
             *strides,
             *lse_strides,
             at.table_stride,
@@ -284,7 +299,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         if splits > 1:
             yield (
                 merge,
-                at.num_seqs * kv_heads * max_rows,
+                at.num_seqs * kv_heads * rows,
                 variant,
                 out,
                 lse,
@@ -296,7 +311,10 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
                 at.seq_lens,
                 at.q_tokens,
                 at.kv_tokens,
-                *bounds,
+                max_rows,
+                rows,
+                splits,
+                *windows,
                 *strides[12:],
                 *lse_strides,
             )
@@ -318,23 +336,23 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             self._launchers[tiles, sign] = made
         return made
 
-    def splits_for(self, num_seqs: int, rows: int, kv_bound: int) -> int:
-        """Parts per sequence that keep every multiprocessor at work, where keys suffice for that."""
-        block_m = self._split_tiles(rows).block_m
-        blocks = -(-rows // block_m)
+    def divide(self, num_seqs: int, rows: int, kv_bound: int) -> Division:
+        """Tiles, and parts per sequence that keep every multiprocessor at work, where keys suffice for that."""
+        tiles = self._split_tiles(rows)
+        blocks = -(-rows // tiles.block_m)
         programs = max(1, num_seqs * self.problem.num_kv_heads * blocks)
         most = max(1, min(MOST_SPLITS, -(-kv_bound // CHUNK)))
         num_sms = self.problem.device.num_sms
-        if self._residents is None or block_m > MEASURED_ROWS:
-            return full_waves(programs, 2 * num_sms, most)
+        if not self._kinds or tiles.block_m > MEASURED_ROWS:
+            return Division(tiles, full_waves(programs, 2 * num_sms, most))
         # Keys count as whole chunks, so that a cache that grows asks anew once in a chunk.
-        return cheapest(programs, num_sms, self._residents, most * CHUNK, self._row_bytes, most)
+        return cheapest(programs, num_sms, self._kinds, most * CHUNK, self._row_bytes, most)
 
-    def split_bytes(self, num_seqs: int, rows: int, splits: int) -> int:
+    def split_bytes(self, num_seqs: int, rows: int, division: Division) -> int:
         """Memory of the parts."""
+        block_m, splits = division.tiles.block_m, division.parts
         if splits == 1:
             return 0
-        block_m = self._split_tiles(rows).block_m
         parts = num_seqs * self.problem.num_kv_heads * -(-rows // block_m) * block_m * splits
         return parts * (self.shape["DV_PAD"] + 1) * 4
 
@@ -414,12 +432,12 @@ class SplitKV(TritonAttention):
     ) -> _Again | None:
         """The launches of a call that has run, for others of its form; None if Triton has to launch them."""
         rows = at.q_bound * self.problem.group_size
-        splits = self.splits_for(at.num_seqs, rows, seen_by(at, values))
-        calls = list(self._split_launches(q, k, v, at, values, out, lse, rows, splits))
+        division = self.divide(at.num_seqs, rows, seen_by(at, values))
+        calls = list(self._split_launches(q, k, v, at, values, out, lse, rows, division))
         launches = [launcher.fixed(*given) for launcher, *given in calls]
         if None in launches:
             return None
-        split, merge = launches[0], launches[1] if splits > 1 else None
+        split, merge = launches[0], launches[1] if division.parts > 1 else None
         rows_of_parts, width = calls[0][3:][5].shape
         merged = () if merge is None else [_OF_MERGE[at] for at in merge.pointers]
         return _Again(
@@ -476,18 +494,18 @@ class SplitKV(TritonAttention):
         self, q: Tensor, k: Tensor, v: Tensor, at: Geometry, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
         rows = at.q_bound * self.problem.group_size
-        self.split(q, k, v, at, values, out, lse, rows, self.splits_for(at.num_seqs, rows, seen_by(at, values)))
+        self.split(q, k, v, at, values, out, lse, rows, self.divide(at.num_seqs, rows, seen_by(at, values)))
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         rows = -(-num_tokens // max(1, num_seqs)) * self.problem.group_size
-        return self.split_bytes(num_seqs, rows, self.splits_for(num_seqs, rows, max_kv_len))
+        return self.split_bytes(num_seqs, rows, self.divide(num_seqs, rows, max_kv_len))
 
 
 class SplitKVFixed(SplitKV):
     """The same with splits that depend on a sequence's own length only, so that its bits do too."""
 
-    def splits_for(self, num_seqs: int, rows: int, kv_bound: int) -> int:
-        return max(1, min(FIXED_SPLITS, -(-kv_bound // CHUNK)))
+    def divide(self, num_seqs: int, rows: int, kv_bound: int) -> Division:
+        return Division(self._split_tiles(rows), max(1, min(FIXED_SPLITS, -(-kv_bound // CHUNK))))
 
 
 class Mixed(TritonAttention):
@@ -500,12 +518,12 @@ class Mixed(TritonAttention):
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, at: Geometry, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
-        splits = self.splits_for(at.num_seqs, self.decode_rows, seen_by(at, values))
-        self.split(q, k, v, at, values, out, lse, self.decode_rows, splits)
+        division = self.divide(at.num_seqs, self.decode_rows, seen_by(at, values))
+        self.split(q, k, v, at, values, out, lse, self.decode_rows, division)
         self.prefill(q, k, v, at, values, out, lse, min_rows=self.decode_rows)
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
-        return self.split_bytes(num_seqs, self.decode_rows, self.splits_for(num_seqs, self.decode_rows, max_kv_len))
+        return self.split_bytes(num_seqs, self.decode_rows, self.divide(num_seqs, self.decode_rows, max_kv_len))
 
 
 def _form_of(

@@ -33,6 +33,7 @@ _VARYING = [
     "kv_tokens",
     "last_page",
     "max_rows",
+    "rows",
     "splits",
     "window_left",
     "window_right",
@@ -224,6 +225,7 @@ def merge_kernel(
     q_tokens,
     kv_tokens,
     max_rows,
+    rows,
     splits,
     window_left,
     window_right,
@@ -249,11 +251,11 @@ def merge_kernel(
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
 ):
-    """One program per row; PARTS parts at a time. Where one split held all keys there is nothing to do."""
+    """One program per row of up to `rows`; PARTS parts at a time. Nothing to do where one split held all keys."""
     program = tl.program_id(0)
-    row = program % max_rows
-    kv_head = program // max_rows % KV_HEADS
-    sequence = program // (max_rows * KV_HEADS)
+    row = program % rows
+    kv_head = program // rows % KV_HEADS
+    sequence = program // (rows * KV_HEADS)
     q_start, q_len, _, kv_len = sequence_bounds(
         sequence, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, RAGGED, PAGE
     )

@@ -1,9 +1,11 @@
-"""The number of parts that occupies every multiprocessor."""
+"""The tiles and the number of parts that occupy every multiprocessor."""
 
 from __future__ import annotations
 
 import functools
 from typing import NamedTuple
+
+from kernelhub.backends.triton.attention.tiles import Tiles
 
 
 @functools.lru_cache(maxsize=4096)
@@ -18,34 +20,53 @@ def full_waves(programs: int, room: int, most: int) -> int:
     return max(fewest, min(most, room // programs))
 
 
-class Residents(NamedTuple):
-    """What of a kernel fits a multiprocessor.
+class Kind(NamedTuple):
+    """Tiles of the split-KV kernel, and what of it fits a multiprocessor.
 
     Attributes:
-        programs: how many run at once.
+        tiles: the tiles.
+        programs: how many run at once on a multiprocessor.
         loads_kib: shared memory that each of them keeps filling.
+        cost: time for a byte, relative to other kinds.
     """
 
+    tiles: Tiles
     programs: int
     loads_kib: int
+    cost: float
 
 
-# Of the split-KV kernel with 16-bit operands on sm_90, by the width of a head: registers and shared memory as Triton
-# 3.6 and 3.7 compile it. More than `_ENOUGH_KIB` in flight do not raise the bandwidth of a multiprocessor; one program
-# alone reaches about half. Merging costs a launch, `_MERGE_BYTES`, the traffic of the parts, and 5 % of the whole.
-# Fitted to times on an H200: benchmarks/results/splits_h200.json, by scripts/measure_splits.py.
-HOPPER = {64: Residents(4, 39), 128: Residents(3, 74), 256: Residents(3, 41)}
+class Division(NamedTuple):
+    """Tiles, and the number of parts of each sequence."""
+
+    tiles: Tiles
+    parts: int
+
+
+MEASURED_ROWS = 16  # of a tile
+# For sm_90, by bytes of an element of the cache and the width of a head. More than `_ENOUGH_KIB` in flight do not raise
+# the bandwidth of a multiprocessor; one program alone reaches about half. Merging costs a launch, `_MERGE_BYTES`, the
+# traffic of the parts, and 5 % of the whole. Fitted to times on an H200 with Triton 3.6.0, by
+# scripts/measure_splits.py: benchmarks/results/splits_h200.json. Wide tiles keep more bytes in flight where few
+# programs fit; of small ones so many fit that batches of 64 sequences with 8 KV heads take one round instead of two.
+HOPPER = {
+    (2, 64): (Kind(Tiles(16, 128, 4, 3), 4, 28, 0.97), Kind(Tiles(16, 64, 2, 3), 8, 24, 1.06)),
+    (2, 128): (Kind(Tiles(16, 128, 4, 3), 3, 64, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.06)),
+    (2, 256): (Kind(Tiles(16, 32, 4, 2), 3, 48, 1.06), Kind(Tiles(16, 64, 4, 2), 2, 56, 1.0)),
+    (1, 64): (Kind(Tiles(16, 128, 4, 3), 7, 16, 0.97), Kind(Tiles(16, 64, 2, 3), 6, 24, 1.0)),
+    (1, 128): (Kind(Tiles(16, 128, 4, 3), 2, 48, 1.0),),
+    (1, 256): (Kind(Tiles(16, 128, 4, 2), 2, 41, 1.0),),
+}
 _ENOUGH_KIB = 125
 _MERGE_BYTES = 150_000
 _MERGE_FACTOR = 1.05
 _NEAR = 1.02
 _MOST_ROUNDS = 4  # more parts than fill so many rounds gain nothing
-MEASURED_ROWS = 16  # of a tile
 
 
 @functools.lru_cache(maxsize=4096)
-def cheapest(programs: int, num_sms: int, residents: Residents, keys: int, row_bytes: int, most: int) -> int:
-    """The fewest parts of each of `programs`, up to `most`, that take the least time, or 2 % more.
+def cheapest(programs: int, num_sms: int, kinds: tuple[Kind, ...], keys: int, row_bytes: int, most: int) -> Division:
+    """The tiles and the fewest parts of each of `programs`, up to `most`, that take the least time, or 2 % more.
 
     Fewest, because `keys` is a bound, and shorter sequences gain less by parts than they pay for merging.
 
@@ -55,29 +76,33 @@ def cheapest(programs: int, num_sms: int, residents: Residents, keys: int, row_b
     Args:
         programs: programs with one part each.
         num_sms: multiprocessors of the device.
-        residents: what of the kernel fits each.
+        kinds: those to select from.
         keys: keys of a program.
         row_bytes: bytes of a key and its value.
         most: most parts.
     """
 
-    def time_of(parts: int) -> float:
+    def time_of(kind: Kind, parts: int) -> float:
         count, each = programs * parts, keys * row_bytes / parts
-        rounds, rest = divmod(count, residents.programs * num_sms)
-        spent = rounds * _busy(residents.programs, residents) * each
+        rounds, rest = divmod(count, kind.programs * num_sms)
+        spent = rounds * _busy(kind.programs, kind) * each
         if rest:
-            spent += _busy(-(-rest // num_sms), residents) * each
+            spent += _busy(-(-rest // num_sms), kind) * each
+        spent *= kind.cost
         if parts > 1:
             spent = spent * _MERGE_FACTOR + _MERGE_BYTES + count * MEASURED_ROWS * 2 * row_bytes / num_sms
         return spent
 
-    rounds_of_parts = _MOST_ROUNDS * residents.programs * num_sms // programs
-    times = [time_of(parts) for parts in range(1, max(1, min(most, rounds_of_parts)) + 1)]
-    enough = _NEAR * min(times)
-    return 1 + next(index for index, spent in enumerate(times) if spent <= enough)
+    times = []
+    for kind in kinds:
+        filling = max(1, min(most, _MOST_ROUNDS * kind.programs * num_sms // programs))
+        times += [(parts, time_of(kind, parts), kind) for parts in range(1, filling + 1)]
+    enough = _NEAR * min(spent for _, spent, _ in times)
+    parts, _, kind = min((item for item in times if item[1] <= enough), key=lambda item: item[:2])
+    return Division(kind.tiles, parts)
 
 
-def _busy(programs: int, residents: Residents) -> float:
+def _busy(programs: int, kind: Kind) -> float:
     """How much longer `programs` on one multiprocessor take than their bytes at full bandwidth, times their number."""
-    share = 0.5 if programs == 1 else min(1.0, programs * residents.loads_kib / _ENOUGH_KIB)
+    share = 0.5 if programs == 1 else min(1.0, programs * kind.loads_kib / _ENOUGH_KIB)
     return programs / share

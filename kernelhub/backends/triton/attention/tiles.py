@@ -79,7 +79,7 @@ def prefill_tiles(problem: AttentionProblem) -> Tiles:
 
 
 def split_tiles(problem: AttentionProblem, rows: int) -> Tiles:
-    """Tiles of the split-KV kernel for sequences of `rows` query rows."""
+    """Tiles of the split-KV kernel for sequences of `rows` query rows, where `splits.HOPPER` has none."""
     width = _widest(problem)
     if problem.q_dtype == "float32":
         if width <= 128:
