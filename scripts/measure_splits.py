@@ -83,6 +83,7 @@ def main() -> None:
     for (tokens, sequences), (name, model) in itertools.product(((n, b) for b, n in BATCHES), SHAPES.items()):
         if time.monotonic() > until:
             break
+        SplitKV.divide = usual
         generator = torch.Generator(device).manual_seed(0)
         inputs = {"kv_dtype": torch.float8_e4m3fn} if options.fp8 else {}
         arguments = paged_attention_inputs(
