@@ -33,6 +33,7 @@ class MultipleOf:
     def __init__(self, base): self.base = base
 class AttentionCGSupport(Enum):
     ALWAYS = 3
+    UNIFORM_BATCH = 2
     UNIFORM_SINGLE_TOKEN_DECODE = 1
     NEVER = 0
 class CommonAttentionMetadata:
@@ -102,11 +103,15 @@ class Worker:
         return "times"
 """
 LATENT = """
+from enum import Enum
 from vllm.v1.attention.backend import AttentionBackend, AttentionImpl, AttentionMetadataBuilder
 class MLACommonDecodeMetadata:
     block_table = seq_lens = None
     block_table = None
     seq_lens = None
+class QueryLenSupport(Enum):
+    SINGLE_ONLY = "single_only"
+    UNIFORM = "uniform"
 class MLACommonBackend(AttentionBackend):
     @classmethod
     def is_mla(cls): return True
@@ -307,7 +312,21 @@ def cache(blocks: int, dtype: torch.dtype, order: str) -> torch.Tensor:
     return empty if order == "HND" else empty.transpose(1, 2)
 
 
-def run(attention, order="HND", kv_cache_dtype="auto", lens=((1, 40), (1, 7)), padding=2, sinks=None, **layer_options):
+def speculating(tokens: int) -> SimpleNamespace:
+    """A configuration with as many speculative tokens."""
+    return SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=tokens) if tokens else None)
+
+
+def run(
+    attention,
+    order="HND",
+    kv_cache_dtype="auto",
+    lens=((1, 40), (1, 7)),
+    padding=2,
+    sinks=None,
+    speculative=0,
+    **layer_options,
+):
     """A step of one layer through the backend, and the same by the op's reference; lens are (queries, tokens)."""
     torch.manual_seed(0)
     fp8 = kv_cache_dtype != "auto"
@@ -339,7 +358,8 @@ def run(attention, order="HND", kv_cache_dtype="auto", lens=((1, 40), (1, 7)), p
         slot_mapping=torch.zeros(total, dtype=torch.int64),
         causal=True,
     )
-    built = backend.get_builder_cls()(None, ["layer"], None, torch.device("cpu")).build(0, step)
+    built = backend.get_builder_cls()(None, ["layer"], speculating(speculative), torch.device("cpu"))
+    built = built.build(0, step)
     q = torch.randn(total + padding, HEADS, WIDTH)
     output = torch.full((total + padding, HEADS * WIDTH), float("nan"))
     assert impl.forward(layer, q, None, None, stored, built, output) is output
@@ -394,6 +414,22 @@ class TestSteps:
         decode, spec = [row.problem for row in kernelhub.report().rows]
         assert (decode["ragged"], spec["ragged"]) == (False, True)
         assert spec["q_len"] == "few"
+
+    @EVERY_RELEASE
+    @pytest.mark.parametrize("options", [{}, {"sliding_window": 6}], ids=["plain", "window"])
+    @pytest.mark.parametrize("order", ["HND", "NHD"])
+    def test_equal_numbers_of_speculative_tokens_are_one_batch(self, attention, order, options) -> None:
+        """Also where the engine pads a captured batch with sequences of no tokens, and for fewer tokens."""
+        lens = ((4, 40), (4, 7), (4, 0), (4, 30))
+        for number, form in ((4, lens), (2, ((2, 9), (2, 50)))):
+            got, want = run(attention, order, lens=form, speculative=3, **options)
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+            row = kernelhub.report().rows[-1].problem
+            assert (row["ragged"], row["q_len"]) == (False, "few"), number
+        got, want = run(attention, order, lens=((4, 40), (3, 7), (5, 9)), speculative=3, **options)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        run(attention, order, lens=((5, 40), (5, 7)), speculative=3, **options)
+        assert all(row.problem["ragged"] for row in kernelhub.report().rows if row.problem["q_len"] == "any")
 
     def test_a_run_that_measures_memory_gives_zeros(self, attention) -> None:
         impl = attention.KernelhubImpl(HEADS, WIDTH, 1.0, KV_HEADS)
@@ -460,6 +496,19 @@ class TestLatentAttention:
         )
         assert lse is None
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+    def test_speculative_decode_is_the_reference(self, latent) -> None:
+        torch.manual_seed(0)
+        layer, cache, q = latent_layer(latent), torch.randn(9, 16, WIDE), torch.randn(3, 4, HEADS, WIDE)
+        decode = SimpleNamespace(
+            block_table=torch.tensor([[1, 2], [3, 4], [8, 0]], dtype=torch.int32),
+            seq_lens=torch.tensor([20, 32, 0], dtype=torch.int32),
+        )
+        metadata = SimpleNamespace(decode=decode, causal=True)
+        got, _ = layer.impl.forward_mqa(q.flatten(0, 1), cache, metadata, layer)
+        want = kernelhub.mla_attention.reference(q, cache, decode.block_table, decode.seq_lens, scale=0.1)
+        torch.testing.assert_close(got, want.flatten(0, 1), rtol=1e-4, atol=1e-4)
+        assert latent.KernelhubMlaMetadataBuilder.query_len_support.name == "UNIFORM"
 
     def test_what_it_cannot_do_is_an_error_before_anything_runs(self, latent) -> None:
         for name, options in {
@@ -535,18 +584,34 @@ class TestRefusals:
         assert "disabled by use(disable=" in reason
         assert "triton.split_kv" in reason
 
-    @pytest.mark.parametrize("captured", [True, False])
-    def test_graphs_of_decode_where_the_chosen_kernel_may_be_captured(self, attention, monkeypatch, captured) -> None:
+    @pytest.mark.parametrize(
+        ("captured", "speculative", "expected"),
+        [
+            (("one", "few"), 0, "UNIFORM_SINGLE_TOKEN_DECODE"),
+            (("one", "few"), 3, "UNIFORM_BATCH"),
+            (("one",), 3, "UNIFORM_SINGLE_TOKEN_DECODE"),
+            (("one", "few"), 20, "UNIFORM_SINGLE_TOKEN_DECODE"),
+            (("few",), 3, "NEVER"),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["attention", "mla"])
+    def test_graphs_of_decode_where_the_selected_kernels_are_capture_safe(
+        self, attention, monkeypatch, name, captured, speculative, expected
+    ) -> None:
         from kernelhub.dispatch.kernel import GraphLevel
 
-        level = GraphLevel.FULL if captured else GraphLevel.NONE
-        selection = SimpleNamespace(kernel=SimpleNamespace(graph=level))
-        monkeypatch.setattr(attention, "explain", lambda *args, **facets: selection)
+        module = importlib.import_module(f"kernelhub.compat.vllm.{name}")
+
+        def explained(op, **facets):
+            level = GraphLevel.FULL if facets["q_len"] in captured else GraphLevel.NONE
+            return SimpleNamespace(kernel=SimpleNamespace(graph=level))
+
+        monkeypatch.setattr(module, "explain", explained)
         model = SimpleNamespace(dtype=torch.bfloat16, get_num_attention_heads=lambda parallel: 32)
-        config = SimpleNamespace(model_config=model, parallel_config=None)
+        config = SimpleNamespace(model_config=model, parallel_config=None, **vars(speculating(speculative)))
         spec = SimpleNamespace(dtype=torch.bfloat16, head_size=128, block_size=16, num_kv_heads=8)
-        support = attention.KernelhubMetadataBuilder.get_cudagraph_support(config, spec)
-        assert support.name == ("UNIFORM_SINGLE_TOKEN_DECODE" if captured else "NEVER")
+        builder = module.PARTS.impl.__name__.replace("Impl", "MetadataBuilder")
+        assert getattr(module, builder).get_cudagraph_support(config, spec).name == expected
 
 
 UNPACKED = [item for item in os.environ.get("UNPACKED_VLLM", "").split(os.pathsep) if item]
@@ -632,7 +697,9 @@ class TestRealVllm:
 class Model:
     """A vLLM whose layers have caches, for the start of its worker."""
 
-    def __init__(self, attention, kv_cache_dtype="auto", layers=({}, {}, {"sliding_window": 6}), order="HND") -> None:
+    def __init__(
+        self, attention, kv_cache_dtype="auto", layers=({}, {}, {"sliding_window": 6}), order="HND", speculative=0
+    ) -> None:
         self.attention, self.layers = attention, {}
         fp8 = kv_cache_dtype != "auto"
         for index, options in enumerate(layers):
@@ -648,6 +715,7 @@ class Model:
             compilation_config=SimpleNamespace(static_forward_context=self.layers, cudagraph_capture_sizes=[1, 2, 6]),
             scheduler_config=SimpleNamespace(max_num_batched_tokens=32, max_num_seqs=8),
             model_config=SimpleNamespace(dtype=torch.float32, max_model_len=64),
+            **vars(speculating(speculative)),
         )
 
     def start(self) -> object:
@@ -658,6 +726,9 @@ class Model:
 
     def step(self, lens, columns=4) -> None:
         """A step of each layer; lens are (queries, tokens)."""
+        longest = max(count for count, _ in lens)
+        most = start.queries_of(self.config)
+        queries = longest if longest <= most and longest * len(lens) == sum(count for count, _ in lens) else 0
         starts = torch.tensor([0, *(count for count, _ in lens)]).cumsum(0, dtype=torch.int32)
         total = int(starts[-1])
         metadata = self.attention.KernelhubMetadata(
@@ -667,7 +738,7 @@ class Model:
             seq_lens=torch.tensor([tokens for _, tokens in lens], dtype=torch.int32),
             block_table=torch.zeros(len(lens), columns, dtype=torch.int32),
             slot_mapping=torch.zeros(total, dtype=torch.int64),
-            decode=total == len(lens),
+            queries=queries,
             causal=True,
         )
         for layer in self.layers.values():
@@ -708,6 +779,16 @@ class TestStart:
         assert "2 layers like model.layers.0.attn: decode: torch." in caplog.text
         assert "1 layers like model.layers.2.attn: decode: torch." in caplog.text
         assert "kernelhub: sealed" in caplog.text
+
+    def test_steps_of_speculative_decode_are_ready(self, attention, engine, caplog) -> None:
+        caplog.set_level("INFO")
+        model = Model(attention, speculative=3)
+        model.start()
+        for lens in (((1, 40), (1, 7)), ((4, 9), (4, 5)), ((2, 9), (2, 5), (2, 30)), ((4, 64),) * 8, MIXED):
+            model.step(lens)
+        assert not kernelhub.report().after_seal
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        assert "speculative decode: torch." in caplog.text
 
     def test_the_worker_s_start_is_wrapped_once(self, attention, engine) -> None:
         model = Model(attention, layers=({},))

@@ -25,12 +25,12 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from kernelhub.compat.vllm.start import Parts, follow, serve
+from kernelhub.compat.vllm.start import SPECULATIVE, Parts, capture_safe, follow, graphs_of, queries_of, serve
 from kernelhub.dispatch.explain import explain
-from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.paged_attention import paged_attention
+from kernelhub.ops.attention.problem import ANY, FEW, FEW_TOKENS, MANY, ONE
 
 _FP8 = torch.float8_e4m3fn
 _FP8_CACHES = ("fp8", "fp8_e4m3")
@@ -47,7 +47,8 @@ class KernelhubMetadata:
         seq_lens: int32 ``[num_seqs]``, KV tokens of each sequence.
         block_table: int32 ``[num_seqs, max_blocks]``.
         slot_mapping: slot of each token's keys and values.
-        decode: every sequence has one query.
+        queries: queries of every sequence in a step of decode or speculative decode; 0 if sequences have different
+            numbers, or more.
         causal: queries attend to no later keys.
     """
 
@@ -57,7 +58,7 @@ class KernelhubMetadata:
     seq_lens: Tensor
     block_table: Tensor
     slot_mapping: Tensor
-    decode: bool
+    queries: int
     causal: bool
 
 
@@ -66,35 +67,38 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        queries = queries_of(vllm_config)
+        self._most_equal = queries if queries <= FEW_TOKENS else 1
         follow(PARTS)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
-        """CUDA graphs of decode steps, if the selected decode kernel is capture-safe."""
-        model = vllm_config.model_config
-        selection = _selection(
-            model.dtype,
-            kv_cache_spec.dtype,
-            kv_cache_spec.head_size,
-            kv_cache_spec.block_size,
-            heads=(model.get_num_attention_heads(vllm_config.parallel_config), kv_cache_spec.num_kv_heads),
-        )
-        captured = selection.kernel is not None and selection.kernel.graph is not GraphLevel.NONE
-        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if captured else AttentionCGSupport.NEVER
+        """CUDA graphs of decode steps, speculative ones too, if the kernels selected for them are capture-safe."""
+        model, queries = vllm_config.model_config, queries_of(vllm_config)
+        heads = model.get_num_attention_heads(vllm_config.parallel_config), kv_cache_spec.num_kv_heads
+
+        def captured(q_len: str) -> bool:
+            dtypes = model.dtype, kv_cache_spec.dtype
+            sizes = kv_cache_spec.head_size, kv_cache_spec.block_size
+            return capture_safe(_selection(*dtypes, *sizes, heads=heads, q_len=q_len))
+
+        return graphs_of(AttentionCGSupport, captured, queries)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> KernelhubMetadata:
         """The step's metadata."""
         step = common_attn_metadata
         if not isinstance(step.causal, bool):
             raise NotImplementedError("kernelhub's backend requires the same causal for all sequences of a step")
+        longest = step.max_query_len
+        equal = longest <= self._most_equal and step.num_actual_tokens == step.num_reqs * longest
         return KernelhubMetadata(
             num_actual_tokens=step.num_actual_tokens,
-            max_query_len=step.max_query_len,
+            max_query_len=longest,
             query_start_loc=step.query_start_loc,
             seq_lens=step.seq_lens,
             block_table=step.block_table_tensor,
             slot_mapping=step.slot_mapping,
-            decode=step.max_query_len == 1 and step.num_actual_tokens == step.num_reqs,
+            queries=longest if equal else 0,
             causal=step.causal,
         )
 
@@ -163,14 +167,17 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
             query = query[:tokens]
         if out.shape[0] != tokens:
             out = out[:tokens]
+        queries = step.queries
+        if queries > 1:
+            query, out = query.unflatten(0, (-1, queries)), out.unflatten(0, (-1, queries))
         paged_attention(
             query,
             k_cache,
             v_cache,
             step.block_table,
             step.seq_lens,
-            None if step.decode else step.query_start_loc,
-            None if step.decode else step.max_query_len,
+            None if queries else step.query_start_loc,
+            None if queries else step.max_query_len,
             step.causal,
             self._window,
             self._softcap,
@@ -215,17 +222,20 @@ def forget(layer: KernelhubImpl) -> None:
 def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:
     """Run a layer with a cache and the other arguments of a call of `paged_attention`."""
     q, starts = arguments["q"], arguments.get("cu_seqlens_q")
-    tokens, decode = q.shape[0], starts is None
+    queries = 0 if starts is not None else q.shape[1] if q.ndim == 4 else 1
+    if q.ndim == 4:
+        q = q.flatten(0, 1)
+    tokens = q.shape[0]
     if starts is None:
-        starts = torch.arange(tokens + 1, dtype=torch.int32, device=q.device)
+        starts = torch.arange(0, tokens + 1, queries, dtype=torch.int32, device=q.device)
     step = KernelhubMetadata(
         num_actual_tokens=tokens,
-        max_query_len=1 if decode else arguments["max_seqlen_q"],
+        max_query_len=queries or arguments["max_seqlen_q"],
         query_start_loc=starts,
         seq_lens=arguments["seq_lens"],
         block_table=arguments["block_table"],
         slot_mapping=torch.zeros(tokens, dtype=torch.int64, device=q.device),
-        decode=decode,
+        queries=queries,
         causal=True,
     )
     layer.impl.forward(layer, q, None, None, cache, step, torch.empty_like(q))
@@ -260,10 +270,11 @@ PARTS = Parts(
     KernelhubImpl,
     "paged_attention",
     {
-        "decode": {"q_len": "one", "ragged": False},
-        "mixed, one query each": {"q_len": "one", "ragged": True},
-        "mixed, up to 16 queries each": {"q_len": "few", "ragged": True},
-        "mixed": {"q_len": "many", "ragged": True},
+        "decode": {"q_len": ONE, "ragged": False},
+        "speculative decode": SPECULATIVE,
+        "mixed, one query each": {"q_len": ONE, "ragged": True},
+        "mixed, up to 16 queries each": {"q_len": FEW, "ragged": True},
+        "mixed": {"q_len": MANY, "ragged": True},
     },
     ("k_cache", "v_cache"),
     facets_of,
@@ -362,6 +373,7 @@ def _selection(
     heads: tuple[int, int] = (8, 1),
     ragged: bool = False,
     sinks: bool = False,
+    q_len: str = ONE,
 ) -> Selection[Any]:
     """kernelhub's selection for decode, or for steps that mix prefill and decode."""
     quantized = cache in (_FP8, torch.uint8)
@@ -379,5 +391,5 @@ def _selection(
         causal=True,
         sinks=sinks,
         ragged=ragged,
-        q_len="any" if ragged else "one",
+        q_len=ANY if ragged else q_len,
     )

@@ -16,14 +16,15 @@ from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonBackend,
     MLACommonImpl,
     MLACommonMetadataBuilder,
+    QueryLenSupport,
 )
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
-from kernelhub.compat.vllm.start import Parts, follow, serve
+from kernelhub.compat.vllm.start import SPECULATIVE, Parts, capture_safe, follow, graphs_of, queries_of, serve
 from kernelhub.dispatch.explain import explain
-from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
+from kernelhub.ops.attention.problem import ONE
 from kernelhub.ops.mla.attention.op import mla_attention
 
 _FP8 = torch.float8_e4m3fn
@@ -31,7 +32,13 @@ _FP8_CACHES = ("fp8", "fp8_e4m3")
 
 
 class KernelhubMlaMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]
-    """vLLM's own metadata of latent attention; sequences with one new token form its decode part."""
+    """vLLM's own metadata of latent attention.
+
+    Its decode part consists of the sequences with one new token, with speculative decode of those with as many new
+    tokens as each of them has.
+    """
+
+    query_len_support: ClassVar[Any] = QueryLenSupport.UNIFORM
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -39,13 +46,16 @@ class KernelhubMlaMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[mis
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> Any:
-        """CUDA graphs of decode steps, if the selected decode kernel is capture-safe."""
+        """CUDA graphs of decode steps, speculative ones too, if the kernels selected for them are capture-safe."""
         model = vllm_config.model_config
         heads = model.get_num_attention_heads(vllm_config.parallel_config)
-        dtypes = model.dtype, kv_cache_spec.dtype
-        selection = _selection(*dtypes, kv_cache_spec.head_size, kv_cache_spec.block_size, heads=heads)
-        captured = selection.kernel is not None and selection.kernel.graph is not GraphLevel.NONE
-        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if captured else AttentionCGSupport.NEVER
+
+        def captured(q_len: str) -> bool:
+            dtypes = model.dtype, kv_cache_spec.dtype
+            sizes = kv_cache_spec.head_size, kv_cache_spec.block_size
+            return capture_safe(_selection(*dtypes, *sizes, heads=heads, q_len=q_len))
+
+        return graphs_of(AttentionCGSupport, captured, queries_of(vllm_config))
 
 
 class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
@@ -101,6 +111,9 @@ class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
         if self._quantized and cache.dtype != _FP8:
             cache = cache.view(_FP8)
         step = attn_metadata.decode
+        sequences = step.seq_lens.shape[0]
+        if q.shape[0] != sequences:  # of speculative decode
+            q = q.unflatten(0, (sequences, -1))
         try:
             return self._attend(q, cache, step, layer), None
         except NotWarmed as error:
@@ -116,7 +129,7 @@ class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
             value_dim=self.kv_lora_rank,
             kv_scale=layer._k_scale if self._quantized else None,
         )
-        return out
+        return out.flatten(0, 1) if out.ndim == 4 else out
 
 
 def forget(layer: Any) -> None:
@@ -126,7 +139,8 @@ def forget(layer: Any) -> None:
 def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:
     """Run a layer with a cache and the other arguments of a call of `mla_attention`."""
     decode = SimpleNamespace(block_table=arguments["block_table"], seq_lens=arguments["seq_lens"])
-    layer.impl.forward_mqa(arguments["q"], cache, SimpleNamespace(causal=True, decode=decode), layer)
+    q = arguments["q"].flatten(0, -3)
+    layer.impl.forward_mqa(q, cache, SimpleNamespace(causal=True, decode=decode), layer)
 
 
 def facets_of(layer: Any, dtype: torch.dtype, kv_cache: Tensor) -> dict[str, Any]:
@@ -152,7 +166,7 @@ def facets_of(layer: Any, dtype: torch.dtype, kv_cache: Tensor) -> dict[str, Any
 PARTS = Parts(
     KernelhubMlaImpl,
     "mla_attention",
-    {"decode": {"q_len": "one", "ragged": False}},
+    {"decode": {"q_len": ONE, "ragged": False}, "speculative decode": SPECULATIVE},
     ("kv_cache",),
     facets_of,
     call,
@@ -215,7 +229,13 @@ class KernelhubMlaBackend(MLACommonBackend):  # type: ignore[misc]
 
 
 def _selection(
-    dtype: torch.dtype, cache: torch.dtype, head_size: int, page_size: int, device: str | None = None, heads: int = 16
+    dtype: torch.dtype,
+    cache: torch.dtype,
+    head_size: int,
+    page_size: int,
+    device: str | None = None,
+    heads: int = 16,
+    q_len: str = ONE,
 ) -> Selection[Any]:
     """kernelhub's selection for decode; the rotary part has 64 dimensions."""
     quantized = cache in (_FP8, torch.uint8)
@@ -229,4 +249,5 @@ def _selection(
         head_dim=head_size,
         page_size=page_size,
         causal=True,
+        q_len=q_len,
     )

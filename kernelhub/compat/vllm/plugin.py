@@ -71,7 +71,7 @@ _NAMES = (
             *("slot_mapping", "causal"),
         )
     ),
-    *(f"{_LATENT}:{name}" for name in ("MLACommonBackend", "MLACommonMetadataBuilder")),
+    *(f"{_LATENT}:{name}" for name in ("MLACommonBackend", "MLACommonMetadataBuilder", "QueryLenSupport.UNIFORM")),
     *(f"{_LATENT}:MLACommonDecodeMetadata.{name}" for name in ("block_table", "seq_lens")),
     "vllm.config:get_current_vllm_config_or_none",
     f"{_REGISTRY}:AttentionBackendEnum.CUSTOM",

@@ -13,6 +13,7 @@ import importlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +21,13 @@ from torch import Tensor
 
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import KernelhubError, NotWarmed
+from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, ONE
 from kernelhub.ops.models.batches import need_of
 from kernelhub.ops.models.calls import calls_of
+from kernelhub.ops.models.problems import Need
 from kernelhub.runtime.progress import Beat
 from kernelhub.runtime.seal import seal, unseal
 from kernelhub.warming.defaults import CONTEXT_LEN
@@ -59,20 +63,55 @@ class Limits(NamedTuple):
     sequences: int
     context_len: int
     captured: tuple[int, ...]
+    queries: int = 1  # of each sequence in a step of speculative decode
 
     @classmethod
     def of(cls, config: Any) -> Limits:
         """The limits of a `VllmConfig`."""
         scheduler, graphs = config.scheduler_config, config.compilation_config.cudagraph_capture_sizes
         longest = int(config.model_config.max_model_len)
-        return cls(int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs), longest, tuple(graphs or ()))
+        sizes = int(scheduler.max_num_batched_tokens), int(scheduler.max_num_seqs), longest
+        return cls(*sizes, tuple(graphs or ()), queries_of(config))
 
-    def counts(self, ragged: bool) -> tuple[int, ...]:
-        """Token counts of the steps to warm up: powers of two, the largest count, and the sizes of CUDA graphs."""
+    def counts(self, ragged: bool, queries: int = 1) -> tuple[int, ...]:
+        """Token counts of the steps to warm up: powers of two, the largest count, and the sizes of CUDA graphs.
+
+        Args:
+            ragged: sequences have different numbers of queries; otherwise each has `queries`.
+        """
+        if queries > 1:
+            graphs = {count // queries for count in self.captured} & set(range(1, self.sequences + 1))
+            return tuple(count * queries for count in sorted({*self.counts(False), *graphs}))
         most = self.tokens if ragged else self.sequences
         powers = {1 << power for power in range(most.bit_length()) if 1 << power <= most}
         graphs = set() if ragged else {count for count in self.captured if count <= most}
         return tuple(sorted(powers | {most} | graphs))
+
+
+def queries_of(config: Any) -> int:
+    """Queries of each sequence in a step of speculative decode, 1 without; by a `VllmConfig`."""
+    speculative = getattr(config, "speculative_config", None)
+    return 1 + int(getattr(speculative, "num_speculative_tokens", None) or 0)
+
+
+def capture_safe(selection: Selection[Any]) -> bool:
+    """Whether a kernel is selected that a CUDA graph can capture."""
+    return selection.kernel is not None and selection.kernel.graph is not GraphLevel.NONE
+
+
+def graphs_of(support: Any, captured: Callable[[str], bool], queries: int) -> Any:
+    """The member of vLLM's AttentionCGSupport: which decode steps a CUDA graph can capture.
+
+    Args:
+        support: vLLM's enumeration.
+        captured: whether decode with so many queries of each sequence, one or few, can be captured.
+        queries: queries of each sequence in a step of speculative decode, 1 without.
+    """
+    if not captured(ONE):
+        return support.NEVER
+    if 1 < queries <= FEW_TOKENS and captured(FEW):
+        return support.UNIFORM_BATCH
+    return support.UNIFORM_SINGLE_TOKEN_DECODE
 
 
 class Parts(NamedTuple):
@@ -81,7 +120,8 @@ class Parts(NamedTuple):
     Attributes:
         impl: the class of the layers.
         op: the name of the op.
-        steps: facets of the steps that vLLM makes, by their names in the log.
+        steps: facets of the steps that vLLM makes, by their names in the log; `SPECULATIVE` stands for steps of
+            speculative decode, in which each sequence has as many queries, more than one.
         caches: the op's parameters that receive vLLM's cache.
         facets: function from a layer, the dtype of its queries and its cache to the facets of its problems.
         run: function that makes one call from a layer, a cache in vLLM's form, and the other arguments.
@@ -95,6 +135,14 @@ class Parts(NamedTuple):
     facets: Callable[[Any, torch.dtype, Tensor], dict[str, Any]]
     run: Callable[[Any, Tensor, dict[str, Any]], None]
     forget: Callable[[Any], None]
+
+    def steps_within(self, limits: Limits) -> dict[str, dict[str, Any]]:
+        """The steps that an engine with these limits makes."""
+        speculates = 1 < limits.queries <= FEW_TOKENS
+        return {name: facets for name, facets in self.steps.items() if facets is not SPECULATIVE or speculates}
+
+
+SPECULATIVE = {"q_len": FEW, "ragged": False}
 
 
 def follow(parts: Parts) -> None:
@@ -135,7 +183,11 @@ def warm_up(config: Any, device: torch.device, parts: list[Parts]) -> None:
         logger.warning("KERNELHUB_ENGINE_WARMUP=0: kernels compile at the first requests that need them")
         return
     begun, limits = time.monotonic(), Limits.of(config)
-    selections = [_selection(each, kind, facets, device) for each, kind, *_ in kinds for facets in each.steps.values()]
+    selections = [
+        _selection(each, kind, facets, device)
+        for each, kind, *_ in kinds
+        for facets in each.steps_within(limits).values()
+    ]
     calls = [
         _named(_caller(layers[0], each, kind, limits, device), kind, names, each.op)
         for each, kind, names, layers in kinds
@@ -156,7 +208,8 @@ def warm_up(config: Any, device: torch.device, parts: list[Parts]) -> None:
     for failure in done.failures:
         logger.error("kernelhub: not ready: %s", failure)
     for each, kind, names, _ in kinds:
-        chosen = {label: _selection(each, kind, facets, device).selected for label, facets in each.steps.items()}
+        steps = each.steps_within(limits)
+        chosen = {label: _selection(each, kind, facets, device).selected for label, facets in steps.items()}
         logger.info("kernelhub: %d layers like %s: %s", len(names), names[0], _listed(chosen))
     logger.info("kernelhub: ready in %.1f s: %s", time.monotonic() - begun, done.summary())
 
@@ -223,20 +276,28 @@ def _steps(
     parts: Parts, kind: LayerKind, limits: Limits, device: torch.device
 ) -> Iterator[tuple[Tensor, dict[str, Any]]]:
     """The steps of a layer as vLLM makes them: a cache, and the op's other arguments."""
-    block_bytes = kind.stored.itemsize * kind.strides[0]
-    for facets in parts.steps.values():
+    for facets in parts.steps_within(limits).values():
         need = need_of(parts.op, _selection(parts, kind, facets, device).problem)
-        counts = limits.counts(facets["ragged"])
-        page = torch.Size(kind.block).numel() * kind.stored.itemsize
-        most = max(_CACHE_BYTES * page // block_bytes, 1)
-        shortest, longest = min(CONTEXT_LEN, limits.context_len), limits.context_len
-        for called in calls_of(
-            need, counts, device, context_len=shortest, max_context_len=longest, filled=False, cache_bytes=most
-        ):
-            arguments = dict(called.arguments)
-            pages = {arguments.pop(name).shape[0] for name in parts.caches}.pop()
-            cache = torch.empty_strided((pages, *kind.block), kind.strides, dtype=kind.stored, device=device).zero_()
-            yield cache, arguments
+        for queries in range(2, limits.queries + 1) if facets is SPECULATIVE else (1,):
+            asked = replace(need, sizes=((("queries", queries),),)) if queries > 1 else need
+            yield from _steps_of(asked, limits.counts(facets["ragged"], queries), parts, kind, limits, device)
+
+
+def _steps_of(
+    need: Need, counts: tuple[int, ...], parts: Parts, kind: LayerKind, limits: Limits, device: torch.device
+) -> Iterator[tuple[Tensor, dict[str, Any]]]:
+    """The steps of one class with these numbers of tokens."""
+    block_bytes = kind.stored.itemsize * kind.strides[0]
+    page = torch.Size(kind.block).numel() * kind.stored.itemsize
+    most = max(_CACHE_BYTES * page // block_bytes, 1)
+    shortest, longest = min(CONTEXT_LEN, limits.context_len), limits.context_len
+    for called in calls_of(
+        need, counts, device, context_len=shortest, max_context_len=longest, filled=False, cache_bytes=most
+    ):
+        arguments = dict(called.arguments)
+        pages = {arguments.pop(name).shape[0] for name in parts.caches}.pop()
+        cache = torch.empty_strided((pages, *kind.block), kind.strides, dtype=kind.stored, device=device).zero_()
+        yield cache, arguments
 
 
 def _named(call: Callable[[], None], kind: LayerKind, names: list[str], op: str) -> Callable[[], None]:

@@ -46,9 +46,9 @@ class Division(NamedTuple):
 MEASURED_ROWS = 16  # of a tile
 # For sm_90, by bytes of an element of the cache and the width of a head. More than `_ENOUGH_KIB` in flight do not raise
 # the bandwidth of a multiprocessor; one program alone reaches about half. Merging costs a launch, `_MERGE_BYTES`, the
-# traffic of the parts, and 5 % of the whole. Fitted to times on an H200 with Triton 3.6.0, by
-# scripts/measure_splits.py: benchmarks/results/splits_h200.json and splits_fp8_h200.json. Wide tiles keep more bytes in flight where few
-# programs fit; of small ones so many fit that batches of 64 sequences with 8 KV heads take one round instead of two.
+# traffic of the parts, and 5 % of the whole. Wide tiles keep more bytes in flight where few programs fit; of small ones
+# so many fit that batches of 64 sequences with 8 KV heads take one round instead of two. Fitted to times on an H200,
+# Triton 3.6.0, by scripts/measure_splits.py: benchmarks/results/splits_h200.json and splits_fp8_h200.json.
 HOPPER = {
     (2, 64): (Kind(Tiles(16, 128, 4, 3), 4, 28, 0.97), Kind(Tiles(16, 64, 2, 3), 8, 24, 1.06)),
     (2, 128): (Kind(Tiles(16, 128, 4, 3), 3, 64, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.06)),
