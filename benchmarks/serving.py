@@ -5,10 +5,10 @@
         --workloads 1k/1k,8k/1k,1k/8k,sharegpt --concurrency 1,8,32,128 --budget 520 --out results.json
 
 Every backend gets a server of its own, started fresh, in the order A B C C B A; one pass of all cells on one server is
-a run. A cell is a workload at a concurrency C: 2 C prompts to warm up, then 10 C (at least 4, at most --most-prompts),
-C at a time, each a list of seeded token ids, `ignore_eos`, streamed. Results go to --out after each cell; a later
-command with the same --out goes on with what is missing, so that commands with a --budget add up. `--show` prints the
-table.
+a run. A cell is a workload at a concurrency C: all of --workloads at all of --concurrency, or those of --cells. It has
+2 C prompts to warm up (--warm-rounds), then 10 C (--rounds; at least 4, at most --most-prompts), C at a time, each a
+list of seeded token ids, `ignore_eos`, streamed. Results go to --out after each cell; a later command with the same
+--out goes on with what is missing, so that commands with a --budget add up. `--show` prints the table.
 
 TTFT: from sending a request to its first token. ITL: between two events of a stream. TPOT: the time of a request after
 its first token over its other tokens. Output tokens are those that were asked for. The price is --price dollars per
@@ -199,14 +199,14 @@ def server(engine: str, backend: str, given: argparse.Namespace, log: Path) -> I
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     if engine == "example":
         command = [sys.executable, str(ROOT / "examples" / "serve.py"), "--model", given.model, "--port", str(port)]
-        command += ["--max-len", str(given.max_len), "--max-seqs", str(max(given.concurrency))]
+        command += ["--max-len", str(given.max_len), "--max-seqs", str(_most_clients(given))]
         command += given.engine_options.split()
         if backend != "auto":
             environment["KERNELHUB_PREFER"] = backend
     else:
         command = ["vllm", "serve", given.model, "--port", str(port), "--attention-backend", backend]
         command += ["--max-model-len", str(given.max_len), "--no-enable-prefix-caching"]
-        command += ["--max-num-seqs", str(max(given.concurrency)), *given.engine_options.split()]
+        command += ["--max-num-seqs", str(_most_clients(given)), *given.engine_options.split()]
     begun = time.monotonic()
     with log.open("w") as file:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
@@ -224,6 +224,10 @@ def server(engine: str, backend: str, given: argparse.Namespace, log: Path) -> I
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _most_clients(given: argparse.Namespace) -> int:
+    return max([clients for _, clients in given.cells] or given.concurrency)
 
 
 def _model_of(address: tuple[str, int]) -> str | None:
@@ -261,7 +265,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
     results.setdefault("machine", machine())
     done = {_key(row) for row in results["rows"]}
-    cells = [(name, clients) for name in given.workloads for clients in given.concurrency]
+    cells = given.cells or [(name, clients) for name in given.workloads for clients in given.concurrency]
     for name, clients in cells:
         workload(name, clients, given.max_len)  # wrong names end here, not after a server has started
     for backend, run in order(given.backends, given.runs):
@@ -282,10 +286,9 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 if _left(begun, given.budget) < max(took, default=0.0):
                     break
                 since = time.monotonic()
-                count = min(max(10 * clients, 4), given.most_prompts)
-                drive(
-                    running.address, running.model, workload(name, 2 * clients, given.max_len), clients, 1, given.vocab
-                )
+                count = min(max(given.rounds * clients, 4), given.most_prompts)
+                first = workload(name, given.warm_rounds * clients, given.max_len)
+                drive(running.address, running.model, first, clients, 1, given.vocab)
                 prompts = workload(name, count, given.max_len)
                 found = figures(drive(running.address, running.model, prompts, clients, 2, given.vocab), given.price)
                 cell = {**row, "workload": name, "concurrency": clients, "server_start_s": running.start_s, **found}
@@ -356,6 +359,11 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--workloads", type=_names, default=["64/16"])
     parser.add_argument("--concurrency", type=lambda text: [int(part) for part in _names(text)], default=[1, 4])
+    parser.add_argument(
+        "--cells", type=_cells, default=[], help="WORKLOAD@C,... in place of --workloads and --concurrency"
+    )
+    parser.add_argument("--rounds", type=int, default=10, help="prompts of a cell, for each client")
+    parser.add_argument("--warm-rounds", type=int, default=2, help="prompts before a cell, for each client")
     parser.add_argument("--runs", type=int, default=2, help="of every backend")
     parser.add_argument("--most-prompts", type=int, default=1280, help="of a cell")
     parser.add_argument("--max-len", type=int, default=2048, help="tokens of a sequence")
@@ -374,6 +382,11 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _names(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
+
+
+def _cells(text: str) -> list[tuple[str, int]]:
+    """``1k/1k@8,sharegpt@32`` as workloads and numbers of clients."""
+    return [(name, int(clients)) for name, _, clients in (part.rpartition("@") for part in _names(text))]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -48,6 +48,10 @@ def test_backends_come_in_both_orders(serving) -> None:
     assert serving.order(["A", "B", "C"], 2) == [("A", 0), ("B", 0), ("C", 0), ("C", 1), ("B", 1), ("A", 1)]
 
 
+def test_cells_are_named_one_by_one(serving) -> None:
+    assert serving.parsed(["--cells", "1k/1k@8,sharegpt@32"]).cells == [("1k/1k", 8), ("sharegpt", 32)]
+
+
 def test_workloads(serving) -> None:
     assert serving.workload("1k/8k", 2, 9216) == [(1024, 8192)] * 2
     drawn = serving.workload("sharegpt", 2000, 8192)
