@@ -104,10 +104,14 @@ class Engine:
         self.start_s = time.perf_counter() - began
         self.params = vllm.SamplingParams
         self.vocabulary = self.llm.llm_engine.model_config.get_vocab_size()
+        speculative = self.llm.llm_engine.vllm_config.speculative_config
+        self.queries = 1 if speculative is None else 1 + speculative.num_speculative_tokens
 
     def prompt(self, length: int, seed: int) -> dict[str, list[int]]:
+        """Random tokens; for speculation, whose proposals are taken from the prompt, the same ones three times."""
         draw = random.Random(seed)
-        return {"prompt_token_ids": [draw.randrange(2, self.vocabulary) for _ in range(length)]}
+        ids = [draw.randrange(2, self.vocabulary) for _ in range(length)]
+        return {"prompt_token_ids": ids if self.queries == 1 else (ids[: -(-length // 3)] * 3)[:length]}
 
     def sampling(self, tokens: int, **more: Any) -> Any:
         return self.params(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, **more)
@@ -240,26 +244,28 @@ def numbers(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]
                 sinks=self.sinks,
             )
             got = result[: want.shape[0]].view_as(want)
-            compare("decode" if step.max_query_len == 1 else "prompts", windows[id(self)], got, want)
+            longest = step.max_query_len
+            kind = "decode" if longest == 1 else "speculative" if longest <= engine.queries else "prompts"
+            compare(kind, windows[id(self)], got, want)
         return result
 
     def forward_mqa(self: Any, query: Any, cache: Tensor, step: Any, layer: Any) -> Any:
         given = torch.cat(query, dim=-1) if isinstance(query, tuple) else query.clone()
         result = plain(self, query, cache, step, layer)
         if not torch.cuda.is_current_stream_capturing():
-            lens = step.decode.seq_lens.tolist()
+            lens, tokens = step.decode.seq_lens.tolist(), given.shape[0]
             want = float64_attention(
                 given,
                 *(cache[:, :, None], cache[:, :, None, : self.kv_lora_rank]),
-                *(step.decode.block_table, lens, list(range(len(lens) + 1))),
+                *(step.decode.block_table, lens, list(range(0, tokens + 1, tokens // len(lens)))),
                 scale=self.scale,
             )
-            compare("decode", None, result[0], want)
+            compare("decode" if tokens == len(lens) else "speculative", None, result[0], want)
         return result
 
     setattr(implementation, name, forward_mqa if latent else forward)
     try:
-        engine.generate([engine.prompt(length, 7000 + i) for i, length in enumerate(PROMPTS)], 4)
+        engine.generate([engine.prompt(length, 7000 + i) for i, length in enumerate(PROMPTS)], 4 * engine.queries**2)
     finally:
         setattr(implementation, name, plain)
     result = []
