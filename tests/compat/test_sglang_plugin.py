@@ -100,16 +100,18 @@ class ForwardBatch:
 """
 LAYER = """
 from enum import Enum
+import torch
 class AttentionType(Enum):
     DECODER = "decoder"
     DECODER_BIDIRECTIONAL = "decoder_bidirectional"
     ENCODER_ONLY = "encoder_only"
-class RadixAttention:
+class RadixAttention(torch.nn.Module):
     def __init__(
         self, num_heads, head_dim, scaling, num_kv_heads, layer_id, logit_cap=0.0, v_head_dim=-1,
         sliding_window_size=-1, is_cross_attention=False, pos_encoding_mode="NONE", logit_capping_method="tanh",
         attn_type=AttentionType.DECODER, use_irope=False,
     ):
+        super().__init__()
         self.tp_q_head_num = num_heads
         self.tp_k_head_num = num_kv_heads
         self.qk_head_dim = head_dim
@@ -130,8 +132,26 @@ class RadixAttention:
 CONTEXT = """
 from types import SimpleNamespace
 PARALLEL = SimpleNamespace(dcp_enabled=False)
+DECODE = SimpleNamespace(bs=[1, 2, 6])
+EXEC = SimpleNamespace(graph=SimpleNamespace(cuda_graph_config=SimpleNamespace(decode=DECODE)))
+SCHEDULE = SimpleNamespace(chunked_prefill_size=32, max_prefill_tokens=48)
 def get_parallel():
     return PARALLEL
+def get_exec():
+    return EXEC
+def get_schedule():
+    return SCHEDULE
+"""
+RUNNER = """
+class ModelRunner:
+    def __init__(self, model_config, max_running_requests, **parts):
+        self.model_config = model_config
+        self.max_running_requests = max_running_requests
+        self.__dict__.update(parts)
+        self.graphs = 0
+    def init_cuda_graphs(self, capture_decode_cuda_graph=True):
+        self.graphs += 1
+        return "graphs"
 """
 FILES = {
     "srt/layers/attention/attention_registry.py": REGISTRY,
@@ -141,6 +161,7 @@ FILES = {
     "srt/model_executor/forward_batch_info.py": BATCH,
     "srt/layers/radix_attention.py": LAYER,
     "srt/runtime_context.py": CONTEXT,
+    "srt/model_executor/model_runner.py": RUNNER,
 }
 # As releases before 0.5.22 make a location, and where those before 0.5.20 have the list of names.
 FOR_BATCH = """
@@ -179,7 +200,8 @@ def sglang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def forget() -> None:
         for name in [name for name in sys.modules if name.split(".")[0] == "sglang"]:
             del sys.modules[name]
-        sys.modules.pop("kernelhub.compat.sglang.attention", None)
+        for name in ("attention", "start"):
+            sys.modules.pop(f"kernelhub.compat.sglang.{name}", None)
 
     forget()
     yield install
@@ -239,6 +261,8 @@ class TestRegistration:
             ("    extend_seq_lens_cpu = None\n", "", "does not define ForwardBatch.extend_seq_lens_cpu"),
             ("        self.logit_cap = logit_cap\n", "", "does not define RadixAttention.self.logit_cap"),
             ("ATTENTION_BACKEND_CHOICES", "CHOICES", "does not define ATTENTION_BACKEND_CHOICES"),
+            ("def init_cuda_graphs", "def capture", "ModelRunner without init_cuda_graphs"),
+            ("self.max_running_requests = ", "self.most = ", "does not define ModelRunner.self.max_running_requests"),
         ],
     )
     def test_another_interface_is_left_alone_with_the_reason(self, sglang, caplog, old, new, reason) -> None:
@@ -263,7 +287,10 @@ def runner(page: int = 16, dtype: torch.dtype = torch.float32, **changed):
     owned = torch.randperm(REQUESTS * pages, generator=torch.Generator().manual_seed(1)).view(REQUESTS, pages) + 1
     slots = (owned[:, :, None] * page + torch.arange(page)).view(REQUESTS, LONGEST)
     table = torch.cat([torch.zeros(1, LONGEST, dtype=torch.int64), slots]).to(torch.int32)
-    made = SimpleNamespace(
+    made = importlib.import_module("sglang.srt.model_executor.model_runner").ModelRunner(
+        SimpleNamespace(dtype=torch.float32, context_len=LONGEST),
+        8,
+        model=torch.nn.Module(),
         page_size=page,
         use_mla_backend=False,
         is_hybrid_swa=False,
@@ -549,3 +576,138 @@ class TestRefusals:
         with pytest.raises(NotImplementedError, match=reason):
             backend.forward(torch.randn(3, HEADS * WIDTH), *torch.randn(2, 3, KV_HEADS, WIDTH), layer, step, **more)
         assert torch.equal(before.isnan(), model.token_to_kv_pool.k_buffer.isnan())
+
+
+class Block(torch.nn.Module):
+    """A block of a model of SGLang's, with what the start reads of it."""
+
+    def __init__(self, sinks=None, scales=None, **options) -> None:
+        super().__init__()
+        self.sinks = sinks
+        self.attn = layer_of(scales, **options)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Settings of a fresh process, and an unsealed one afterwards."""
+
+    def configured(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        kernelhub.reload()
+
+    configured()
+    yield configured
+    kernelhub.unseal()
+
+
+def started(attention, *blocks: Block, page: int = 16, dtype: torch.dtype = torch.float32):
+    """A runner that has started with these blocks, and its backend; the pool is empty, as SGLang's is then."""
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(blocks)
+    runs = runner(page, dtype, model=model)
+    for buffer in (runs.token_to_kv_pool.k_buffer, runs.token_to_kv_pool.v_buffer):
+        buffer.zero_()
+    backend = attention.KernelhubAttnBackend(runs)
+    assert runs.init_cuda_graphs() == "graphs"
+    return runs, backend
+
+
+def serve(runs, backend, block: Block, mode: str, lens) -> None:
+    """A step of a block's layer, its queries strided as a model's are."""
+    step = batch(runs, mode, lens, rows=[1 + row % REQUESTS for row in range(len(lens))])
+    backend.init_forward_metadata(step)
+    total = sum(count for count, _ in lens)
+    q = torch.randn(total, (HEADS + 2 * KV_HEADS) * WIDTH)[:, : HEADS * WIDTH]
+    backend.forward(q, None, None, block.attn, step, sinks=block.sinks)
+
+
+class TestStart:
+    """What the plugin does while SGLang starts a model runner."""
+
+    @pytest.mark.parametrize("attention", RELEASES, indirect=True)
+    @pytest.mark.parametrize(
+        ("page", "dtype"),
+        [(16, torch.float32), (1, torch.float32), (16, torch.float8_e4m3fn), (16, torch.float8_e5m2)],
+    )
+    def test_steps_of_serving_are_ready_when_it_has_started(self, attention, engine, caplog, page, dtype) -> None:
+        caplog.set_level("INFO")
+        scales = (0.5, 0.25) if dtype.itemsize == 1 else None
+        blocks = [Block(scales=scales), Block(scales=scales), Block(scales=scales, sliding_window_size=5)]
+        blocks.append(Block(torch.ones(HEADS), scales))
+        runs, backend = started(attention, *blocks, page=page, dtype=dtype)
+        assert kernelhub.report().sealed
+        for block in blocks:
+            for mode, lens in (
+                *(("DECODE", ((1, 40),) * count) for count in (1, 3, 6, 8)),
+                ("EXTEND", ((32, 32),)),
+                ("EXTEND", ((7, 7), (20, 33))),
+                ("MIXED", (*MIXED, (30, 64))),
+                ("EXTEND", ((2, 9), (2, 5))),
+            ):
+                serve(runs, backend, block, mode, lens)
+        assert not kernelhub.report().after_seal
+        assert not [record for record in caplog.records if record.levelname == "ERROR"]
+        for kind in ("2 layers like layers.0.attn", "1 layers like layers.2.attn", "1 layers like layers.3.attn"):
+            assert f"{kind}: decode: torch." in caplog.text
+        assert "kernelhub: sealed" in caplog.text
+
+    def test_graphs_are_captured_after_the_warm_up_and_before_the_seal(self, attention, engine, monkeypatch) -> None:
+        seen = []
+
+        def warm() -> bool:
+            return bool(kernelhub.paged_attention.op.ready())
+
+        runner_class = importlib.import_module("sglang.srt.model_executor.model_runner").ModelRunner
+
+        def capture(self, capture_decode_cuda_graph=True):
+            seen.append((warm(), kernelhub.report().sealed, capture_decode_cuda_graph))
+
+        monkeypatch.setattr(runner_class, "init_cuda_graphs", capture)
+        model = torch.nn.Module()
+        model.layer = Block()
+        runs = runner(model=model)
+        for _ in range(2):  # with overlapped batches a runner has several backends
+            attention.KernelhubAttnBackend(runs)
+        runs.init_cuda_graphs(capture_decode_cuda_graph=False)
+        assert seen == [(True, False, False)]
+        assert kernelhub.report().sealed
+        runs.init_cuda_graphs()  # another start in the same process
+        assert seen[1:] == [(True, False, True)]
+
+    def test_a_step_that_is_not_ready_is_an_error_in_the_log_and_runs(self, attention, engine, caplog) -> None:
+        block = Block()
+        runs, backend = started(attention, block)
+        block.attn.logit_cap = 3.0  # another problem than that of the start
+        serve(runs, backend, block, "DECODE", DECODE)
+        assert "this step waits, since the warm-up did not cover it" in caplog.text
+        assert "softcap" in caplog.text
+        assert kernelhub.report().sealed
+
+    def test_it_raises_where_that_is_wanted(self, attention, engine) -> None:
+        engine(KERNELHUB_ENGINE_SEAL="raise")
+        block = Block()
+        runs, backend = started(attention, block)
+        block.attn.logit_cap = 3.0
+        with pytest.raises(kernelhub.errors.NotWarmed, match="softcap"):
+            serve(runs, backend, block, "DECODE", DECODE)
+
+    def test_nothing_is_sealed_where_that_is_off(self, attention, engine, caplog) -> None:
+        engine(KERNELHUB_ENGINE_SEAL="off")
+        started(attention, Block())
+        assert not kernelhub.report().sealed
+        engine(KERNELHUB_ENGINE_SEAL="raise", KERNELHUB_ENGINE_WARMUP="0")
+        started(attention, Block())
+        assert not kernelhub.report().sealed
+        assert "KERNELHUB_ENGINE_WARMUP=0: kernels compile at the first requests" in caplog.text
+
+    def test_a_layer_that_is_not_supported_ends_the_start(self, attention, engine) -> None:
+        with pytest.raises(NotImplementedError, match="supports decoders"):
+            started(attention, Block(is_cross_attention=True))
+
+    def test_without_chunks_a_prompt_is_one_step(self, attention, engine) -> None:
+        context = sys.modules["sglang.srt.runtime_context"]
+        start = sys.modules["kernelhub.compat.sglang.start"]
+        assert start.limits_of(runner()) == (40, 8, LONGEST, (1, 2, 6), 1)
+        context.SCHEDULE.chunked_prefill_size, context.DECODE.bs = -1, None
+        assert start.limits_of(runner()) == (LONGEST + 8, 8, LONGEST, (), 1)

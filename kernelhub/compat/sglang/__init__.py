@@ -2,4 +2,5 @@
 
 - `plugin`: registers the backend in each SGLang process
 - `attention`: the backend
+- `start`: warm-up and seal while a model runner starts
 """

@@ -7,8 +7,9 @@ the token table forms its row of the block table. SGLang itself writes the pool.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -17,7 +18,9 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
+from kernelhub.compat.sglang.start import ENGINE, follow
 from kernelhub.dispatch.kernel import GraphLevel
+from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.paged_attention import paged_attention
 
 _FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -45,6 +48,15 @@ class KernelhubMetadata:
     captured: bool = False
 
 
+class _Caches(NamedTuple):
+    """A layer's buffers in the pool, and the same as keys and values ``[pages, page_size, H, D]``."""
+
+    keys: Tensor
+    values: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+
+
 class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
     """Dense attention of decoder models, for decode, extend and mixed steps."""
 
@@ -62,6 +74,8 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         self._tokens = model_runner.req_to_token_pool.req_to_token
         self._captured_table: Tensor | None = None
         self._captured_lens: Tensor | None = None
+        self._caches: dict[Any, _Caches] = {}
+        follow(model_runner, functools.partial(self._facets, model_runner.model_config.dtype), self._run)
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Set the metadata of a step outside of CUDA graphs."""
@@ -154,21 +168,27 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         more: dict[str, Any],
     ) -> Tensor:
         """Write the step's keys and values, then attend to the pool."""
-        _refuse_layer(layer, more)
+        given = [name for name, value in more.items() if value is not None and value is not False]
+        if given:
+            raise NotImplementedError(f"kernelhub's backend does not support {', '.join(given)}")
+        caches = self._caches_of(layer)
         step = self.forward_metadata
         assert step is not None
         if k is not None and save_kv_cache:
             self._pool.set_kv_buffer(
                 layer, _location(forward_batch), k, v, layer.k_scale, layer.v_scale
             )  # divides k and v in place; nothing reads them afterwards
-        heads, width = layer.tp_q_head_num, layer.v_head_dim
+        heads, width, tokens = layer.tp_q_head_num, layer.v_head_dim, step.num_tokens
         out = q.new_empty((q.shape[0], heads, width))
-        k_cache, v_cache = self._caches(layer)
-        quantized = k_cache.dtype in _FP8
+        attended = out
+        if tokens < q.shape[0]:
+            q, attended = q[:tokens], out[:tokens]
+            out[tokens:].zero_()
+        quantized = caches.k_cache.dtype in _FP8
         arguments = (
-            q[: step.num_tokens].contiguous().view(-1, heads, layer.qk_head_dim),
-            k_cache,
-            v_cache,
+            q.reshape(tokens, heads, layer.qk_head_dim),
+            caches.k_cache,
+            caches.v_cache,
             step.block_table,
             step.seq_lens,
             step.cu_seqlens_q,
@@ -183,15 +203,50 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         )
         if step.captured:
             _refuse_capture(arguments)
-        paged_attention(*arguments, out=out[: step.num_tokens])
-        if step.num_tokens < q.shape[0]:
-            out[step.num_tokens :].zero_()
+        try:
+            paged_attention(*arguments, out=attended)
+        except NotWarmed as error:
+            ENGINE.serve(lambda: paged_attention(*arguments, out=attended), error)
         return out.view(-1, heads * width)
 
-    def _caches(self, layer: Any) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[pages, page_size, H, D]``."""
-        keys, values = self._pool.get_key_buffer(layer.layer_id), self._pool.get_value_buffer(layer.layer_id)
-        return keys.unflatten(0, (-1, self._page)), values.unflatten(0, (-1, self._page))
+    def _run(self, layer: Any, sinks: Tensor | None, arguments: dict[str, Any]) -> None:
+        """Run a layer over the pool with the other arguments of a call of `paged_attention`."""
+        q, starts = arguments["q"], arguments.get("cu_seqlens_q")
+        table = arguments["block_table"].remainder(self._caches_of(layer).k_cache.shape[0])
+        most = None if starts is None else arguments["max_seqlen_q"]
+        self.forward_metadata = KernelhubMetadata(table, arguments["seq_lens"], starts, most, q.shape[0])
+        try:
+            self._forward(q.flatten(1), None, None, layer, None, False, sinks, {})
+        finally:
+            self.forward_metadata = None
+
+    def _facets(self, dtype: torch.dtype, layer: Any, sinks: Tensor | None) -> dict[str, Any]:
+        """Facets of a layer's problems, without those that depend on the step; `dtype` is that of queries."""
+        cache = self._caches_of(layer).k_cache
+        return {
+            "q_dtype": dtype,
+            "kv_dtype": cache.dtype,
+            "kv_scale": "tensor" if cache.dtype in _FP8 else None,
+            "head_dim_qk": layer.qk_head_dim,
+            "head_dim_vo": layer.v_head_dim,
+            "num_q_heads": layer.tp_q_head_num,
+            "num_kv_heads": cache.shape[2],
+            "page_size": self._page,
+            "causal": True,
+            "window_left": layer.sliding_window_size > -1,
+            "softcap": bool(layer.logit_cap),
+            "sinks": sinks is not None,
+        }
+
+    def _caches_of(self, layer: Any) -> _Caches:
+        """A layer's keys and values, checked and viewed as pages once, unless the pool has other buffers then."""
+        pool, caches = self._pool, self._caches.get(layer)
+        keys, values = pool.get_key_buffer(layer.layer_id), pool.get_value_buffer(layer.layer_id)
+        if caches is None or caches.keys is not keys or caches.values is not values:
+            _refuse_layer(layer)
+            paged = (buffer.unflatten(0, (-1, self._page)) for buffer in (keys, values))
+            caches = self._caches[layer] = _Caches(keys, values, *paged)
+        return caches
 
     def _block_table(self, batch: Any) -> Tensor:
         """The pages of a step's requests, up to the longest one."""
@@ -240,16 +295,13 @@ def _refuse_step(batch: Any) -> None:
         raise NotImplementedError("kernelhub's backend does not support context parallelism")
 
 
-def _refuse_layer(layer: Any, more: dict[str, Any]) -> None:
+def _refuse_layer(layer: Any) -> None:
     if layer.is_cross_attention or layer.attn_type != AttentionType.DECODER:
         raise NotImplementedError(f"kernelhub's backend supports decoders, not attention of type {layer.attn_type}")
     if layer.use_irope or layer.xai_temperature_len > 0 or layer.pos_encoding_mode != "NONE":
         raise NotImplementedError("kernelhub's backend does not support chunks, temperatures or custom positions")
     if layer.logit_cap and layer.logit_capping_method != "tanh":
         raise NotImplementedError(f"kernelhub's backend caps scores by tanh, not by {layer.logit_capping_method}")
-    given = [name for name, value in more.items() if value is not None and value is not False]
-    if given:
-        raise NotImplementedError(f"kernelhub's backend does not support {', '.join(given)}")
 
 
 def _refuse_capture(arguments: tuple[Any, ...]) -> None:

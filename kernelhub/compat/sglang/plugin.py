@@ -23,6 +23,7 @@ _CHOICES = ("sglang.srt.arg_groups.choices", "sglang.srt.server_args")  # since 
 _BASE = "sglang.srt.layers.attention.base_attn_backend:AttentionBackend"
 _POOL = "sglang.srt.mem_cache.memory_pool"
 _BATCH = "sglang.srt.model_executor.forward_batch_info"
+_RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
 _LAYER = "sglang.srt.layers.radix_attention"
 _BACKEND = "kernelhub.compat.sglang.attention"
 _FORWARD = ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")
@@ -43,7 +44,8 @@ CALLS = (
     ),
     Call(f"{_POOL}:MHATokenToKVPool.get_key_buffer", positional=("layer_id",)),
     Call(f"{_POOL}:MHATokenToKVPool.get_value_buffer", positional=("layer_id",)),
-    Call("sglang.srt.runtime_context:get_parallel"),
+    *(Call(f"sglang.srt.runtime_context:{name}") for name in ("get_parallel", "get_exec", "get_schedule")),
+    Call(f"{_RUNNER}.init_cuda_graphs"),
 )
 # Since 0.5.22 a location is made for a batch, before of its slots.
 _LOCATION = f"{_POOL}:KVWriteLoc"
@@ -63,6 +65,7 @@ _NAMES = (
             "attn_cp_metadata",
         )
     ),
+    *(f"{_RUNNER}.self.{name}" for name in ("max_running_requests", "model_config")),
     f"{_LAYER}:AttentionType.DECODER",
     *(
         f"{_LAYER}:RadixAttention.self.{name}"

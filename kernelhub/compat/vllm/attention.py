@@ -25,12 +25,13 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from kernelhub.compat.vllm.start import SPECULATIVE, Parts, capture_safe, follow, graphs_of, queries_of, serve
+from kernelhub.compat.start import DECODE, MIXED, SPECULATIVE
+from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.paged_attention import paged_attention
-from kernelhub.ops.attention.problem import ANY, FEW, FEW_TOKENS, MANY, ONE
+from kernelhub.ops.attention.problem import ANY, FEW_TOKENS, ONE
 
 _FP8 = torch.float8_e4m3fn
 _FP8_CACHES = ("fp8", "fp8_e4m3")
@@ -156,7 +157,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
         try:
             self._attend(layer, query, kv_cache, attn_metadata, output)
         except NotWarmed as error:
-            serve(lambda: self._attend(layer, query, kv_cache, attn_metadata, output), error)
+            ENGINE.serve(lambda: self._attend(layer, query, kv_cache, attn_metadata, output), error)
         return output
 
     def _attend(self, layer: Any, query: Tensor, kv_cache: Tensor, step: KernelhubMetadata, output: Tensor) -> None:
@@ -269,13 +270,7 @@ def facets_of(layer: KernelhubImpl, dtype: torch.dtype, kv_cache: Tensor) -> dic
 PARTS = Parts(
     KernelhubImpl,
     "paged_attention",
-    {
-        "decode": {"q_len": ONE, "ragged": False},
-        "speculative decode": SPECULATIVE,
-        "mixed, one query each": {"q_len": ONE, "ragged": True},
-        "mixed, up to 16 queries each": {"q_len": FEW, "ragged": True},
-        "mixed": {"q_len": MANY, "ragged": True},
-    },
+    DECODE | {"speculative decode": SPECULATIVE} | MIXED,
     ("k_cache", "v_cache"),
     facets_of,
     call,

@@ -20,7 +20,8 @@ from vllm.model_executor.layers.attention.mla_attention import (
 )
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
-from kernelhub.compat.vllm.start import SPECULATIVE, Parts, capture_safe, follow, graphs_of, queries_of, serve
+from kernelhub.compat.start import DECODE, SPECULATIVE
+from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
@@ -117,7 +118,7 @@ class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
         try:
             return self._attend(q, cache, step, layer), None
         except NotWarmed as error:
-            return serve(lambda: self._attend(q, cache, step, layer), error), None
+            return ENGINE.serve(lambda: self._attend(q, cache, step, layer), error), None
 
     def _attend(self, q: Tensor, cache: Tensor, step: Any, layer: Any) -> Tensor:
         out: Tensor = mla_attention(
@@ -166,7 +167,7 @@ def facets_of(layer: Any, dtype: torch.dtype, kv_cache: Tensor) -> dict[str, Any
 PARTS = Parts(
     KernelhubMlaImpl,
     "mla_attention",
-    {"decode": {"q_len": ONE, "ragged": False}, "speculative decode": SPECULATIVE},
+    DECODE | {"speculative decode": SPECULATIVE},
     ("kv_cache",),
     facets_of,
     call,

@@ -33,6 +33,20 @@ def test_a_release_runs_plugins_before_it_reads_its_arguments() -> None:
         assert 0 <= text.index("    load_plugins()\n") < text.index(arguments, text.index("    load_plugins()\n"))
 
 
+def test_a_release_starts_its_runner_as_the_plugin_follows_it() -> None:
+    srt = wheel("sglang", "0.5.23") / "sglang/srt"
+    scheduler = (srt / "managers/scheduler.py").read_text()
+    order = ("self.init_memory_pools()", "self.init_all_attention_backends()", "self.init_all_cuda_graphs()")
+    places = [scheduler.index(call) for call in order]
+    assert places == sorted(places)
+    runner = (srt / "model_executor/model_runner.py").read_text()
+    assert "capture = capture_cuda_graphs(" in runner[runner.index("def init_cuda_graphs(") :]
+    assert (
+        "get_exec().graph.cuda_graph_config.decode.bs"
+        in (srt / "model_executor/runner/base_cuda_graph_runner.py").read_text()
+    )
+
+
 def test_the_backend_has_the_methods_of_a_release_s_base_class() -> None:
     assert differences(_OURS, wheel("sglang", "0.5.23") / "sglang" / _BASE) == []
 

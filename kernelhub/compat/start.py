@@ -1,0 +1,224 @@
+"""The start of an engine: warm-up of its attention layers before CUDA graphs are captured, then `seal`.
+
+An engine's plugin finds the kinds of attention layers of a model (`Layers`) and the largest sizes of its steps
+(`Limits`). `EngineStart.warm_up` verifies the kernels of each kind, then runs a layer of it in the forms of serving; a
+second start takes both from the caches on disk. `EngineStart.seal` seals the process, and `EngineStart.serve` runs a
+step that the warm-up did not cover.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+
+from kernelhub.dispatch.explain import explain
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.selection import Selection
+from kernelhub.errors import KernelhubError, NotWarmed
+from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, MANY, ONE
+from kernelhub.ops.models.batches import need_of
+from kernelhub.ops.models.calls import calls_of
+from kernelhub.runtime.progress import Beat
+from kernelhub.runtime.seal import seal, unseal
+from kernelhub.warming.defaults import CONTEXT_LEN
+from kernelhub.warming.warmup import warmup
+
+SPECULATIVE = {"q_len": FEW, "ragged": False}
+DECODE = {"decode": {"q_len": ONE, "ragged": False}}
+MIXED = {
+    "mixed, one query each": {"q_len": ONE, "ragged": True},
+    "mixed, up to 16 queries each": {"q_len": FEW, "ragged": True},
+    "mixed": {"q_len": MANY, "ragged": True},
+}
+_LOG_EVERY_S = 5.0
+
+
+class Limits(NamedTuple):
+    """The largest sizes of an engine's steps.
+
+    Attributes:
+        tokens: new tokens of a step.
+        sequences: sequences of a step of decode.
+        context_len: tokens of a sequence.
+        captured: token counts of the steps of decode that CUDA graphs capture.
+        queries: queries of each sequence in a step of speculative decode, 1 without.
+    """
+
+    tokens: int
+    sequences: int
+    context_len: int
+    captured: tuple[int, ...]
+    queries: int = 1
+
+    def counts(self, ragged: bool, queries: int = 1) -> tuple[int, ...]:
+        """Token counts of the steps to warm up: powers of two, the largest count, and the sizes of CUDA graphs.
+
+        Args:
+            ragged: sequences have different numbers of queries; otherwise each has `queries`.
+        """
+        if queries > 1:
+            graphs = {count // queries for count in self.captured} & set(range(1, self.sequences + 1))
+            return tuple(count * queries for count in sorted({*self.counts(False), *graphs}))
+        most = self.tokens if ragged else self.sequences
+        powers = {1 << power for power in range(most.bit_length()) if 1 << power <= most}
+        graphs = set() if ragged else {count for count in self.captured if count <= most}
+        return tuple(sorted(powers | {most} | graphs))
+
+
+class Layers(NamedTuple):
+    """The layers of a model that run the same kernels.
+
+    Attributes:
+        op: the name of their op.
+        names: their names in the model.
+        facets: facets of their problems, without those that depend on the step.
+        steps: facets of the steps that the engine makes, by their names in the log; `SPECULATIVE` marks the steps of
+            speculative decode, in which each sequence has as many queries, more than one.
+        cache_bytes: most memory for the cache of a call.
+        run: function that runs one of the layers with the arguments of a call of the op.
+        forget: function that drops what the layer stores of the last call.
+    """
+
+    op: str
+    names: list[str]
+    facets: dict[str, Any]
+    steps: dict[str, dict[str, Any]]
+    cache_bytes: int
+    run: Callable[[dict[str, Any]], None]
+    forget: Callable[[], None]
+
+    def steps_within(self, limits: Limits) -> dict[str, dict[str, Any]]:
+        """The steps that an engine with these limits makes."""
+        speculates = 1 < limits.queries <= FEW_TOKENS
+        return {name: facets for name, facets in self.steps.items() if facets is not SPECULATIVE or speculates}
+
+    def selection(self, facets: dict[str, Any], device: torch.device) -> Selection[Any]:
+        """The selection for steps with these facets."""
+        return explain(self.op, device=device, **self.facets | facets)
+
+
+@dataclass(frozen=True)
+class EngineStart:
+    """The start of an engine's process.
+
+    Attributes:
+        engine: the name of the engine.
+        log: the logger, below the engine's if its settings must apply.
+    """
+
+    engine: str
+    log: logging.Logger
+
+    def warm_up(self, kinds: list[Layers], limits: Limits, device: torch.device) -> None:
+        """Compile, load and verify what steps of kernelhub's layers need, unless KERNELHUB_ENGINE_WARMUP is 0.
+
+        A kernel that fails is an error in the log, and the next one serves.
+        """
+        if not HUB.settings["KERNELHUB_ENGINE_WARMUP"]:
+            self.log.warning("KERNELHUB_ENGINE_WARMUP=0: kernels compile at the first requests that need them")
+            return
+        begun = time.monotonic()
+        unseal()  # an earlier engine of this process sealed it
+        steps = [(each, facets) for each in kinds for facets in each.steps_within(limits).values()]
+        calls = [_call(self.engine, each, limits, device) for each in kinds]
+        self.log.info("kernelhub: warming up %d kinds of attention layers on %s", len(kinds), device)
+        try:
+            done = warmup(
+                [*(each.selection(facets, device) for each, facets in steps), *calls],
+                token_counts=limits.counts(ragged=True),
+                context_len=min(CONTEXT_LEN, limits.context_len),
+                max_context_len=limits.context_len,
+                device=device,
+                heartbeat=_reporter(self.log),
+            )
+        except KernelhubError as error:
+            self.log.error("kernelhub: the warm-up ended early: %s", error)
+            return
+        for failure in done.failures:
+            self.log.error("kernelhub: not ready: %s", failure)
+        for each in kinds:
+            selected = (
+                f"{label}: {each.selection(facets, device).selected}"
+                for label, facets in each.steps_within(limits).items()
+            )
+            self.log.info("kernelhub: %d layers like %s: %s", len(each.names), each.names[0], "; ".join(selected))
+        self.log.info("kernelhub: ready in %.1f s: %s", time.monotonic() - begun, done.summary())
+
+    def seal(self) -> None:
+        """Seal, unless KERNELHUB_ENGINE_SEAL is off; without a warm-up nothing is sealed."""
+        if HUB.settings["KERNELHUB_ENGINE_SEAL"] == "off" or not HUB.settings["KERNELHUB_ENGINE_WARMUP"]:
+            return
+        seal()
+        self.log.info("kernelhub: sealed: from now on no call may compile, load or select a kernel")
+
+    def serve(self, call: Callable[[], Any], error: NotWarmed) -> Any:
+        """Run a call that the warm-up did not cover: logged as an error, unless KERNELHUB_ENGINE_SEAL is ``raise``.
+
+        Raises:
+            NotWarmed: `error`, as configured, or while a CUDA graph is captured.
+        """
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if HUB.settings["KERNELHUB_ENGINE_SEAL"] == "raise" or capturing:
+            raise error
+        self.log.error("kernelhub: this step waits, since the warm-up did not cover it (please report it): %s", error)
+        unseal()
+        try:
+            return call()
+        finally:
+            seal()
+
+
+def _call(engine: str, layers: Layers, limits: Limits, device: torch.device) -> Callable[[], None]:
+    """The function that makes the calls of a kind of layers."""
+
+    def call() -> None:
+        try:
+            for arguments in _calls_within(layers, limits, device):
+                layers.run(arguments)
+        finally:
+            layers.forget()
+
+    facets = layers.facets
+    if "num_heads" in facets:
+        heads = f"{facets['num_heads']} heads of {facets['head_dim']}"
+    else:
+        heads = f"{facets['num_q_heads']}/{facets['num_kv_heads']} heads of {facets['head_dim_qk']}"
+    call.__name__ = f"steps of {engine}, {len(layers.names)} layers of {layers.op}, {heads}"
+    return call
+
+
+def _calls_within(layers: Layers, limits: Limits, device: torch.device) -> Iterator[dict[str, Any]]:
+    """The arguments of the op in the steps that an engine with these limits makes."""
+    shortest, longest = min(CONTEXT_LEN, limits.context_len), limits.context_len
+    for facets in layers.steps_within(limits).values():
+        need = need_of(layers.op, layers.selection(facets, device).problem)
+        for queries in range(2, limits.queries + 1) if facets is SPECULATIVE else (1,):
+            asked = replace(need, sizes=((("queries", queries),),)) if queries > 1 else need
+            for called in calls_of(
+                asked,
+                limits.counts(facets["ragged"], queries),
+                device,
+                context_len=shortest,
+                max_context_len=longest,
+                filled=False,
+                cache_bytes=layers.cache_bytes,
+            ):
+                yield dict(called.arguments)
+
+
+def _reporter(log: logging.Logger) -> Callable[[Beat], None]:
+    """Log the progress of a warm-up every few seconds."""
+    logged = time.monotonic()
+
+    def report(beat: Beat) -> None:
+        nonlocal logged
+        if time.monotonic() - logged >= _LOG_EVERY_S:
+            logged = time.monotonic()
+            log.info("kernelhub: %s", beat)
+
+    return report
