@@ -229,10 +229,10 @@ def numbers(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]
         rows.append((step, window, figures))
 
     def forward(
-        self: Any, layer: Any, query: Tensor, key: Any, value: Any, cache: Tensor, step: Any, output: Any, *more: Any
+        self: Any, layer: Any, query: Tensor, key: Any, value: Any, cache: Tensor, step: Any, output: Any, **more: Any
     ) -> Any:
         given = query.clone()
-        result = plain(self, layer, query, key, value, cache, step, output, *more)
+        result = plain(self, layer, query, key, value, cache, step, output, **more)
         if step is not None and not torch.cuda.is_current_stream_capturing():
             want = float64_attention(
                 given[: step.num_actual_tokens].view(step.num_actual_tokens, -1, self.head_size),
