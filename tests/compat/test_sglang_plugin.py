@@ -143,10 +143,12 @@ def get_schedule():
     return SCHEDULE
 """
 RUNNER = """
+from types import SimpleNamespace
 class ModelRunner:
     def __init__(self, model_config, max_running_requests, **parts):
         self.model_config = model_config
         self.max_running_requests = max_running_requests
+        self.kv_index_translator = SimpleNamespace(is_translating=False)
         self.__dict__.update(parts)
         self.graphs = 0
     def init_cuda_graphs(self, capture_decode_cuda_graph=True):
@@ -163,7 +165,8 @@ FILES = {
     "srt/runtime_context.py": CONTEXT,
     "srt/model_executor/model_runner.py": RUNNER,
 }
-# As releases before 0.5.22 make a location, and where those before 0.5.20 have the list of names.
+# As releases before 0.5.22 make a location, and where those before 0.5.20 have the list of names. Releases before
+# 0.5.19 have no unified pool.
 FOR_BATCH = """
     @classmethod
     def for_batch(cls, forward_batch, *, swa_loc=None, full_loc=None):
@@ -172,8 +175,10 @@ RELEASES = {
     "0.5.23": FILES,
     "0.5.20": FILES | {"srt/mem_cache/memory_pool.py": POOL.replace(FOR_BATCH, "\n    loc = None")},
 }
+TRANSLATOR = "        self.kv_index_translator = SimpleNamespace(is_translating=False)\n"
 RELEASES["0.5.17"] = {name: text for name, text in RELEASES["0.5.20"].items() if text is not CHOICES} | {
-    "srt/server_args.py": CHOICES
+    "srt/server_args.py": CHOICES,
+    "srt/model_executor/model_runner.py": RUNNER.replace(TRANSLATOR, ""),
 }
 REGISTRY_MODULE = "sglang.srt.layers.attention.attention_registry"
 HEADS, KV_HEADS, WIDTH, LAYER_ID = 4, 2, 32, 3
@@ -295,7 +300,6 @@ def runner(page: int = 16, dtype: torch.dtype = torch.float32, **changed):
         use_mla_backend=False,
         is_hybrid_swa=False,
         spec_algorithm=SimpleNamespace(is_none=lambda: True),
-        kv_index_translator=SimpleNamespace(is_translating=False),
         req_to_token_pool=SimpleNamespace(req_to_token=table),
         token_to_kv_pool=pool.MHATokenToKVPool((REQUESTS * pages + 1) * page, KV_HEADS, WIDTH, dtype),
     )

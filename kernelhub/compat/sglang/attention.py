@@ -275,7 +275,8 @@ def _refusal(runner: Any, pool: Any) -> str | None:
     if type(pool) is not MHATokenToKVPool:
         hint = ": --disable-hybrid-swa-memory gives every layer the same pool" if runner.is_hybrid_swa else ""
         return f"reads a pool of keys and values per slot, not {type(pool).__name__}{hint}"
-    if runner.kv_index_translator.is_translating:
+    translator = getattr(runner, "kv_index_translator", None)  # since 0.5.19
+    if translator is not None and translator.is_translating:
         return "reads slots of the token table, not through a table of the unified pool"
     if pool.kv_cache_layout != "nhd" or pool.is_quantized_kv_cache:
         return f"reads a pool in layout nhd without scales of blocks, not {pool.kv_cache_layout}"
