@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import KernelhubError, NotWarmed
 from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, MANY, ONE
-from kernelhub.ops.models.batches import need_of
+from kernelhub.ops.models.batches import QUERIES, need_of
 from kernelhub.ops.models.calls import calls_of
 from kernelhub.runtime.progress import Beat
 from kernelhub.runtime.seal import seal, unseal
@@ -55,19 +55,23 @@ class Limits(NamedTuple):
     captured: tuple[int, ...]
     queries: int = 1
 
-    def counts(self, ragged: bool, queries: int = 1) -> tuple[int, ...]:
+    def counts(self, facets: dict[str, Any], queries: int = 1) -> tuple[int, ...]:
         """Token counts of the steps to warm up: powers of two, the largest count, and the sizes of CUDA graphs.
 
         Args:
-            ragged: sequences have different numbers of queries; otherwise each has `queries`.
+            facets: of the steps. With one or few queries a step has as many sequences as the engine serves at most;
+                counts beyond that would only take memory.
+            queries: of each sequence, if all have as many.
         """
         if queries > 1:
             graphs = {count // queries for count in self.captured} & set(range(1, self.sequences + 1))
-            return tuple(count * queries for count in sorted({*self.counts(False), *graphs}))
-        most = self.tokens if ragged else self.sequences
-        powers = {1 << power for power in range(most.bit_length()) if 1 << power <= most}
-        graphs = set() if ragged else {count for count in self.captured if count <= most}
-        return tuple(sorted(powers | {most} | graphs))
+            return tuple(count * queries for count in sorted({*self.counts(facets), *graphs}))
+        captured = set() if facets["ragged"] else set(self.captured)
+        most = self.sequences
+        if facets["ragged"] and facets["q_len"] != ONE:
+            most = self.tokens if facets["q_len"] != FEW else min(self.tokens, QUERIES * self.sequences)
+        powers = {1 << power for power in range(most.bit_length())}
+        return tuple(sorted({count for count in powers | captured if count <= most} | {most}))
 
 
 class Layers(NamedTuple):
@@ -130,7 +134,7 @@ class EngineStart:
         try:
             done = warmup(
                 [*(each.selection(facets, device) for each, facets in steps), *calls],
-                token_counts=limits.counts(ragged=True),
+                token_counts=limits.counts(DECODE["decode"]),  # `calls` make the larger steps
                 context_len=min(CONTEXT_LEN, limits.context_len),
                 max_context_len=limits.context_len,
                 device=device,
@@ -147,6 +151,8 @@ class EngineStart:
                 for label, facets in each.steps_within(limits).items()
             )
             self.log.info("kernelhub: %d layers like %s: %s", len(each.names), each.names[0], "; ".join(selected))
+        for hint in _quarantined(each.selection(facets, device) for each, facets in steps):
+            self.log.warning("kernelhub: a quarantined kernel does not serve: %s", hint)
         self.log.info("kernelhub: ready in %.1f s: %s", time.monotonic() - begun, done.summary())
 
     def seal(self) -> None:
@@ -171,6 +177,15 @@ class EngineStart:
             return call()
         finally:
             seal()
+
+
+def _quarantined(selections: Iterable[Selection[Any]]) -> list[str]:
+    """The kernels that quarantine alone keeps from serving, each with the reason and the remedy."""
+    found = {}
+    for decision in (decision for selection in selections for decision in selection.decisions):
+        if {rejection.code for rejection in decision.rejections} == {"quarantined"}:
+            found[decision.kernel] = decision.hint
+    return list(found.values())
 
 
 def _call(engine: str, layers: Layers, limits: Limits, device: torch.device) -> Callable[[], None]:
@@ -201,7 +216,7 @@ def _calls_within(layers: Layers, limits: Limits, device: torch.device) -> Itera
             asked = replace(need, sizes=((("queries", queries),),)) if queries > 1 else need
             for called in calls_of(
                 asked,
-                limits.counts(facets["ragged"], queries),
+                limits.counts(facets, queries),
                 device,
                 context_len=shortest,
                 max_context_len=longest,

@@ -36,6 +36,7 @@ _HOLDER = {"host": str, "boot": str, "container": str, "pid": int, "started": st
 _RUNNING = {"at": float, "holder": _HOLDER}
 _SCHEMA = {"op": str, "kernel": str, "date": str, "left_out": int, "checks": [_CHECK], "running?": _RUNNING}
 _MOST_PID = 1 << 31
+_INTERRUPTED = "its verification"  # the case of a verification whose process ended
 changing = threading.RLock()  # held while a result is read and rewritten: several threads verify kernels
 _LONGEST_S = 3600.0  # longest verification of one kernel by a process elsewhere, whose state is unknown
 
@@ -221,4 +222,12 @@ def _of_one_that_ended(running: Mapping[str, Any]) -> tuple[Check, ...]:
     if not gone:
         return ()
     figures = f"{holder} ended while it verified the kernel"
-    return (Check("its verification", "crashed", "", math.inf, figures),)
+    return (Check(_INTERRUPTED, "crashed", "", math.inf, figures),)
+
+
+def was_interrupted(result: Result) -> bool:
+    """Whether a result says no more than that a process ended while it verified the kernel.
+
+    The kernel may have ended the process, or a user or a scheduler: that needs another verification, in a child.
+    """
+    return bool(result.failures) and all(check.case == _INTERRUPTED for check in result.failures)

@@ -13,7 +13,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.problem_class import unpacked_facets
 from kernelhub.evidence.apart import Child, can_go_apart
-from kernelhub.evidence.quarantine import kept_of
+from kernelhub.evidence.quarantine import kept_of, was_interrupted
 from kernelhub.evidence.results import NOT_RUN, WRONG, Result
 from kernelhub.evidence.trust import covered
 from kernelhub.evidence.verify import verify, verify_in
@@ -61,9 +61,10 @@ class Proof:
         """Verify selected kernels until all have evidence; return whether there was anything to verify.
 
         A wrong kernel is quarantined; the next best one is then selected and verified too. Several kernels are verified
-        at a time, each in a child, if memory or `jobs` allows it: most of the time is compilation.
+        at a time, each in a child, if memory or `jobs` allows it: most of the time is compilation. Kernels whose last
+        verification was interrupted come first.
         """
-        any_asked = False
+        any_asked = self._again(items, device, heart)
         while todo := self.unknown(items, device):
             any_asked = True
             heart.stage("verifying", len(todo))
@@ -75,6 +76,24 @@ class Proof:
                     results[kernel] = next((item for item in found.results if item.kernel == kernel.name), None)
                 self._note(kernel, results[kernel])
         return any_asked
+
+    def _again(self, items: Sequence[Item], device: torch.device, heart: Heart) -> bool:
+        """Verify once more, in a child, the kernels that are quarantined since a process ended while it verified them.
+
+        Return whether there were any. A process may have been ended by a scheduler or a user; a kernel that ends the
+        child too stays quarantined.
+        """
+        todo = interrupted(items, device)
+        if todo:
+            heart.stage("verifying", len(todo))
+            with Child() as child:
+                for place, kernel in enumerate(todo):
+                    heart.step(f"{kernel.op} {kernel.name}, whose verification was interrupted", place)
+                    result = verify_in(child, kernel, device)
+                    if result.checks:
+                        self._note(kernel, result)
+            HUB.forget_evidence()
+        return bool(todo)
 
     def _in_children(
         self, todo: Sequence[Kernel], device: torch.device, heart: Heart, crew: Crew
@@ -105,6 +124,24 @@ class Proof:
         self.verified.append(key)
         if result.status == WRONG:
             self.quarantined.append((*key, result.reason))
+
+
+def interrupted(items: Sequence[Item], device: torch.device) -> list[Kernel]:
+    """The kernels that nothing but an interrupted verification keeps items from selecting."""
+    found: dict[tuple[str, str], Kernel] = {}
+    for item in items:
+        if item.need is None:
+            continue
+        for decision in item.selection(device).decisions:
+            key = (item.need.op, decision.kernel)
+            if key in found or {rejection.code for rejection in decision.rejections} != {"quarantined"}:
+                continue
+            kernels = HUB.registry.candidates(item.need.op).kernels
+            kernel = next(each for each in kernels if each.name == decision.kernel)
+            kept = kept_of(kernel, facts(device))
+            if kept is not None and was_interrupted(kept.result) and can_go_apart(kernel):
+                found[key] = kernel
+    return list(found.values())
 
 
 def chosen(items: Sequence[Item], device: torch.device) -> list[tuple[Kernel, Any]]:

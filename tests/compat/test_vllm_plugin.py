@@ -21,7 +21,13 @@ import torch
 import kernelhub
 from kernelhub.backends.cutlass.libraries import SCHEMAS
 from kernelhub.backends.marlin.kernels import SCHEMA as MARLIN
+from kernelhub.compat.start import MIXED as MIXED_STEPS
+from kernelhub.compat.start import SPECULATIVE, Limits
 from kernelhub.compat.vllm import plugin, start
+from kernelhub.dispatch.hub import HUB
+from kernelhub.evidence.quarantine import keep, now
+from kernelhub.evidence.results import Check, Result
+from kernelhub.probes.device import facts
 from tests.providers.subclasses import differences
 
 BACKEND = """
@@ -789,6 +795,28 @@ class TestStart:
         assert not kernelhub.report().after_seal
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
         assert "speculative decode: torch." in caplog.text
+
+    def test_a_step_of_one_query_each_has_no_more_sequences_than_the_engine(self) -> None:
+        """A worker has little memory left at its start, and parts of split-KV decode grow with the sequences."""
+        limits = Limits(tokens=8192, sequences=100, context_len=9000, captured=(1, 2, 128), queries=4)
+        one, few, many = MIXED_STEPS.values()
+        assert limits.counts({"q_len": "one", "ragged": False}) == (1, 2, 4, 8, 16, 32, 64, 100)
+        assert limits.counts(one) == (1, 2, 4, 8, 16, 32, 64, 100)
+        assert max(limits.counts(few)) == 400
+        assert max(limits.counts(many)) == 8192
+        assert limits.counts(SPECULATIVE, 4) == (4, 8, 16, 32, 64, 128, 256, 400)
+
+    def test_a_quarantined_kernel_is_reported_at_the_start(self, attention, engine, caplog, tmp_path) -> None:
+        engine(KERNELHUB_CACHE_DIR=str(tmp_path))
+        model = Model(attention, layers=({},))
+        kernel = kernelhub.explain("paged_attention", device="cpu", q_len="one").selected
+        record = next(each for each in HUB.registry.candidates("paged_attention").kernels if each.name == kernel)
+        wrong = Check("a case", "zeros", "", 9.0, "off by 3")
+        keep(record, facts(torch.device("cpu")), Result("paged_attention", kernel, (wrong,)), now())
+        HUB.forget_evidence()
+        model.start()
+        assert f"a quarantined kernel does not serve: {kernel} on 20" in caplog.text
+        assert f"kernelhub verify paged_attention --backend {kernel}" in caplog.text
 
     def test_the_worker_s_start_is_wrapped_once(self, attention, engine) -> None:
         model = Model(attention, layers=({},))

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
+import subprocess
+import sys
 import time
 import types
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,14 +22,18 @@ from kernelhub.dispatch.constraint import NOT_BUILT, Rule, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.errors import ConfigurationError, NotWarmed
+from kernelhub.evidence import apart, quarantine
+from kernelhub.evidence.results import Check
 from kernelhub.ops.models.description import FORMATS
 from kernelhub.ops.models.features import FEATURES
 from kernelhub.ops.models.problems import Need, problems_of
 from kernelhub.ops.models.published import CONFIGS
+from kernelhub.probes.device import facts
+from kernelhub.runtime.caches.lock import myself
 from kernelhub.runtime.progress import Beat, Heart
 from kernelhub.warming.forms import forms_of
 from kernelhub.warming.outcome import BEFORE, COMPILED, DECIDED, FAILED, LOADED
-from kernelhub.warming.proof import Proof, chosen
+from kernelhub.warming.proof import Proof, chosen, interrupted
 from kernelhub.warming.wanted import items_of
 from tests.dispatch.backends import EVERYWHERE
 from tests.evidence import liars
@@ -186,6 +195,47 @@ def test_kernels_are_verified_several_at_a_time_in_children() -> None:
     assert {name for _, name in proof.verified} == kernels
     assert proof.quarantined == proof.unverified == []
     assert not Proof().settle(items, torch.device("cpu"), Heart(None, None), jobs=2), "the evidence is kept"
+
+
+class TestInterruptedVerification:
+    """A process ended while it verified the selected kernel: by itself, or by a scheduler or a user."""
+
+    NEED = Need("quantize_fp8", (("granularity", "group"),), ("decode",), ("o",), ((("width", 256),),))
+
+    @pytest.fixture
+    def kernel(self, monkeypatch) -> Iterator[Kernel]:
+        """The kernel that would be selected, with the note of such a process."""
+        items, cpu = items_of([self.NEED], [1], {}, on_gpu=False), torch.device("cpu")
+        kernel, _ = chosen(items, cpu)[0]
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        process.wait()
+        with monkeypatch.context() as changed:
+            changed.setattr(quarantine, "myself", lambda token: replace(myself(token), pid=process.pid))
+            block = quarantine.begun(kernel, facts(cpu))
+            block.__enter__()
+        HUB.forget_evidence()
+        decision = next(each for each in items[0].selection(cpu).decisions if each.kernel == kernel.name)
+        assert decision.code == "quarantined"
+        assert "ended while it verified the kernel" in decision.reason
+        yield kernel
+        del block  # until now: its end would replace the note
+
+    def test_it_is_verified_again_in_a_child(self, kernel) -> None:
+        done = kernelhub.warmup([self.NEED], **SMALL | {"verify": True})
+        assert done.ok
+        assert (kernel.op, kernel.name) in done.verified
+        assert kernelhub.explain(kernel.op, device="cpu", granularity="group").selected == kernel.name
+
+    def test_a_kernel_that_ends_the_child_too_stays_quarantined(self, kernel, monkeypatch) -> None:
+        def ended(self: apart.Child, subject: Any, case: Any) -> None:
+            raise apart.Ended(Check(case.label, "crashed", "", math.inf, "its process ended", case.tokens))
+
+        monkeypatch.setattr(apart.Child, "check", ended)
+        items = items_of([self.NEED], [1], {}, on_gpu=False)
+        assert interrupted(items, torch.device("cpu")) == [kernel]
+        kernelhub.warmup([self.NEED], **SMALL | {"verify": True})
+        selection = items[0].selection(torch.device("cpu"))
+        assert selection.selected != kernel.name
 
 
 class TestWaysToTell:

@@ -10,7 +10,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, MANY, ONE
 from kernelhub.ops.models.problems import PHASES, Need
 
-_QUERIES = 4  # of a sequence of speculative decode
+QUERIES = 4  # of a sequence of speculative decode, and of others with few
 _MOST_DECODED = 256  # tokens of a mixed batch that are decoded
 _MOST_FEW_ROWS = 64  # as of `fp8_gemm` and `grouped_gemm`
 _MOST_SEQUENCES = 1024  # of a step, of whose numbers `every_size` makes calls
@@ -70,7 +70,7 @@ def batch_of(
     if q_len == ONE or op == "paged_mqa_logits" or (op == "topk_indices" and not problem.row_starts):
         q_lens, max_q_len = (1,) * tokens, 1
     elif q_len == FEW:
-        queries = min(sizes.get("queries", _QUERIES), FEW_TOKENS)
+        queries = min(sizes.get("queries", QUERIES), FEW_TOKENS)
         q_lens, max_q_len = (queries,) * (tokens // queries), queries
         if not q_lens and problem.ragged:
             q_lens = (tokens,)
