@@ -59,7 +59,7 @@ def verify(
     runs all kernels so. Kernels that are registered at run time, and kernelhub's own, run in a thread of this process.
     A hang there is recorded too (unless the kernel keeps the interpreter's lock), but its thread cannot be ended, and
     on a GPU nothing else is checked in this process. A note is stored before a kernel is launched, so that a kernel
-    that ends this process is quarantined in the next one.
+    that ends this process is quarantined in the next one; a warm-up verifies it again, in a child process.
 
     Args:
         op: one op, or its name; all of them by default.
