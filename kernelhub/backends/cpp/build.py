@@ -65,7 +65,7 @@ def _entry(source: Path, folder: Path | None) -> Entry:
 
 
 def flags() -> tuple[str, ...]:
-    """For the CPU that this runs on: nothing compiled here runs elsewhere."""
+    """Compiler flags for the CPU of this machine; the result runs on this kind of CPU only."""
     native = "-march=native" if platform.machine() in ("x86_64", "AMD64", "i686") else "-mcpu=native"
     return ("-O3", "-std=c++17", native, "-shared", "-fPIC", "-pthread")
 
@@ -109,7 +109,7 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _cpu() -> str:
-    """What the CPU can do, by its name and its flags."""
+    """The instruction sets of the CPU, from its name and flags."""
     words = [platform.machine(), platform.system()]
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

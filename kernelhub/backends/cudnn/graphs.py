@@ -39,7 +39,7 @@ class Pool(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a graph depends on, beside the problem.
+    """The properties of a call that a graph depends on, in addition to the problem.
 
     Attributes:
         sequences: how many, at most.

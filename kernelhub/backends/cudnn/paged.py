@@ -17,7 +17,7 @@ from kernelhub.ops.attention.tables import bound, filled_lengths, filled_table, 
 
 
 class SdpaPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
-    """`paged_attention` by cuDNN, for caches whose pages hold no NaN behind a sequence's end."""
+    """`paged_attention` by cuDNN, for caches without NaN after the end of a sequence."""
 
     def __init__(self, problem: PagedAttentionProblem) -> None:
         super().__init__(problem)

@@ -48,7 +48,7 @@ class VllmFp4(Fp4GemmAdapter, PackingAdapter):
 
 
 def unpack(packed: PackedWeight) -> Tensors:
-    """Codes, scale and global scale as `pack` was given them."""
+    """The inverse of `pack`: codes, scale and global scale."""
     codes, scale = packed.tensors["codes"], packed.tensors["scale"]
     assert codes is not None
     assert scale is not None

@@ -105,7 +105,7 @@ class VllmBlockwise(Blockwise):
 
 
 class SglBlockwise(Blockwise):
-    """SGLang's, which gives the result in memory of its own."""
+    """SGLang's operator, which allocates the result."""
 
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)

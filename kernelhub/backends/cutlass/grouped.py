@@ -72,7 +72,7 @@ class VllmNvFp4(GroupedGemmAdapter):
 
 
 class VllmMxFp4(VllmNvFp4):
-    """MXFP4, whose scales the operator takes as bytes."""
+    """MXFP4; the operator requires scales as bytes."""
 
     name = "cutlass_mxfp4_group_mm"
     scale_dtype = torch.uint8

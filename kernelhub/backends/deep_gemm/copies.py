@@ -64,7 +64,7 @@ class Copy:
 
 
 def find() -> Copy | Finding:
-    """The first copy that is whole, or what is wrong with the first that is not."""
+    """The first complete copy, or the defect of the first copy."""
     broken: Finding | None = None
     for module, top in PLACES:
         spec = spec_of(top, subject=module, remedy=INSTALL)
@@ -88,7 +88,7 @@ def whole() -> Finding:
 
 
 def offers(calls: tuple[Call, ...], copy: Copy | None = None) -> Finding:
-    """Does a copy have a function that takes one of these calls?
+    """Whether a copy has a function that accepts one of these calls.
 
     Functions of compiled modules without readable parameters pass here; `loaded` checks them again.
 
@@ -121,7 +121,7 @@ def offers(calls: tuple[Call, ...], copy: Copy | None = None) -> Finding:
 
 
 def names(name: str) -> Finding:
-    """Does the copy that would be loaded name this function, whatever it takes?"""
+    """Whether the copy that would be loaded defines this function, with any parameters."""
     copy = find()
     if isinstance(copy, Finding):
         return copy

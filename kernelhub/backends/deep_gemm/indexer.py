@@ -130,5 +130,5 @@ def _gathered(k_cache: Tensor, k_scale_cache: Tensor | None, table: Tensor) -> t
 
 
 def _tensor(made: Any) -> Tensor:
-    """What the library gives back, which tvm-ffi may wrap."""
+    """The library's result as a tensor; tvm-ffi may have wrapped it."""
     return made if isinstance(made, Tensor) else torch.utils.dlpack.from_dlpack(made)

@@ -27,7 +27,7 @@ _NAMESPACE = "deep_gemm::"
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The library's function that takes one of the calls `CALLS[name]`.
+    """The library's function that accepts one of the calls `CALLS[name]`.
 
     Raises:
         ImportError: there is none, with what is wrong with each that has the name.

@@ -108,7 +108,7 @@ class StandIn:
         return ours
 
     def _tell(self, error: Exception | None) -> None:
-        """Read what the script noted; raise what it refused."""
+        """Report the script's notes; raise an error for a call that it refused."""
         self._flags[_RAN] = 0
         lines = self._log.read_text().splitlines() if self._log.exists() else []
         self._log.unlink(missing_ok=True)

@@ -81,7 +81,7 @@ CALLS: dict[str, tuple[Call, ...]] = {
 
 @dataclass(frozen=True)
 class Whole:
-    """A copy with headers and compiled modules: what a broken distribution lacks."""
+    """A copy with headers and compiled modules, which broken distributions lack."""
 
     fields = ()
 
@@ -136,7 +136,7 @@ class Toolkit:
 
 @dataclass(frozen=True)
 class WritableCache:
-    """A folder for what the library compiles."""
+    """A writable folder for the kernels that the library compiles."""
 
     fields = ()
 
@@ -145,7 +145,7 @@ class WritableCache:
 
 
 def machine_for(*calls: str) -> tuple[Constraint, ...]:
-    """What a kernel that makes these calls of `CALLS` needs on the machine."""
+    """The machine's requirements of a kernel that makes these calls of `CALLS`."""
     return (_INSTALLED, Whole(), Offers(calls), Toolkit(), WritableCache())
 
 

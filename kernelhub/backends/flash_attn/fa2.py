@@ -26,7 +26,7 @@ from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProb
 
 
 class FlashAttention2(FlashAdapter[ProblemT, StepT]):
-    """What both ops share."""
+    """Shared by the kernels of both ops."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool

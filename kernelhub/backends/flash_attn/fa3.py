@@ -61,7 +61,7 @@ def operator() -> Any:
 
 
 class FlashAttention3(FlashAdapter[ProblemT, StepT]):
-    """What both ops share.
+    """Shared by the kernels of both ops.
 
     Attributes:
         chunk: what is passed for `attention_chunk`, which some builds' operators lack.

@@ -18,7 +18,7 @@ _LIBRARY = "flash_attn_3"
 
 
 def library(remedy: str) -> Finding:
-    """Is the compiled library beside the Python interface?"""
+    """Whether the compiled library is installed beside the Python interface."""
     spec = spec_of(_LIBRARY, remedy=remedy)
     if isinstance(spec, Finding):
         return spec
@@ -34,7 +34,7 @@ def library(remedy: str) -> Finding:
 
 
 def compiled_with(part: str, remedy: str) -> Finding:
-    """Was this part compiled? Parts are named as in the build: ``"SOFTCAP"``, ``"HDIM128"``, ``"PAGEDKV"``, ..."""
+    """Whether this part was compiled. Parts have the names of the build: ``"SOFTCAP"``, ``"HDIM128"``, ..."""
     spec = spec_of(_CONFIG, subject=part, remedy=remedy)
     if isinstance(spec, Finding):
         return spec

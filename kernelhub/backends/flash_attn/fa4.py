@@ -20,7 +20,7 @@ from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProb
 
 
 class FlashAttention4(FlashAdapter[ProblemT, StepT]):
-    """What both ops share. Keys are never split: a sink would have to be counted in one part only."""
+    """Shared by the kernels of both ops. Keys are never split: a sink would have to be counted in one part only."""
 
     knows_sinks = True
     loads_tiles = True

@@ -67,7 +67,7 @@ def _unequal(problem: AttentionProblem) -> bool:
 
 
 def _fa3_widths(problem: AttentionProblem) -> str | None:
-    """Upstream's check, but for narrow q and k with wide v, for which no model asks."""
+    """Upstream's check, without narrow q and k with wide v, which no model uses."""
     qk, vo = problem.head_dim_qk, problem.head_dim_vo
     if not _unequal(problem) or (128 < qk <= 192 and 96 < vo <= 128 and vo % 8 == 0):
         return None
@@ -75,7 +75,7 @@ def _fa3_widths(problem: AttentionProblem) -> str | None:
 
 
 def _fa4_widths(problem: AttentionProblem) -> str | None:
-    """Those that the library lists for sm_100, which sm_90 takes too."""
+    """The widths that the library lists for sm_100; sm_90 supports them too."""
     qk, vo = problem.head_dim_qk, problem.head_dim_vo
     if (qk == vo and qk <= 128) or (qk, vo) in ((192, 128), (256, 256)):
         return None

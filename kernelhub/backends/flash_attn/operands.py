@@ -192,7 +192,7 @@ def _paged_ends(step: PagedStep, q: Tensor, page_size: int) -> Ends:
 
 
 def _without_keys(ends: Ends, sinks: Tensor | None, out: Tensor, lse: Tensor | None) -> None:
-    """What a call over no keys at all gives."""
+    """The result of a call without keys."""
     keep_tail(out, torch.zeros_like(out), ends)
     if lse is not None:
         if sinks is None:

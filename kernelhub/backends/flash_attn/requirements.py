@@ -84,7 +84,7 @@ CALLS = (FA3, FA2, FA2_VARLEN, FA2_CACHE, FA4, FA4_VARLEN)
 
 @dataclass(frozen=True)
 class Holds:
-    """A probe of this folder that must find what it looks for.
+    """A probe of this folder that must succeed.
 
     Args:
         what: what is looked for, as the machine remembers the answer.

@@ -32,7 +32,7 @@ from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProb
 
 
 class Flattened(FlashAdapter[ProblemT, StepT]):
-    """Gives batched queries and keys as ragged ones, of equal lengths. A subclass makes the call.
+    """Passes batched queries and keys as ragged ones of equal lengths. A subclass makes the call.
 
     Attributes:
         batches_over_pages: batched queries over pages are given as they are.
@@ -60,7 +60,7 @@ class Flattened(FlashAdapter[ProblemT, StepT]):
     def ragged(
         self, q: Tensor, k: Tensor, v: Tensor, ends: Ends, values: Values, out: Tensor, wants_lse: bool
     ) -> Tensor | None:
-        """What `attend` is, of ragged queries or over pages."""
+        """`attend` for ragged queries or over pages."""
 
 
 class _Fa3(Flattened[ProblemT, StepT], fa3.FlashAttention3[ProblemT, StepT]):

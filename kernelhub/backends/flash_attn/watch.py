@@ -30,7 +30,7 @@ _INSIDE = _Inside()
 
 
 def watch(module: str, journal: Journal) -> None:
-    """Hook `cute.compile`; `module` is the name of the one that defines its class."""
+    """Hook `cute.compile`; `module` is the name of the module that defines its class."""
     kind: Any = sys.modules[module].CompileCallable
     kind._compile = _compiling(kind._compile, journal, lambda function, *_more, **_named: _name_of(function))
 
@@ -42,7 +42,7 @@ def watch_functions(module: str, journal: Journal) -> None:
 
 
 def watch_loads(module: str, journal: Journal) -> None:
-    """Hook loading what was compiled before; `module` is the name of one that holds the function for it."""
+    """Hook the loading of compiled kernels; `module` is the name of the module with the load function."""
     holder: Any = sys.modules[module]
     load = holder.load_module
 

@@ -79,7 +79,7 @@ def generation(kernel: str, root: Path | None = None) -> Finding:
 
 
 def _takes_all(wanted: tuple[tuple[Call, ...], ...], root: Path | None) -> Finding:
-    """Every one of the calls is taken; of some there are several spellings."""
+    """The library accepts every call, in one of its spellings."""
     finding = found("flash_mla", None, "nothing asked")
     for spellings in wanted:
         answers = [takes(call, root=root, remedy=INSTALL) for call in spellings]

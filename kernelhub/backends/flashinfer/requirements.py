@@ -208,13 +208,13 @@ def compiler_of_kernels() -> Finding:
 
 
 def kernels_folder() -> Path:
-    """Where TensorRT-LLM's form of DeepGEMM keeps what it compiles."""
+    """The folder of kernels that TensorRT-LLM's form of DeepGEMM compiles."""
     named = os.environ.get("TRTLLM_DG_CACHE_DIR")
     return Path(named) if named else Path(os.path.expanduser("~"), ".tensorrt_llm")
 
 
 def cache_folder() -> Path:
-    """Where FlashInfer keeps what it compiles and downloads."""
+    """The folder of kernels that FlashInfer compiles or downloads."""
     return Path(os.environ.get("FLASHINFER_WORKSPACE_BASE") or os.path.expanduser("~")) / ".cache" / "flashinfer"
 
 

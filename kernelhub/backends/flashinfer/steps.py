@@ -80,7 +80,7 @@ def unseeing(q_offsets: Sequence[int], kv_lens: Sequence[int], causal: bool, dev
 
 
 class Seeing(NamedTuple):
-    """The queries that see a key, for kernels that are not right where others are among them.
+    """The queries that see a key, for kernels that give wrong results if other queries are among them.
 
     Attributes:
         rows: int64 on the device, which rows of q they are; None for all of them.
@@ -194,7 +194,7 @@ class _Wrapper:
 
 
 class Lease:
-    """A planned wrapper that belongs to one step, and goes back when the step is forgotten."""
+    """A planned wrapper that one step uses; it is released with the step."""
 
     __slots__ = ("_idle", "_wrapper", "run")
 
@@ -329,7 +329,7 @@ class StepPlans(Generic[LengthsT]):
             self.of(step, usual, device)
 
     def of(self, step: Any, wanted: Wanted, device: torch.device) -> PlannedStep:
-        """The plan of a step, made if there is none for these values.
+        """The plan of a step; a new one if it has none for these values.
 
         Raises:
             KernelUnavailable: it is to be made while a CUDA graph is captured, whose replays would have this plan.
@@ -354,7 +354,7 @@ class StepPlans(Generic[LengthsT]):
 def wanted_for(
     shape: tuple[int, ...], scale: float, device: torch.device, window_left: int = -1, softcap: float = 0.0
 ) -> tuple[Wanted, float]:
-    """What a plan for these values holds, and the factor of q beside it."""
+    """The contents of a plan for these values, and the factor of q."""
     sm_scale, factor = split_scale(scale)
     return Wanted(shape, stream_of(device), sm_scale, window_left, softcap), factor
 

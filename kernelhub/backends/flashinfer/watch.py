@@ -25,7 +25,7 @@ _INSIDE = _Inside()
 
 
 def watch(module: str, journal: Journal) -> None:
-    """Hook what builds and loads; `module` is the name of one that defines kinds of `JitSpec`."""
+    """Hook builds and loads; `module` is the name of a module that defines kinds of `JitSpec`."""
     for kind in [one for one in vars(sys.modules[module]).values() if isinstance(one, type)]:
         for method in ("build_and_load", "build") if kind.__name__.startswith("JitSpec") else ():
             made = vars(kind).get(method)

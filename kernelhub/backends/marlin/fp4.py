@@ -87,7 +87,7 @@ class MarlinFp4(Fp4GemmAdapter, PackingAdapter):
         return tensors, functools.partial(unpack, shift=shift, exponent=exponent, shape=shape)
 
     def check_holds(self, *weight: Tensor | None) -> None:
-        """Whether Marlin's format holds the scales."""
+        """Check that Marlin's format can represent the scales."""
         self._held(*weight)
 
     def _held(self, *weight: Tensor | None) -> tuple[Tensor, int, int]:
@@ -117,7 +117,7 @@ class MarlinFp4(Fp4GemmAdapter, PackingAdapter):
 
 
 def unpack(packed: PackedWeight, *, shift: int, exponent: int, shape: tuple[int, ...] | None) -> Tensors:
-    """Codes, scale and global scale as `pack` was given them."""
+    """The inverse of `pack`: codes, scale and global scale."""
     codes, scale, global_scale = (packed.tensors[name] for name in ("codes", "scale", "global_scale"))
     assert codes is not None
     assert scale is not None

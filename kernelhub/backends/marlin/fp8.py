@@ -147,7 +147,7 @@ def held_scales(factors: Tensor, dtype: torch.dtype, blocks: bool) -> Tensor:
 
 
 def unpack(packed: PackedWeight, *, every: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensors:
-    """Codes and scale as `pack` was given them."""
+    """The inverse of `pack`: codes and scale."""
     codes, scale = packed.tensors["codes"], packed.tensors["scale"]
     assert codes is not None
     assert scale is not None

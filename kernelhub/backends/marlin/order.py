@@ -33,7 +33,7 @@ def ordered_codes(codes: Tensor) -> Tensor:
 
 
 def plain_codes(ordered: Tensor) -> Tensor:
-    """What `ordered_codes` was given."""
+    """The inverse of `ordered_codes`."""
     tiles, n = ordered.shape[0], ordered.shape[1] // 2
     made = ordered.view(torch.uint8).view(tiles, n // TILE, 8, 4, 4, 2, 2).permute(1, 4, 6, 2, 0, 3, 5)
     sides = torch.stack(_exchanged(made[..., 0], made[..., 1]), -2)
@@ -53,7 +53,7 @@ def ordered_bytes(codes: Tensor) -> Tensor:
 
 
 def plain_bytes(ordered: Tensor) -> Tensor:
-    """What `ordered_bytes` was given."""
+    """The inverse of `ordered_bytes`."""
     tiles, n = ordered.shape[0], ordered.shape[1] // 16
     parts = ordered.view(tiles, n // TILE, 8, 4, 4, 2, 2, 2).permute(1, 4, 5, 2, 0, 7, 3, 6)
     return parts.reshape(n, 16 * tiles)
@@ -65,7 +65,7 @@ def ordered_columns(scale: Tensor) -> Tensor:
 
 
 def plain_columns(ordered: Tensor) -> Tensor:
-    """What `ordered_columns` was given."""
+    """The inverse of `ordered_columns`."""
     return ordered.reshape(-1, 4, 4, 2).transpose(1, 2).reshape(-1)
 
 
@@ -79,7 +79,7 @@ def ordered_scales(scale: Tensor) -> Tensor:
 
 
 def plain_scales(ordered: Tensor) -> Tensor:
-    """What `ordered_scales` was given."""
+    """The inverse of `ordered_scales`."""
     groups, n = ordered.shape
     if ordered.itemsize == 2:
         return ordered.view(groups, n // TILE, 8, 8).transpose(2, 3).reshape(groups, n).t().contiguous()

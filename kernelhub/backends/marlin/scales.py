@@ -29,7 +29,7 @@ _E4M3_NAN = 0x7F
 
 
 class Unfit(Exception):
-    """Numbers that Marlin's format does not hold; says which of them, and why."""
+    """Raised for numbers that Marlin's format cannot represent; the message names them and the reason."""
 
 
 def _e5m3(byte: int) -> int:
@@ -78,7 +78,7 @@ def nvfp4_scales(scale: Tensor, used: Tensor, dtype: str) -> tuple[Tensor, int]:
 
 
 def e4m3_scales(made: Tensor, shift: int) -> Tensor:
-    """What `nvfp4_scales` was given."""
+    """The inverse of `nvfp4_scales`."""
     back = torch.zeros(256, dtype=torch.uint8, device=made.device)
     for value, byte in _TO_E4M3.items():
         if 0 < value < 256 - 8 * shift:

@@ -39,7 +39,7 @@ def by_ptx(vendor: str, dtype: str, weights: str) -> bool:
 
 
 def left_of(weights: str, dtype: str, ptx: bool) -> float:
-    """What sums are to be multiplied by."""
+    """The factor of the sums."""
     if weights == "nvfp4":
         return 2.0 ** _MOST_E4M3_BITS[dtype] if ptx else 1.0
     return LEFT_OF_MX.get(weights, 1.0)

@@ -47,7 +47,7 @@ _Handle = interpreter.TensorHandle
 
 
 def repair() -> None:
-    """Replace what is wrong; a second call does nothing."""
+    """Replace the interpreter's wrong functions; a second call does nothing."""
     builder = interpreter.InterpreterBuilder
     if getattr(builder, "_kernelhub_repaired", False):
         return

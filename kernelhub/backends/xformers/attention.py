@@ -26,7 +26,7 @@ from kernelhub.ops.attention.problem import AttentionProblem
 
 
 class Xformers(AttentionAdapter[AttentionProblem, DenseStep]):
-    """What the operators share.
+    """Shared by the operators.
 
     Attributes:
         operator: xformers' class of it.

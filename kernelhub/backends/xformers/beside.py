@@ -24,7 +24,7 @@ _BOUNDS = r'^\s*FLASH_VER_(MIN|LAST) = parse_version\("([0-9.]+)"\)'
 
 @dataclass(frozen=True)
 class FlashAttnBeside:
-    """No flash_attn, or one that xformers can import."""
+    """Either flash_attn is not installed, or xformers can import it."""
 
     fields = ()
 
@@ -54,7 +54,7 @@ def beside(any_version: bool) -> Finding:
 
 
 def versions_of_flash_attn() -> str:
-    """Those that this xformers accepts; empty where its file does not state them."""
+    """The versions of flash_attn that this xformers accepts; empty if its source does not state them."""
     for folder in folders("xformers"):
         file = folder / "ops" / "fmha" / "flash.py"
         if file.is_file():

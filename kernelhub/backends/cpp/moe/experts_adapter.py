@@ -165,7 +165,7 @@ class Experts(ExpertsAdapter):
 
 
 def _function(compiled: Any, pointers: int, returned: type[ctypes.c_int64] | None = None) -> Any:
-    """A function of so many pointers; those that return nothing take the number of threads last."""
+    """A function of `pointers` pointers; functions without a result take the number of threads last."""
     compiled.argtypes = [ctypes.c_void_p] * pointers + ([] if returned else [ctypes.c_int64])
     compiled.restype = returned
     return compiled

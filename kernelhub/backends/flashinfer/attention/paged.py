@@ -32,7 +32,7 @@ from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
 
 
 class Lengths(NamedTuple):
-    """What the plan of a paged step is made from.
+    """The lengths that the plan of a paged step needs.
 
     Attributes:
         q_offsets: int32 [num_seqs + 1] on the host.

@@ -31,7 +31,7 @@ class Unsupported(RuntimeError):
 
 
 class Classes:
-    """The classes of sizes that an adapter has met, each of which the library makes a graph for.
+    """The classes of sizes in an adapter's calls; the library makes a graph for each.
 
     Raises:
         Unsupported: there is no frontend to make graphs with, or cuDNN is too old.

@@ -19,7 +19,7 @@ WIDE = 1 << 31  # elements from which on an offset needs 64 bits
 
 
 class Given(NamedTuple):
-    """What the library is given of the queries of a call.
+    """The library's arguments for the queries of a call.
 
     Attributes:
         lens: int32 [sequences, 1, 1, 1], queries of each sequence.
@@ -121,7 +121,7 @@ class PackedQueries:
                 lse.copy_(stats.view(*out.shape[:3]).transpose(1, 2))
 
     def _room(self) -> Tensor:
-        """Memory for a result, which holds what tokens past the last offset keep."""
+        """Memory for a result with the current values of the rows past the last offset."""
         room = self._out.new_empty(self.q.shape[0], *self._out.shape[-2:])
         return room.copy_(self._out) if self._out.ndim == 3 else room
 

@@ -18,7 +18,7 @@ from kernelhub.ops.attention.tables import bound, filled_lengths, filled_table, 
 
 
 class Pages(AttentionAdapter[PagedAttentionProblem, PagedStep]):
-    """What both kernels share."""
+    """Shared by both kernels."""
 
     def __init__(self, problem: PagedAttentionProblem) -> None:
         super().__init__(problem)
@@ -85,7 +85,7 @@ class Prefill(Pages):
 
 
 class Decode(Pages):
-    """One query of each sequence, by cuDNN's kernel for it, which gives no LSE here."""
+    """One query of each sequence by cuDNN's decode kernel, without an LSE."""
 
     def launch(
         self,

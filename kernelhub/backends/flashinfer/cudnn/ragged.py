@@ -88,7 +88,7 @@ class Ragged(AttentionAdapter[AttentionProblem, DenseStep]):
 
 
 def _some(keys: Tensor) -> Tensor:
-    """Keys, or one that nobody sees: there has to be an address."""
+    """Keys, or one unused key, since the library requires an address."""
     if keys.numel():
         return keys
     return torch.zeros(1, *keys.shape[-2:], dtype=keys.dtype, device=keys.device)

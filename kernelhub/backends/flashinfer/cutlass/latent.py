@@ -83,7 +83,7 @@ class Latent(MlaAdapter):
         return RECOMMENDED_BYTES + num_seqs * (max_kv_len + _ROWS_AT_ONCE) * 16
 
     def _slots(self, step: PagedStep, page_rows: int) -> Tensor:
-        """Which row of the cache each token is, int32 [num_seqs, a multiple of 128]; its first behind a sequence."""
+        """The row of the cache of each token, int32 [num_seqs, a multiple of 128]; the first row past a sequence."""
         page_size, device = self.problem.page_size, step.block_table.device
         token = torch.arange(page_size, dtype=torch.int32, device=device)
         slots = torch.add(token, step.block_table.unsqueeze(2), alpha=page_rows).flatten(1)

@@ -75,7 +75,7 @@ _SUMS = Rule(("device", "k"), _sums_of_hopper, "accuracy", "use a kernel that mo
 
 
 def _tensorwise(runner: str) -> tuple[Constraint, ...]:
-    """What a runner of tensorwise products asks of machine and sizes."""
+    """The constraints on machine and sizes of a runner of tensorwise products."""
     if runner == "cublas":
         return (*requirements(_SM89_ON, calls.FP8_GEMM), _SUMS, *_ROWS_OF_16, Module((), lambda _: ("gemm",)))
     if runner == "cudnn":

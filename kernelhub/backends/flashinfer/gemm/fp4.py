@@ -110,7 +110,7 @@ class Fp4Trtllm(Fp4Cutlass):
 
 
 def unpack(packed: PackedWeight) -> Tensors:
-    """Codes, scale and global scale as `pack` was given them."""
+    """The inverse of `pack`: codes, scale and global scale."""
     codes, scale = _plain(packed)
     return codes.view(packed.dtype), scale.view(packed.facts["scale_dtype"]), packed.tensors["global_scale"]
 

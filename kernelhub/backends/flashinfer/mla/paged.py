@@ -30,7 +30,7 @@ from kernelhub.ops.mla.attention.problem import MlaProblem
 
 
 class Lengths(NamedTuple):
-    """What the plan of a step is made from.
+    """The lengths that the plan of a step needs.
 
     Attributes:
         q_offsets: int32 [num_seqs + 1] on the host.

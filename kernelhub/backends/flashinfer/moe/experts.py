@@ -117,7 +117,7 @@ class Experts(ExpertsAdapter, PackingExperts):
         return x
 
     def _scales(self, w13: Matrix, w2: Matrix, values: Values) -> list[Tensor]:
-        """What the library takes as `quant_scales`."""
+        """The library's argument `quant_scales`."""
         return []
 
     def _more(self, w13: Matrix, w2: Matrix, values: Values) -> dict[str, Any]:
@@ -158,7 +158,7 @@ class ExpertsFp8(Experts):
 
 
 def unpack(packed: PackedWeight) -> Tensors:
-    """Weight, scale, global scale and bias as `pack` was given them."""
+    """The inverse of `pack`: weight, scale, global scale and bias."""
     weight = packed.tensors["weight"]
     assert weight is not None
     return up_first(packed.facts["side"], weight), packed.tensors["scale"], None, None

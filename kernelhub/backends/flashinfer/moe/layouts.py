@@ -19,7 +19,7 @@ BLOCK_BYTES = 128  # of a row that are contiguous where K is blocked
 
 
 def each(move: Callable[[Tensor], Tensor], experts: Tensor) -> Tensor:
-    """What `move` makes of experts [E, ...], one by one: of all at once there would be several copies."""
+    """`move` applied to experts [E, ...] one by one; all at once would need several copies."""
     first = move(experts[:1])
     made = first.new_empty((experts.shape[0], *first.shape[1:]))
     made[0] = first[0]
@@ -34,7 +34,7 @@ def for_epilogue(side: str, rows: Tensor) -> Tensor:
 
 
 def from_epilogue(side: str, rows: Tensor) -> Tensor:
-    """What `for_epilogue` was given."""
+    """The inverse of `for_epilogue`."""
     straight = unshuffled(rows)
     return one_after_the_other(straight) if side == W13 else straight
 
@@ -45,7 +45,7 @@ def shuffled(rows: Tensor) -> Tensor:
 
 
 def unshuffled(rows: Tensor) -> Tensor:
-    """What `shuffled` was given."""
+    """The inverse of `shuffled`."""
     return operands.unshuffled(rows.flatten(0, 1)).view(rows.shape)
 
 
@@ -56,7 +56,7 @@ def in_turn(rows: Tensor) -> Tensor:
 
 
 def one_after_the_other(rows: Tensor) -> Tensor:
-    """What `in_turn` was given."""
+    """The inverse of `in_turn`."""
     experts, count = rows.shape[:2]
     return rows.reshape(experts, count // 2, 2, -1).flip(2).transpose(1, 2).reshape(rows.shape)
 
@@ -68,7 +68,7 @@ def in_blocks(rows: Tensor) -> Tensor:
 
 
 def out_of_blocks(blocks: Tensor) -> Tensor:
-    """What `in_blocks` was given."""
+    """The inverse of `in_blocks`."""
     experts, wide, count, _ = blocks.shape
     return blocks.transpose(1, 2).reshape(experts, count, wide * BLOCK_BYTES)
 
@@ -79,6 +79,6 @@ def in_tiles(scale: Tensor) -> Tensor:
 
 
 def out_of_tiles(tiles: Tensor) -> Tensor:
-    """What `in_tiles` was given."""
+    """The inverse of `in_tiles`."""
     flat = tiles.flatten(0, 1)
     return untiled(flat, *flat.shape).view(tiles.shape)

@@ -34,7 +34,7 @@ def interleaved(codes: Tensor) -> Tensor:
 
 
 def deinterleaved(codes: Tensor) -> Tensor:
-    """What `interleaved` was given."""
+    """The inverse of `interleaved`."""
     made = torch.empty_like(codes, memory_format=torch.contiguous_format)
     for expert, of in zip(made, codes, strict=True):
         count, width = of.shape
@@ -52,7 +52,7 @@ def folded(scale: Tensor) -> Tensor:
 
 
 def unfolded(blocks: Tensor) -> Tensor:
-    """What `folded` was given."""
+    """The inverse of `folded`."""
     experts, high, wide = blocks.shape[:3]
     parts = blocks.reshape(experts, high, wide, 16, 4, SCALE_GROUPS)
     return parts.permute(0, 1, 4, 3, 2, 5).reshape(experts, high * SCALE_ROWS, wide * SCALE_GROUPS)

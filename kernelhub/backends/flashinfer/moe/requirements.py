@@ -63,7 +63,7 @@ def _more_than_chosen(problem: ExpertsProblem) -> str | None:
 
 
 def trtllm(call: Call, *more: Constraint) -> tuple[Constraint, ...]:
-    """What every kernel of TensorRT-LLM needs: on the machine, and of the routing, which its kernels sort."""
+    """The requirements of every kernel of TensorRT-LLM on the machine and on the routing."""
     return (
         *requirements(DATACENTRE_BLACKWELL, calls.CHOICES, call),
         _BINARIES,
@@ -90,7 +90,7 @@ def asked(form: str, why: str) -> Constraint:
 
 
 def layout(name: str) -> dict[str, Any]:
-    """A kernel that reads nothing else."""
+    """A kernel that reads this layout only."""
     return {"layouts": (name,), "packs_to": name}
 
 

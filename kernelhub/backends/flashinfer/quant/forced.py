@@ -12,7 +12,7 @@ _BLACKWELL = (10, 0)
 
 
 def check_device(op: str, problem: QuantizeProblem) -> None:
-    """The device is one that the library's kernels have a body for.
+    """Check that the library has compiled its kernels for the device.
 
     Raises:
         InvalidArgument: it is older; the results would be memory that nobody wrote.

@@ -18,7 +18,7 @@ _ENTRIES_AT_ONCE = 128  # of a list; the binaries need multiples of 4
 
 
 class Slots(NamedTuple):
-    """What each query token sees, by where it is in the cache.
+    """The slots of the cache that each query token attends to.
 
     Attributes:
         lists: int32 [T, 1, entries]: slots, those that are seen before all others, which repeat the first.

@@ -76,7 +76,7 @@ class Experts(ExpertsAdapter):
     def _added(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values
     ) -> Tensor:
-        """float32 [T, H]: what all experts give."""
+        """float32 [T, H]: the sum over all experts."""
         problem, (tokens, top_k) = self.problem, topk_ids.shape
         local = local_ids(topk_ids, values.expert_map, problem.num_experts).flatten()
         order = torch.sort(local, stable=True).indices

@@ -104,7 +104,7 @@ class Dequantize(DequantizeAdapter):
 
     @property
     def granularity(self) -> str:
-        """What shares a scale."""
+        """The values that share a scale."""
         return GROUP
 
     @property

@@ -252,7 +252,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         rows: int,
         division: Division,
     ) -> Iterator[tuple[Any, ...]]:
-        """Launchers and what to call them with."""
+        """The launchers of a call, each with its arguments."""
         k, v, score_scale, value_scale = self._scaled(k, v, values)
         tiles, splits = division
         launch, merge = self._split_launchers(tiles, sign_of(score_scale))
@@ -377,7 +377,7 @@ class Prefill(TritonAttention):
 
 
 class _Again(NamedTuple):
-    """The launches of a call of one form: what is left to do for another call of that form.
+    """The launches of a call of one form, prepared for further calls of that form.
 
     Attributes:
         room: float32 elements of the parts: results, then LSEs.
@@ -502,7 +502,7 @@ class SplitKV(TritonAttention):
 
 
 class SplitKVFixed(SplitKV):
-    """The same with splits that depend on a sequence's own length only, so that its bits do too."""
+    """The same with splits that depend on a sequence's own length only; so its result is bitwise batch-invariant."""
 
     def divide(self, num_seqs: int, rows: int, kv_bound: int) -> Division:
         return Division(self._split_tiles(rows), max(1, min(FIXED_SPLITS, -(-kv_bound // CHUNK))))

@@ -20,7 +20,7 @@ from kernelhub.backends.triton.formats import e4m3_scaled
 
 @triton.jit
 def _values(pointers, mask, DECODES: tl.constexpr):
-    """Operands of a product as it takes them."""
+    """The operands of a product in its dtype."""
     if DECODES:
         values = e4m3_scaled(tl.load(pointers, mask, other=0), tl.float16, False)
     else:

@@ -25,7 +25,7 @@ _BLOCK_T = 16
 
 
 class _Tiles(NamedTuple):
-    """How many keys a program holds, and how it runs."""
+    """Keys of a program, its warps and its stages."""
 
     block_n: int
     num_warps: int

@@ -126,7 +126,7 @@ def _apart(parts: Sequence[Tensor]) -> bool:
 
 
 def _stacked(parts: Sequence[Tensor] | Tensor) -> Tensor:
-    """[parts, ...], which is how the caller may have given them."""
+    """The parts as one tensor [parts, ...], without a copy if the caller passed one."""
     return parts if isinstance(parts, Tensor) else torch.stack(tuple(parts))
 
 

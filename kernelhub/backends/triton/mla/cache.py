@@ -14,7 +14,7 @@ from kernelhub.backends.triton.formats import float_to_e4m3
 
 @triton.jit
 def encoded(values, scale, FP8: tl.constexpr):
-    """Values as the cache holds them."""
+    """Values in the format of the cache."""
     result = values
     if FP8:
         result = float_to_e4m3(tl.div_rn(values.to(tl.float32), scale))

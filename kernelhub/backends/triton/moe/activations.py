@@ -51,7 +51,7 @@ class Activations:
         return -(-self._width // BLOCK) if self._problem.activation_groups else 1
 
     def __call__(self, rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Rows as the product takes them, and their scales."""
+        """Rows in the product's format, and their scales."""
         if self._group is not None:
             rows = self._rounded(rows, scale)
         if self._planes is not None:
@@ -61,7 +61,7 @@ class Activations:
         return rows, None
 
     def bytes_of(self, rows: int) -> int:
-        """What so many rows take."""
+        """Bytes of so many rows."""
         problem = self._problem
         item = getattr(torch, problem.dtype).itemsize
         values = rows * self._width * item * ((self._planes is not None) + (self._group is not None))

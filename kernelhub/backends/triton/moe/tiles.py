@@ -54,7 +54,7 @@ def rows_of_a_tile(pairs: int, num_experts: int) -> int:
 
 
 def default_tiles(problem: ExpertsProblem, block_m: int, gated: bool) -> Tiles:
-    """Tiles where nothing was measured.
+    """Tiles for shapes without measurements.
 
     128 columns of weights, which are 64 of gate and 64 of up in the first product, move 16 KB a step. With many rows
     128 x 128 gives wgmma or tcgen05 enough to do for the bytes it reads, except where sums are scaled after each step

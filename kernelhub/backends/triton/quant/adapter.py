@@ -39,7 +39,7 @@ _MOST_PARTS = 1024  # partial maxima of a tensor, which one program then takes t
 
 
 def _variant(columns: int, strides: tuple[int, ...], *tensors: Tensor) -> Any:
-    """Equal for launches that a compiled variant fits; None if something is not 16 bytes aligned."""
+    """Equal for launches of one compiled variant; None if an operand is not aligned to 16 bytes."""
     alignment = 0
     for tensor in tensors:
         alignment |= tensor.data_ptr()

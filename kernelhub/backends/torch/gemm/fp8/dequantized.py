@@ -86,7 +86,7 @@ class Dequantized(Fp8GemmAdapter, WeightOnlyAdapter):
 
 
 def _left_of(codes: Tensor) -> float:
-    """What codes with their scales are made smaller by."""
+    """The factor that scales codes down."""
     return LEFT_OF_E5M2 if codes.dtype is E5M2 else LEFT_OF_CODES
 
 

@@ -28,7 +28,7 @@ class ScaledMm(Fp8GemmAdapter):
             out.copy_(made)
 
     def scales(self, a_scale: Tensor, b_scale: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """As the operator takes them."""
+        """Scales in the operator's layout."""
         return row_major(a_scale.reshape(())), row_major(b_scale.reshape(()))
 
 

@@ -108,7 +108,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         self._sum = Launcher(sum_kernel, static, num_warps=4)
 
     def _launcher_of(self, rows: int, in_words: bool) -> tuple[Launcher, int, Tiles]:
-        """By how many rows there are: up to 16, 32, 64, or more."""
+        """The launcher by the number of rows: up to 16, 32, 64, or more."""
         size = next((size for size in (16, 32, 64) if rows <= size), 128)
         made = self._launchers.get((size, in_words))
         if made is None:

@@ -22,7 +22,7 @@ def pack(codes: Tensor, scale: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 
 def unpack(packed: PackedWeight) -> tuple[Tensor | None, ...]:
-    """Codes, scale and global scale as `pack` was given them."""
+    """The inverse of `pack`: codes, scale and global scale."""
     codes, scale = packed.tensors["codes"], packed.tensors["scale"]
     assert codes is not None
     assert scale is not None

@@ -105,7 +105,7 @@ def splits_of(device: DeviceFacts, programs: int, k: int) -> int:
 
 
 def candidates(device: DeviceFacts, scaling: str, rows: int, n: int, k: int) -> Iterator[Tiles]:
-    """Tiles that are worth a try for a product, other than `tiles` gives: `kernelhub tune` times them.
+    """Further tiles of a product for `kernelhub tune`, without those of `tiles`.
 
     A block's scale is one of a tile's columns, so of those no tile has more than 128. Sums of a thread fill 8 to 128
     registers, and operands in flight fit the shared memory of a block, where the device has such.
