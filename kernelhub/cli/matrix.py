@@ -51,7 +51,7 @@ class Furnished(Machine):
 
 @dataclass(frozen=True)
 class Row:
-    """What the record of a kernel supports.
+    """The problems that the record of a kernel supports.
 
     Attributes:
         kernel: the record.

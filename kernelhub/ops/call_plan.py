@@ -80,7 +80,7 @@ def prepares(op: Op[Any], plan: type[PlanT]) -> Callable[..., PlanT]:
 
 
 def _weights_of(op: str, names: Sequence[str], kept: tuple[Any, ...]) -> Callable[..., tuple[Any, ...]]:
-    """The function that gives the weights of a run: all that it was given, or all that the plan keeps."""
+    """The function that returns the weights of a run: those of its arguments, or those that the plan keeps."""
 
     def weights_of(*given: Any) -> tuple[Any, ...]:
         for name, weight in zip(names, given, strict=True):

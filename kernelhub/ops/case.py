@@ -127,7 +127,7 @@ class OpCases(abc.ABC):
         return dict(destinations)
 
     def returned_for(self, names: Sequence[str], returned: Any) -> dict[str, Tensor]:
-        """What a call without destinations returned in place of them, by their parameters."""
+        """The results that a call without destinations returned, by the names of the destinations."""
         return dict(zip(names, returned if isinstance(returned, tuple | list) else (returned,), strict=False))
 
     def later(self, arguments: Arguments) -> Arguments:

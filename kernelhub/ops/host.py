@@ -26,7 +26,7 @@ def refuse_in_graph(device: torch.device, why: str) -> None:
 
 
 def on_host(tensor: Tensor, parameter: str) -> list[Any]:
-    """The values of a tensor, as `Tensor.tolist` gives them.
+    """The values of a tensor, as `Tensor.tolist` returns them.
 
     Args:
         tensor: on any device.

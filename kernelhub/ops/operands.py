@@ -54,7 +54,7 @@ def check_operand(op: str, parameter: str, given: Any) -> None:
 
 
 def check_untransformed(op: str, operands: Mapping[str, Any]) -> None:
-    """What `check_operand` asks while torch transforms or traces something: kernels of torch operators run there."""
+    """The checks of `check_operand` while torch transforms or traces: kernels of torch operators run there."""
     if transformed():
         for name, operand in operands.items():
             if operand is not None:

@@ -24,7 +24,7 @@ _LIBRARY = torch.library.Library("kernelhub", "FRAGMENT")
 
 
 class Form(NamedTuple):
-    """How a parameter crosses an operator.
+    """How an operator's schema represents a parameter.
 
     Attributes:
         schema: its part of the schema; ``{}`` is replaced by its name.
@@ -157,7 +157,7 @@ class Traced:
             return given | {"backend": next(items)} | dict(zip(places, items, strict=False))
 
         def wants(given: Mapping[str, Any], result: str) -> bool:
-            """A call returns a result that it requests or gives a destination for."""
+            """Whether a call returns a result: it requests the result, or passes a destination."""
             return result not in self._asked or given[self._asked[result]] or given.get(result) is not None
 
         def fixed(given: Mapping[str, Any], results: Mapping[str, Tensor], like: Tensor) -> Any:

@@ -89,7 +89,7 @@ class PackedWeight:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device of the tensors."""
         return next(self._present())[1].device
 
     @property
@@ -264,7 +264,7 @@ def _key_to_prepare(
 
 
 class PackingAdapter(abc.ABC):
-    """What an adapter whose record has `packs_to` also is."""
+    """A further base class of adapters whose record has `packs_to`."""
 
     @abc.abstractmethod
     def pack(self, *weight: Tensor | None) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:

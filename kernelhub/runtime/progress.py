@@ -56,7 +56,7 @@ class Beat:
 
     @property
     def what(self) -> str:
-        """The label, and what is being done for it where the label does not name that."""
+        """The label, and the current work if the label does not name it."""
         named = self.doing.partition(" ")[2] in self.label
         return self.label if named else f"{self.label} ({self.doing})"
 

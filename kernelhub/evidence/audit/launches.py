@@ -67,7 +67,7 @@ class Rows:
 
     @property
     def num_bytes(self) -> int:
-        """Of the copy."""
+        """Bytes of the copy."""
         return self.index.numel() * (self.source[:1].numel() * self.source.itemsize if self.source.shape[0] else 0)
 
     def copied(self) -> Tensor:

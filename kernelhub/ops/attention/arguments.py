@@ -55,7 +55,7 @@ def window_pair(op: str, window: Window) -> tuple[int, int]:
 
 
 def kv_scale_kind(op: str, k_scale: Scale, v_scale: Scale, num_kv_heads: int) -> str | None:
-    """How the scales arrive: ``"value"``, ``"tensor"``, ``"head"``, or None."""
+    """The form of the scales: ``"value"``, ``"tensor"``, ``"head"``, or None."""
     kind = _scale_kind(op, "k_scale", k_scale, num_kv_heads)
     if kind != _scale_kind(op, "v_scale", v_scale, num_kv_heads):
         refuse(

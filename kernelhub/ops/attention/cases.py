@@ -56,7 +56,7 @@ TOGETHER: dict[str, Arguments] = {
 
 
 class _Attention(AttendingCases):
-    """What both ops have in common."""
+    """Shared by the cases of both ops."""
 
     generate: ClassVar[Any]
     several: ClassVar[Arguments]  # more than one query per sequence

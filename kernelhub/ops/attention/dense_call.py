@@ -86,7 +86,7 @@ def check(given: Mapping[str, Any], plain: bool) -> None:
 
 
 def refuse_half(cu_seqlens_q: Tensor | None) -> None:
-    """Only one of the two offsets is given."""
+    """Raise the error for a call with only one of the two offsets."""
     missing = "cu_seqlens_q" if cu_seqlens_q is None else "cu_seqlens_k"
     refuse(NAME, missing, "is missing", "give both cu_seqlens_q and cu_seqlens_k, or neither")
 

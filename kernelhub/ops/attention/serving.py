@@ -69,7 +69,7 @@ def _rows(problem: AttentionProblem, batch: Batch) -> tuple[int, ...]:
 
 
 def _features(problem: AttentionProblem, sizes: Sizes, values: Values) -> Arguments:
-    """What a layer says besides its tensors."""
+    """The features of a layer's calls."""
     made: Arguments = {"causal": problem.causal}
     if problem.window_left or problem.window_right:
         window = sizes.get("window", _WINDOW)

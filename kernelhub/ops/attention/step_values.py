@@ -20,7 +20,7 @@ from kernelhub.ops.values import values_to_check
 def check_step_values(
     op: str, cache: str, page_size: int, step: DenseStep | PagedStep, q_tokens: int, keys: int
 ) -> None:
-    """What a step's tensors hold now, where it is to be looked at.
+    """Check the current values of a step's tensors, if the setting asks for it.
 
     Args:
         op: for messages.

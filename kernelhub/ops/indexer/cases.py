@@ -137,7 +137,7 @@ class PagedLogitsCases(OpCases):
 
 
 class TopKCases(OpCases):
-    """`topk_indices`: every kernel gives the very same answer."""
+    """`topk_indices`: all kernels return the same indices."""
 
     op = "topk_indices"
     exact = True

@@ -25,7 +25,7 @@ _RESULT = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: 2.0*
 def result_error_allowed(
     want: Tensor, size: Tensor, dtype: torch.dtype, tokens: int, head_dim: int, *, rounds_operands: bool
 ) -> Tensor:
-    """Of each element of the result.
+    """The allowed error of each element of the result.
 
     Args:
         want: the result in float64.
@@ -42,7 +42,7 @@ def result_error_allowed(
 def state_error_allowed(
     size: Tensor, dtype: torch.dtype, tokens: int, head_dim: int, *, rounds_operands: bool
 ) -> Tensor:
-    """Of each element of the state; arguments as of `result_error_allowed`."""
+    """The allowed error of each element of the state; arguments as of `result_error_allowed`."""
     return ((_OPERAND[dtype] if rounds_operands else 0.0) + _sums(tokens, head_dim)) * size
 
 

@@ -92,7 +92,7 @@ def check(outs: Any, lses: Any, return_lse: Any = False, out_scale: Any = None) 
 
 
 def _check_scale(scale: Any, first: Tensor) -> float | Tensor | None:
-    """The scale of a float8 result, if one is given."""
+    """Check the scale of a float8 result, if there is one."""
     if scale is None:
         return None
     if isinstance(scale, Tensor):

@@ -19,16 +19,16 @@ _UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float3
 
 
 def largest_error_allowed(dtype: torch.dtype, largest_value: float) -> float:
-    """Of any element of the result, for parts of which none is larger than `largest_value`."""
+    """The allowed error of any element of the result, for parts of which none is larger than `largest_value`."""
     return (_UNIT_ROUNDOFF[dtype] + 2.0**-17) * largest_value
 
 
 def quantized_error_allowed(want: Tensor, largest_value: float, scale: float) -> Tensor:
-    """Of each element of a float8_e4m3fn result that should be `want`, for parts as above and this scale."""
+    """The allowed error of each element of a float8_e4m3fn result, for parts as above and this scale."""
     before = 2.0**-17 * largest_value / abs(scale)
     return torch.clamp((want.abs() + before) * 2.0**-4, min=2.0**-10) + before
 
 
 def lse_error_allowed(lse: Tensor) -> Tensor:
-    """Of each element of the merged LSE."""
+    """The allowed error of each element of the merged LSE."""
     return 2.0**-17 + 2.0**-21 * lse.abs().nan_to_num(posinf=0.0)

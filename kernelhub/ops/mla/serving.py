@@ -58,7 +58,7 @@ def mla_attention_calls(problem: MlaProblem, sizes: Sizes, values: Values) -> Ca
 
 
 def write_mla_cache_calls(problem: MlaCacheProblem, sizes: Sizes, values: Values) -> Calls:
-    """New tokens, as the down-projection gives them, and pages that they go to."""
+    """New tokens in the form of the down-projection's result, and the pages for them."""
     width = problem.latent_dim + problem.rope_dim
     scale = kv_scales(values, problem.kv_scale, 1, _CODE)
 

@@ -91,7 +91,7 @@ class OpCall:
 
     @property
     def problem(self) -> Any:
-        """What the op takes the call for."""
+        """The problem of the call."""
         function = HUB.function(self.op)
         parsed = function.op.parse(None, (), self.arguments)
         return function.op.contract.problem_of(parsed.key, parsed.device)

@@ -53,7 +53,7 @@ _SCHEMA = {f"{name}?": (None, int) for name in _FIGURES} | {
 
 
 def description_of(name: str, config: Config) -> Description:
-    """The description that a config.json gives.
+    """The description of the model of a config.json.
 
     Args:
         name: for messages: a model's, or the file's.

@@ -43,7 +43,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Indexer:
-    """Which tokens a query of sparse latent attention sees: DeepSeek-V3.2's indexer."""
+    """DeepSeek-V3.2's indexer, which selects the tokens that a query of sparse latent attention sees."""
 
     num_heads: int
     head_dim: int

@@ -63,7 +63,7 @@ class LayerCall:
 
 
 def layer_calls(model: Description, setting: Setting) -> Iterator[LayerCall]:
-    """Everything that a model asks on one rank."""
+    """All calls of a model on one rank."""
     if isinstance(model.attention, LatentAttention):
         yield from _latent_attention(model.attention, model, setting)
     else:

@@ -54,7 +54,7 @@ def fused_moe_calls(problem: ExpertsProblem, sizes: Sizes, values: Values) -> Ca
 
 
 def _layer(problem: ExpertsProblem, values: Values) -> Arguments:
-    """What all steps share."""
+    """The part of a call that all steps share."""
     kind = torch.float8_e4m3fn if problem.activation_dtype == FP8 else getattr(torch, problem.dtype)
     made: Arguments = {"activation": problem.activation}
     if problem.weights in FP8_FORMATS:

@@ -32,7 +32,7 @@ def check_tensor(op: str, parameter: str, tensor: Any, dtypes: Sequence[torch.dt
 
 
 def check_x(op: str, x: Any, multiple: int = 1, dims: int = 1) -> None:
-    """What is quantised."""
+    """Check the operand of a quantiser."""
     check_tensor(op, "x", x, FLOAT_DTYPES, None)
     if x.ndim < dims or x.shape[-1] == 0:
         wanted = "[..., N, K]" if dims == 2 else "[..., K]"
@@ -43,7 +43,7 @@ def check_x(op: str, x: Any, multiple: int = 1, dims: int = 1) -> None:
 
 
 def check_codes(op: str, codes: Any, fp4: bool, multiple: int = 1) -> None:
-    """What is read back."""
+    """Check the codes of a dequantiser."""
     check_tensor(op, "x", codes, FP4_BYTES if fp4 else (E4M3,), None)
     if codes.ndim < 1 or codes.shape[-1] == 0:
         refuse(op, "x", f"has shape {list(codes.shape)}", "give [..., K] with at least one column")
@@ -122,7 +122,7 @@ def destination(
     names: Sequence[str],
     others: Sequence[Tensor | None],
 ) -> Tensor:
-    """What was given, if it fits and shares no memory with the others, of which x is the first; else new memory."""
+    """The caller's destination, if it fits and shares no memory with the others (x is the first); else new memory."""
     x = others[0]
     assert x is not None
     if given is None:

@@ -104,7 +104,7 @@ def check_dequantize(op: str, x: Any, scale: Any, global_scale: Any, out_dtype: 
 
 
 def bind_dequantize(op: str) -> Callable[..., Run]:
-    """What binds a kernel of one of the dequantisers."""
+    """The function that binds a kernel of one of the dequantisers."""
     fp4, nvfp4 = op in ("dequantize_nvfp4", "dequantize_mxfp4"), op == "dequantize_nvfp4"
 
     def bind(adapter: Any, problem: Any, device: int, tick: Callable[[], int], elsewhere: Callable[[int], Run]) -> Run:

@@ -116,7 +116,7 @@ def check_fp8_destinations(
 
 
 def refuse_second_scale() -> NoReturn:
-    """A call has a destination of scales beside a scale."""
+    """Raise the error for a call with a scale and a destination of scales."""
     refuse("quantize_fp8", "out_scale", "is given beside a scale", "the scale that is given is the result")
 
 

@@ -75,7 +75,7 @@ def check_mx_destinations(op: str, x: Tensor, out: Any, out_scale: Any) -> None:
 
 
 def bind_mx(op: str) -> Callable[..., Run]:
-    """What binds a kernel of `quantize_mxfp4` or `quantize_mxfp8`."""
+    """The function that binds a kernel of `quantize_mxfp4` or `quantize_mxfp8`."""
     fp4 = op == "quantize_mxfp4"
 
     def bind(

@@ -19,7 +19,7 @@ FP8_SCALES = ("float32", "float8_e8m0fnu")
 
 @dataclass(frozen=True)
 class QuantizeProblem:
-    """What all quantisers have in common."""
+    """The facets that all quantisers have."""
 
     device: DeviceFacts = facet("where the tensors are")
     dtype: str = facet("dtype of what is quantised", values=FLOATS, default="bfloat16")

@@ -79,7 +79,7 @@ def dequantize_mxfp8_calls(problem: DequantizeProblem, sizes: Sizes, values: Val
 
 
 def _dequantize(problem: DequantizeProblem, sizes: Sizes, values: Values, fp4_group: int) -> Calls:
-    """Of groups of float4 that many wide; 0 for those of MXFP8."""
+    """Calls for groups of float4 of this width; 0 for those of MXFP8."""
     width, out_dtype = sizes.get("width", _WIDTH), getattr(torch, problem.out_dtype)
 
     def call(batch: Batch) -> Arguments:

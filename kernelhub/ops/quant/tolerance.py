@@ -20,7 +20,7 @@ UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32
 
 
 def round_trip_error_allowed(x: Tensor, scale: Tensor, fp4: bool, dtype: torch.dtype) -> Tensor:
-    """Of each element, in float64; `scale` is what its code is multiplied by."""
+    """The allowed error of each element, in float64; `scale` is the factor of its code."""
     size, scale = x.double().abs(), scale.double()
     relative, least, largest = (2.0**-2, 2.0**-2, E2M1_MAX) if fp4 else (2.0**-4, 2.0**-10, E4M3_MAX)
     saturated = (size - largest * scale).clamp(min=0.0)

@@ -82,7 +82,7 @@ def _check_tensor(parameter: str, tensor: Any, dtypes: Sequence[torch.dtype], li
 
 
 def check_weight(b: Any, b_scale: Any, b_global_scale: Any, like: Tensor | None) -> str:
-    """A weight as in a checkpoint; gives its format."""
+    """Check a weight in the checkpoint's layout; return its format."""
     _check_tensor("b", b, BYTES, like)
     if b.ndim != 2 or 0 in b.shape:
         refuse("b", f"has shape {list(b.shape)}", "give [N, K / 2] with at least one element")
@@ -95,7 +95,7 @@ def check_weight(b: Any, b_scale: Any, b_global_scale: Any, like: Tensor | None)
 
 
 def _check_activations(a: Any, a_scale: Any, a_global_scale: Any) -> str:
-    """The operand a; gives its format."""
+    """Check the operand a; return its format."""
     _check_tensor("a", a, (torch.bfloat16, torch.float16, E4M3, *BYTES), None)
     if a.ndim < 1:
         refuse("a", "has no dimension", "give [..., K]")

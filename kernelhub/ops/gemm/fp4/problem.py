@@ -30,7 +30,7 @@ class Fp4GemmProblem:
 
 
 def multiple_of_k(a_format: str, b_format: str) -> int:
-    """What K must be a multiple of."""
+    """K must be a multiple of this number."""
     return max(GROUP.get(a_format, 1), GROUP[b_format])
 
 

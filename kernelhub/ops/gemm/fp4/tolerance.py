@@ -21,7 +21,7 @@ _UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float3
 
 
 def error_allowed(want: Tensor, sum_of_sizes: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """Of each element, in float64, for the exact result and the sum of its products' magnitudes."""
+    """The allowed error of each element, in float64, for the exact result and the sum of its products' magnitudes."""
     accumulated = (k + 8) * 2.0**-24 * sum_of_sizes.double()
     smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     return accumulated + _UNIT_ROUNDOFF[dtype] * (want.double().abs() + accumulated) + smallest

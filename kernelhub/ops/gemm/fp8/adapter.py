@@ -37,7 +37,7 @@ class Fp8GemmAdapter(abc.ABC):
 
 
 class WeightOnlyAdapter(abc.ABC):
-    """What an adapter whose record has a feature `weight_only` also is."""
+    """A further base class of adapters whose record has the feature `weight_only`."""
 
     @abc.abstractmethod
     def launch_weights(self, a: Tensor, b: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:

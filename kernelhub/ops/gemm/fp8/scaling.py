@@ -29,7 +29,7 @@ _OF_WEIGHTS = (("128x128", BLOCK), ("tensor", TENSOR), ("rows", ROW), ("1x128", 
 def scaling_of_form(
     a_dtype: torch.dtype | None, a_rank: int, a_last: int, b_dtype: torch.dtype, b_shape: Sequence[int], n: int, k: int
 ) -> str | None:
-    """What scales of these dtypes and shapes mean; None where they mean nothing.
+    """The scaling that scales of these dtypes and shapes mean; None if there is none.
 
     Args:
         a_dtype, a_rank, a_last: of a_scale: dtype, dimensions, size of the last of two; of one dimension, whether it is

@@ -48,7 +48,7 @@ _FEWEST = 32  # elements of a row whose root mean square says something
 
 @dataclass(frozen=True)
 class ToleranceCheck:
-    """How far a result is off, in units of what is allowed: at most 1 is right.
+    """The error of a result over the allowed error: at most 1 is right.
 
     Attributes:
         largest: of any element.
@@ -80,7 +80,7 @@ class Expected(NamedTuple):
 
 
 def expected_of(reference: Any, operands: dict[str, Any]) -> Expected:
-    """What the reference gives for a call; arguments as of `compare`."""
+    """The reference's result for a call; arguments as of `compare`."""
     plain = {name: value for name, value in operands.items() if name != "bias"}
     return Expected(reference(**operands, dtype=torch.float64), *(_sums(reference, plain, power) for power in (1, 2)))
 

@@ -71,7 +71,7 @@ def places(operands: GroupedOperands) -> tuple[Tensor, Tensor]:
 
 
 def moved(starts: Tensor, firsts: Tensor, room: int, rows: int) -> Tensor:
-    """Of each of `room` places, which of so many rows comes there, where groups that start at `starts` go to `firsts`.
+    """The row for each of `room` places, where groups that start at `starts` go to `firsts`.
 
     A place belongs to the last group that goes there or before; behind a group's rows come any others.
     """
@@ -81,7 +81,7 @@ def moved(starts: Tensor, firsts: Tensor, room: int, rows: int) -> Tensor:
 
 
 def alphas(operands: GroupedOperands, groups: int) -> Tensor:
-    """What the products of each group are multiplied by, float32 [G], from the global scales that there are."""
+    """The factors of the products of each group, float32 [G], from the global scales."""
     made = torch.ones(groups, dtype=torch.float32, device=operands.a.device)
     for factor in (operands.a_global_scale, operands.b_global_scale):
         if factor is not None:

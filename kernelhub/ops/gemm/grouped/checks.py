@@ -47,7 +47,7 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
 
 
 def default_out_dtype(a_dtype: torch.dtype) -> torch.dtype:
-    """That of the rows; bfloat16 for float8 and fp4."""
+    """The dtype of the rows; bfloat16 for float8 and fp4."""
     return torch.bfloat16 if a_dtype.itemsize == 1 else a_dtype
 
 

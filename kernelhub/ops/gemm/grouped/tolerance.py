@@ -38,7 +38,7 @@ _UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float3
 
 
 def error_allowed(arguments: dict[str, Any], want: Tensor, dtype: torch.dtype, tensor_cores: bool = False) -> Tensor:
-    """Of each element of the result; NaN for rows of no group.
+    """The allowed error of each element of the result; NaN for rows of no group.
 
     Args:
         arguments: of the op, without `out`.

@@ -135,7 +135,7 @@ def check_scale(scale: Any) -> float:
 
 
 def kv_scale_kind(kv_scale: Any) -> str | None:
-    """How the scale arrives: ``"value"``, ``"tensor"``, or None."""
+    """The form of the scale: ``"value"``, ``"tensor"``, or None."""
     if kv_scale is None:
         return None
     if isinstance(kv_scale, Tensor):

@@ -61,7 +61,7 @@ def problem_of(key: Any, device: int) -> MlaCacheProblem:
 
 
 def scale_kind(kv_scale: Any) -> str | None:
-    """How the scale arrives: ``"value"``, ``"tensor"``, or None."""
+    """The form of the scale: ``"value"``, ``"tensor"``, or None."""
     return None if kv_scale is None else "tensor" if isinstance(kv_scale, Tensor) else "value"
 
 

@@ -40,7 +40,7 @@ MOVES = ((-2.0, 0.15), (-0.5, 0.35), (0.5, 0.35), (2.0, 0.15))
 
 
 class Activations(NamedTuple):
-    """How activations are rounded.
+    """The rounding of activations.
 
     Attributes:
         form: a dtype or a format, named as the facet `activation_dtype`.
@@ -119,7 +119,7 @@ class Activations(NamedTuple):
         return amax.clamp(min=least) / torch.full_like(amax, E4M3_MAX)
 
     def _code(self, quotients: Tensor) -> Tensor:
-        """What the nearest codes mean, scales left out; NaN stays."""
+        """The values of the nearest codes, without scales; NaN stays."""
         if self.form != NVFP4:
             return to_e4m3(quotients)
         return torch.where(quotients.isnan(), quotients, from_e2m1(to_e2m1(quotients)))

@@ -71,7 +71,7 @@ class ExpertsAdapter(abc.ABC):
 
 
 class PackingExperts(abc.ABC):
-    """What an adapter whose record has `packs_to` also is."""
+    """A further base class of adapters whose record has `packs_to`."""
 
     @abc.abstractmethod
     def pack(

@@ -216,7 +216,7 @@ def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
 
 
 def _fits_of(problem: ExpertsProblem, device: int) -> Callable[[Any, Any, Any, Any, Any], bool]:
-    """What shows that `check` would accept the tensors of tokens."""
+    """The function that shows whether `check` would accept the tensors of tokens."""
     dtype, hidden, top_k = getattr(torch, problem.dtype), problem.hidden_size, problem.top_k
     has_residual, int32, float32 = problem.residual, torch.int32, torch.float32
     single = 1 in (top_k, hidden)  # then a token has one element, which is contiguous whatever it is a view of

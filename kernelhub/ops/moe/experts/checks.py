@@ -38,7 +38,7 @@ _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 
 
 class Operands(NamedTuple):
-    """The tensors and numbers of one call, as `fused_moe` is given them."""
+    """The tensors and numbers of one call of `fused_moe`."""
 
     x: Tensor
     w13: Tensor | PackedWeight
@@ -95,7 +95,7 @@ def check(given: Operands, activation: Any, activation_dtype: Any, on_input: Any
 
 
 def _check_packed(given: Operands) -> None:
-    """That packed weights are those of one layer; what a plan packed, it checked."""
+    """Check that packed weights belong to one layer; a plan has checked those that it packed."""
     sides = {"w13": given.w13, "w2": given.w2}
     if not any(isinstance(weight, PackedWeight) for weight in sides.values()):
         return
@@ -118,7 +118,7 @@ def _check_packed(given: Operands) -> None:
 
 
 def _check_shapes(given: Operands) -> str:
-    """Of tokens, routing and weights; gives the format of the weights."""
+    """Check the shapes of tokens, routing and weights; return the format of the weights."""
     x, w13, w2 = given.x, given.w13, given.w2
     if x.ndim != 2 or x.shape[1] == 0:
         refuse("x", f"has shape {list(x.shape)}", "give [T, H]")
@@ -236,7 +236,7 @@ def _check_side(given: Operands, side: str, weights: str) -> None:
 
 
 def _check_places(given: Operands) -> None:
-    """The map, what is added and the destination; where tensors are."""
+    """Check the map, the addend and the destination, and the devices of all tensors."""
     x, table = given.x, given.expert_map
     if table is not None and (table.ndim != 1 or table.dtype is not torch.int32 or not table.numel()):
         refuse("expert_map", f"is {describe(table)}", "give int32 [E_global], -1 for experts that are elsewhere")

@@ -45,7 +45,7 @@ class Doubtful(NamedTuple):
     std: Tensor
 
     def rounded(self, dtype: torch.dtype) -> Doubtful:
-        """As a dtype has them."""
+        """The values rounded to a dtype."""
         value = self.value.to(dtype).double()
         moved = torch.zeros_like(value)
         for far, chance in MOVES:
@@ -53,7 +53,7 @@ class Doubtful(NamedTuple):
         return Doubtful(value, moved.sqrt())
 
     def coded(self, activations: Activations, scale: Tensor | None, least: float) -> Doubtful:
-        """As a format has them."""
+        """The values rounded to a format."""
         value = activations.rounded(self.value, scale, torch.float64, least)
         return Doubtful(value, activations.variance(self.value, self.std, scale, least).sqrt())
 
@@ -65,7 +65,7 @@ class Doubtful(NamedTuple):
 
 
 class DoubtfulPart(NamedTuple):
-    """What one expert adds.
+    """The contribution of one expert.
 
     Attributes:
         tokens: [R], which tokens go to it.
@@ -81,7 +81,7 @@ class DoubtfulPart(NamedTuple):
 
 
 def doubtful_parts(arguments: dict[str, Any], rounds_halves: bool) -> Iterator[DoubtfulPart]:
-    """Of a call, expert by expert, in float64.
+    """The parts of a call, expert by expert, in float64.
 
     Args:
         arguments: of the op; `activation_dtype` is a format.
@@ -131,7 +131,7 @@ def _inner(
 
 
 def _joined(both: Doubtful, arguments: dict[str, Any]) -> Doubtful:
-    """Of gate and up [R, 2I]."""
+    """The activation of gate and up [R, 2I]."""
     activation, alpha, limit = (
         arguments.get(name, usual) for name, usual in (("activation", SILU), ("alpha", 1.702), ("limit", 7.0))
     )

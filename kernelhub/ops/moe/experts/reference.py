@@ -32,7 +32,7 @@ ROUNDED_FIRST = (*FLOATS, FP8, FP8_BLOCK)
 
 
 class Part(NamedTuple):
-    """What one expert adds.
+    """The contribution of one expert.
 
     Attributes:
         tokens: [R], which tokens go to it.
@@ -183,7 +183,7 @@ def layer_of(
 
 
 def activations_of(weights: str, asked: torch.dtype | str | None, dtype: torch.dtype) -> Activations:
-    """How a call requests activations to be rounded."""
+    """The rounding of activations that a call requests."""
     if asked is None:
         form = FP8 if weights in FP8_FORMATS else dtype_name(dtype)
     else:

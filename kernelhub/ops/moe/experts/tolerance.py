@@ -57,7 +57,7 @@ _SIGMAS = 8.0
 
 @dataclass(frozen=True)
 class ToleranceCheck:
-    """How a result compares to the reference.
+    """The comparison of a result with the reference.
 
     Attributes:
         worst: largest error of an element over what is allowed.

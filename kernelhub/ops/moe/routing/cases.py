@@ -115,7 +115,7 @@ def _route(model: MoeModel | str, **inputs: Any) -> Make:
 
 
 def _no_numbers(scoring: str) -> Make:
-    """Logits that are no numbers, beside some that are."""
+    """Logits with NaN and infinities among numbers."""
     inf, nan = torch.inf, torch.nan
     rows = [[nan, 1.0, nan, 0.0, 3.0], [-inf, 1.0, -inf, 0.0, 2.0], [nan] * 5, [-inf] * 5, [0.0, inf, 1.0, 2.0, nan]]
     options: Arguments = {"top_k": 3, "scoring": scoring, "renormalize": True}

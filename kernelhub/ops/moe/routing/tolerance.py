@@ -22,7 +22,7 @@ SMALLEST = 2.0**-126
 
 
 def weights_agree(weights: Tensor, want: Tensor, scaling_factor: float = 1.0) -> Tensor:
-    """Of each weight [T, top_k], whether it is near enough."""
+    """Whether each weight [T, top_k] is within its bound."""
     allowed = RELATIVE * want.double().abs() + 2 * SMALLEST * max(1.0, abs(scaling_factor))
     return (weights.double() - want.double()).abs() <= allowed
 
@@ -37,7 +37,7 @@ def decided(
     correction_bias: Tensor | None = None,
     **others: object,
 ) -> Tensor:
-    """Of each token [T], whether rounding cannot change its ids."""
+    """Whether rounding cannot change the ids of each token [T]."""
     if correction_bias is None:
         return torch.ones(logits.shape[0], dtype=torch.bool, device=logits.device)
     ranked = ranking(logits, scoring, correction_bias, torch.float64)[2]

@@ -160,7 +160,7 @@ def per_matrix(scale: Tensor) -> bool:
 
 
 def _e5m2(of_a: torch.dtype, of_b: torch.dtype) -> str | None:
-    """Which operand is float8_e5m2."""
+    """The operands that are float8_e5m2."""
     return "a" if of_a is E5M2 else "b" if of_b is E5M2 else None
 
 
