@@ -32,12 +32,14 @@ class Proof:
         verified: kernels that were verified in this warm-up.
         quarantined: kernels that are wrong, each with the reason.
         unverified: kernels that could not be verified, each with the reason.
+        repeated: kernels whose interrupted verification was repeated, as (op, kernel).
     """
 
     asked: set[tuple[str, str]] = field(default_factory=set)
     verified: list[tuple[str, str]] = field(default_factory=list)
     quarantined: list[tuple[str, str, str]] = field(default_factory=list)
     unverified: list[tuple[str, str, str]] = field(default_factory=list)
+    repeated: set[tuple[str, str]] = field(default_factory=set)
 
     def unknown(self, items: Sequence[Item], device: torch.device) -> list[Kernel]:
         """The currently selected kernels without stored evidence, each once.
@@ -83,15 +85,14 @@ class Proof:
         Return whether there were any. A process may have been ended by a scheduler or a user; a kernel that ends the
         child too stays quarantined.
         """
-        todo = interrupted(items, device)
+        todo = [each for each in interrupted(items, device) if (each.op, each.name) not in self.repeated]
+        self.repeated.update((each.op, each.name) for each in todo)
         if todo:
             heart.stage("verifying", len(todo))
             with Child() as child:
                 for place, kernel in enumerate(todo):
                     heart.step(f"{kernel.op} {kernel.name}, whose verification was interrupted", place)
-                    result = verify_in(child, kernel, device)
-                    if result.checks:
-                        self._note(kernel, result)
+                    self._note(kernel, verify_in(child, kernel, device))
             HUB.forget_evidence()
         return bool(todo)
 

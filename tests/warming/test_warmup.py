@@ -237,6 +237,14 @@ class TestInterruptedVerification:
         selection = items[0].selection(torch.device("cpu"))
         assert selection.selected != kernel.name
 
+    def test_without_a_child_the_next_kernel_serves(self, kernel, monkeypatch) -> None:
+        """And the warm-up ends: a child that does not start is tried once."""
+        monkeypatch.setattr(apart, "_CODE", "import os; os._exit(9)")
+        done = kernelhub.warmup([self.NEED], **SMALL | {"verify": True})
+        assert [(op, name) for op, name, _ in done.unverified if name == kernel.name] == [(kernel.op, kernel.name)]
+        assert "the child process does not start" in str(done.unverified)
+        assert kernelhub.explain(kernel.op, device="cpu", granularity="group").selected != kernel.name
+
 
 class TestWaysToTell:
     def test_progress_has_every_item_and_heartbeats_come_while_something_runs(self):
