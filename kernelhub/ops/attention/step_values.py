@@ -20,7 +20,7 @@ from kernelhub.ops.values import values_to_check
 def check_step_values(
     op: str, cache: str, page_size: int, step: DenseStep | PagedStep, q_tokens: int, keys: int
 ) -> None:
-    """Check the current values of a step's tensors, if the setting asks for it.
+    """Check the current values of a step's tensors, if KERNELHUB_CHECK requires it.
 
     Args:
         op: for messages.
