@@ -6,14 +6,16 @@
     python benchmarks/vllm_engine.py --out vllm.json --show
 
 A model is a folder with config.json and a tokenizer. Its weights are random: normal(0, 0.02), norms 1, sinks
-normal(0, 1), each parameter by a generator seeded with its name, so that every backend has the same. A command is one
-engine; --out collects them under their tags.
+normal(0, 1), each parameter by a generator seeded with its name, so that every backend has the same; or, with
+`--weights copying`, those of copying_weights.py, whose greedy tokens depend on attention and hardly on rounding. A
+command is one engine; --out collects them under their tags.
 
 Parts: `speed`: milliseconds of decode steps for batches of equal prompts (after the last prompt's first token, without
 the last two steps), and seconds of prompts alone. `numbers`: each attention layer's output against float64 of the same
 queries and cache, and its distance after rounding alone; eager decode steps too with --eager. `tokens`: the best token
-and log-probability after each token of given prompts, to compare backends by --show. `stress`: 1000 decode steps,
-more requests than the cache holds, a shared prefix; each twice, with the share of equal tokens.
+and log-probability after each token of given prompts, and those of greedy decode, to compare backends by --show.
+`stress`: 1000 decode steps, more requests than the cache holds, a shared prefix; each twice, with the share of equal
+tokens.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from copying_weights import Shape, copying_weights
 from torch import Tensor
 
 PARTS = ("speed", "numbers", "tokens", "stress")
@@ -47,6 +50,7 @@ PACKAGES = ("torch", "triton", "vllm", "transformers", "kernelhub")
 CAPTURED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PROMPTS = (17, 37, 64, 128, 250, 500, 777, 1500)  # tokens, of `numbers`
 TAUGHT = (300, 1200)  # tokens, of `tokens`
+CONTINUED = tuple(range(420, 1620, 75))  # tokens of the prompts that greedy decode continues
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -61,6 +65,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-model-len", type=int, default=9216)
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--engine", type=json.loads, default={}, help="JSON, more arguments of vllm.LLM")
+    parser.add_argument("--weights", choices=("random", "copying"), default="random")
     parser.add_argument("--tag", help="name of the run in --out")
     parser.add_argument("--out", type=Path, help="JSON file of all runs")
     parser.add_argument("--show", action="store_true", help="print the tables of --out, and run nothing")
@@ -99,7 +104,7 @@ class Engine:
             **options.engine,
         }
         began = time.perf_counter()
-        with seeded_weights():
+        with seeded_weights(copying=options.weights == "copying"):
             self.llm = vllm.LLM(**arguments)
         self.start_s = time.perf_counter() - began
         self.params = vllm.SamplingParams
@@ -156,14 +161,17 @@ class _Errors(logging.Handler):
 
 
 @contextmanager
-def seeded_weights() -> Iterator[None]:
+def seeded_weights(*, copying: bool) -> Iterator[None]:
     """Draw the weights of dummy models anew, before vLLM packs them."""
     loader = importlib.import_module("vllm.model_executor.model_loader.dummy_loader").DummyModelLoader
     plain = loader.load_weights
 
     def load_weights(self: Any, model: torch.nn.Module, *given: Any, **named: Any) -> Any:
         plain(self, model, *given, **named)
-        draw_weights(model)
+        if copying:
+            copying_weights(model, Shape(model.config))
+        else:
+            draw_weights(model)
 
     loader.load_weights = load_weights
     try:
@@ -321,15 +329,25 @@ def float64_attention(
     return out
 
 
-def tokens(engine: Engine, options: argparse.Namespace) -> dict[str, list[Any]]:
-    """The best token after each token of given prompts, and the log-probability of the one that is given."""
+def tokens(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
+    """The best token after each token of given prompts, and the given one's log-probability; greedy decode."""
     outputs = engine.generate([engine.prompt(n, 2000 + i) for i, n in enumerate(TAUGHT)], 1, prompt_logprobs=1)
     best, given = [], []
     for output in outputs:
         for token, ranked in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=False):
             best.append(max(ranked, key=lambda other: ranked[other].logprob))
             given.append(round(float(ranked[token].logprob), 5))
-    return {"best": best, "logprobs": given}
+    prompts = [engine.prompt(length, 3000 + i) for i, length in enumerate(CONTINUED)]
+    outputs = [output.outputs[0] for output in engine.generate(prompts, 200, logprobs=0)]
+    greedy = [list(output.token_ids) for output in outputs]
+    picked = [
+        [round(float(ranked[token].logprob), 5) for token, ranked in zip(row.token_ids, row.logprobs, strict=True)]
+        for row in outputs
+    ]
+    own = zip(prompts, greedy, strict=True)
+    copied = statistics.mean(token in prompt["prompt_token_ids"] for prompt, ids in own for token in ids)
+    found = {"best": best, "logprobs": given, "greedy": greedy, "greedy_logprobs": picked}
+    return found | {"copied_share": round(copied, 4)}
 
 
 def stress(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -403,6 +421,8 @@ def show(runs: dict[str, Any]) -> str:
         lines += [
             f"    prompts {at['batch']} x {at['tokens']}: {at['s']} s" for at in row.get("speed", {}).get("prefill", [])
         ]
+        if "copied_share" in row.get("tokens", {}):
+            lines.append(f"    greedy tokens that are in the prompt: {row['tokens']['copied_share']}")
         lines += [f"    {found}" for part in ("numbers", "stress") for found in row.get(part, [])]
         if row["errors_of_kernelhub"]:
             lines.append(f"    errors: {row['errors_of_kernelhub']}")
@@ -414,14 +434,34 @@ def show(runs: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def agreement(one: dict[str, list[Any]], other: dict[str, list[Any]]) -> dict[str, float]:
-    """Share of positions with the same best token; differences of log-probabilities."""
+def agreement(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+    """Share of positions with the same best token; differences of log-probabilities; the same of greedy decode.
+
+    Log-probabilities of greedy decode are compared up to the first token that differs, as their contexts are the same
+    up to there.
+    """
     same = [x == y for x, y in zip(one["best"], other["best"], strict=True)]
     apart = [abs(x - y) for x, y in zip(one["logprobs"], other["logprobs"], strict=True)]
-    return {
+    found = {
         "same_best_share": round(statistics.mean(same), 5),
         "logprob_max": round(max(apart), 4),
         "logprob_mean": round(statistics.mean(apart), 5),
+    }
+    if "greedy" not in one or "greedy" not in other:
+        return found
+    equal, apart = [], []
+    for row in range(len(one["greedy"])):
+        alike = [x == y for x, y in zip(one["greedy"][row], other["greedy"][row], strict=True)]
+        shared = alike.index(False) if False in alike else len(alike)
+        equal += alike
+        apart += [
+            abs(x - y)
+            for x, y in zip(one["greedy_logprobs"][row][:shared], other["greedy_logprobs"][row][:shared], strict=True)
+        ]
+    return found | {
+        "same_greedy_share": round(statistics.mean(equal), 5),
+        "greedy_logprob_max": round(max(apart, default=0.0), 4),
+        "greedy_logprob_mean": round(statistics.mean(apart), 5) if apart else 0.0,
     }
 
 

@@ -106,3 +106,14 @@ def test_tables_compare_runs_of_one_model(bench, tmp_path, capsys) -> None:
     assert "a, c" not in printed
     assert "errors: ['this step waits']" in printed
     assert "prompts 1 x 64: 0.25 s" in printed
+
+
+def test_greedy_log_probabilities_are_compared_up_to_the_first_other_token(bench) -> None:
+    plain = {"best": [1, 2], "logprobs": [-1.0, -2.0]}
+    one = plain | {"greedy": [[5, 6, 7], [8, 9, 1]], "greedy_logprobs": [[-0.1, -0.2, -0.3], [-0.5, -0.5, -0.5]]}
+    other = plain | {"greedy": [[5, 4, 7], [8, 9, 1]], "greedy_logprobs": [[-0.15, -9.0, -9.0], [-0.5, -0.5, -0.25]]}
+    found = bench.agreement(one, other)
+    assert found["same_greedy_share"] == round(5 / 6, 5)
+    assert found["greedy_logprob_max"] == 0.25
+    assert found["greedy_logprob_mean"] == round((0.05 + 0.25) / 4, 5)
+    assert "same_greedy_share" not in bench.agreement(plain, one)
