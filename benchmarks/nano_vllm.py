@@ -2,10 +2,12 @@
 
     git clone https://github.com/GeeeekExplorer/nano-vllm
     python benchmarks/nano_vllm.py --checkout nano-vllm --model Qwen3-0.6B --requests 256
+    python benchmarks/nano_vllm.py --checkout nano-vllm --model Qwen3-0.6B --requests 256 --steps
     python benchmarks/nano_vllm.py --checkout nano-vllm --model Qwen3-0.6B --check
 
 nano-vllm calls two functions of flash-attn. `kernelhub.compat.flash_attn` has them, so it takes the place of that
-package before nano-vllm is imported. A folder without *.safetensors gets seeded random weights.
+package before nano-vllm is imported. With --steps the layers' `forward` is replaced, too: a plan checks a step's
+metadata once, for all layers. A folder without *.safetensors gets seeded random weights.
 
 Without --check: the load of nano-vllm's own benchmark, prompts and outputs of 100 to 1024 random tokens, in CUDA
 graphs. With --check: the same prompts by the kernels that kernelhub selects and by torch's, eagerly; and the share of
@@ -15,15 +17,18 @@ equal tokens.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import random
 import sys
 import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import kernelhub
 from kernelhub.compat import flash_attn
@@ -36,6 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkout", type=Path, required=True, help="folder of nano-vllm's repository")
     parser.add_argument("--model", type=Path, required=True, help="folder of config.json, tokenizer, perhaps weights")
     parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--steps", action="store_true", help="plans that check metadata once a step")
     parser.add_argument("--check", action="store_true", help="compare with torch's kernels")
     return parser.parse_args()
 
@@ -46,10 +52,68 @@ def start(options: argparse.Namespace) -> Any:
     sys.path.insert(0, str(options.checkout))
     from nanovllm import LLM  # type: ignore[import-not-found]
 
+    if options.steps:
+        attend_by_steps(importlib.import_module("nanovllm.layers.attention"))
     engine = LLM(str(options.model), enforce_eager=options.check, max_model_len=4096)
     if not any(options.model.glob("*.safetensors")):
         draw_weights(engine.model_runner.model)
     return engine
+
+
+class Steps:
+    """The step of a plan that all layers share, for the context that nano-vllm makes for each of its steps."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+        self._plans: dict[Any, Any] = {}
+        self._context: Any = None
+        self._step: Any = None
+
+    def of(self, context: Any, scale: float, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        """The step of `context`, begun at its first layer. k and v are the cache, or those of prompts without a prefix."""
+        if context is not self._context:
+            self._step, self._context = self._begin(context, scale, q, k, v), context
+            self.begun += 1
+        return self._step
+
+    def _begin(self, context: Any, scale: float, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        longest = {"max_seqlen_q": context.max_seqlen_q}
+        if not context.is_prefill:
+            given = context.block_tables, context.context_lens
+            plan = self._plan("decode", lambda: kernelhub.paged_attention.prepare(q, k, v, *given, scale=scale))
+            return plan.begin(*given)
+        if context.block_tables is None:
+            given = context.cu_seqlens_q, context.cu_seqlens_k
+            longest |= {"max_seqlen_k": context.max_seqlen_k}
+            prepare, rest = kernelhub.attention.prepare, {"causal": True, "scale": scale}
+            plan = self._plan("prompts", lambda: prepare(q, k, v, *given, **longest, **rest))
+            return plan.begin(*given, **longest)
+        given = context.block_tables, context.cu_seqlens_k.diff(), context.cu_seqlens_q
+        prepare = kernelhub.paged_attention.prepare
+        plan = self._plan("prompts with a cached prefix", lambda: prepare(q, k, v, *given, **longest, scale=scale))
+        return plan.begin(*given, **longest)
+
+    def _plan(self, kind: str, prepare: Callable[[], Any]) -> Any:
+        if kind not in self._plans:
+            self._plans[kind] = prepare()
+        return self._plans[kind]
+
+
+def attend_by_steps(layers: Any) -> Steps:
+    """Replace the `forward` of nano-vllm's attention layers; `layers` is its module `nanovllm.layers.attention`."""
+    steps = Steps()
+
+    def forward(self: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        context = layers.get_context()
+        cached = self.k_cache.numel() > 0
+        if cached:
+            layers.store_kvcache(k, v, self.k_cache, self.v_cache, context.slot_mapping)
+            if context.block_tables is not None:
+                k, v = self.k_cache, self.v_cache
+        return steps.of(context, self.scale, q, k, v).run(q, k, v)
+
+    layers.Attention.forward = forward
+    return steps
 
 
 @torch.inference_mode()

@@ -6,6 +6,8 @@ import importlib.util
 import inspect
 import math
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,12 @@ from torch import Tensor
 from kernelhub.compat import flash_attn
 from kernelhub.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from kernelhub.errors import InvalidArgument
+
+_BENCHMARK = importlib.util.spec_from_file_location(
+    "nano_vllm_benchmark", Path(__file__).parents[2] / "benchmarks" / "nano_vllm.py"
+)
+nano_vllm = importlib.util.module_from_spec(_BENCHMARK)
+_BENCHMARK.loader.exec_module(nano_vllm)
 
 # Of flash-attn 2.8.3.
 _COMMON = {
@@ -225,14 +233,19 @@ def test_what_is_not_supported_is_named() -> None:
 class Step:
     """What the layers of a step share in an engine of nano-vllm's form."""
 
-    prefill: bool
-    slots: Tensor
+    is_prefill: bool
+    slot_mapping: Tensor
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
     max_seqlen_q: int = 0
     max_seqlen_k: int = 0
     context_lens: Tensor | None = None
     block_tables: Tensor | None = None
+
+
+def store(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+    for cache, new in ((k_cache, k), (v_cache, v)):
+        cache.view(-1, *cache.shape[2:])[slots[slots >= 0]] = new[slots >= 0]
 
 
 class Layer:
@@ -243,10 +256,8 @@ class Layer:
         self.scale = 0.2
 
     def __call__(self, step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        kept = step.slots >= 0
-        for cache, new in ((self.k_cache, k), (self.v_cache, v)):
-            cache.view(-1, *cache.shape[2:])[step.slots[kept]] = new[kept]
-        if not step.prefill:
+        store(k, v, self.k_cache, self.v_cache, step.slot_mapping)
+        if not step.is_prefill:
             return flash_attn_with_kvcache(
                 q[:, None],
                 self.k_cache,
@@ -276,14 +287,34 @@ def offsets(lens: list[int]) -> Tensor:
     return torch.tensor([0, *lens]).cumsum(0, dtype=torch.int32)
 
 
-def test_an_engine_of_nano_vllm_s_form_changes_its_import_only() -> None:
+class LayerBySteps(Layer):
+    """The same layer with the `forward` that benchmarks/nano_vllm.py gives it; each step runs it twice."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.module = SimpleNamespace(
+            Attention=type("Attention", (), {}), store_kvcache=store, get_context=lambda: self.context
+        )
+        self.steps = nano_vllm.attend_by_steps(self.module)
+        self.count = 0
+
+    def __call__(self, step: Step, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.context, self.count = step, self.count + 1
+        first = self.module.Attention.forward(self, q, k, v)
+        assert torch.equal(self.module.Attention.forward(self, q, k, v), first)
+        assert self.steps.begun == self.count
+        return first
+
+
+@pytest.mark.parametrize("form", [Layer, LayerBySteps])
+def test_an_engine_of_nano_vllm_s_form_changes_its_import_only(form) -> None:
     """Prompts, prompts with a cached prefix, then decode with a padded batch: each step is dense causal attention."""
     torch.manual_seed(0)
     heads, kv_heads, width = 4, 2, 32
     lens = [300, 20, 513]
     whole = [[torch.randn(length + 8, n, width) for n in (heads, kv_heads, kv_heads)] for length in lens]
     tables = torch.tensor([[3, 1, -1], [5, -1, -1], [0, 2, 4]], dtype=torch.int32)
-    layer = Layer(7, kv_heads, width)
+    layer = form(7, kv_heads, width)
 
     def slots(row: int, first: int, last: int) -> Tensor:
         at = torch.arange(first, last)
