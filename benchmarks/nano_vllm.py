@@ -70,7 +70,7 @@ class Steps:
         self._step: Any = None
 
     def of(self, context: Any, scale: float, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        """The step of `context`, begun at its first layer. k and v are the cache, or those of prompts without a prefix."""
+        """The step of `context`, begun at its first layer. k and v are the cache, or prompts without a prefix."""
         if context is not self._context:
             self._step, self._context = self._begin(context, scale, q, k, v), context
             self.begun += 1
