@@ -8,7 +8,8 @@ Every backend gets a server of its own, started fresh, in the order A B C C B A;
 a run. A cell is a workload at a concurrency C: all of --workloads at all of --concurrency, or those of --cells. It has
 2 C prompts to warm up (--warm-rounds), then 10 C (--rounds; at least 4, at most --most-prompts), C at a time, each a
 list of seeded token ids, `ignore_eos`, streamed. Results go to --out after each cell; a later command with the same
---out goes on with what is missing, so that commands with a --budget add up. `--show` prints the table.
+--out goes on with what is missing, so that commands with a --budget add up. `--show` prints the table,
+`--plot` draws it.
 
 TTFT: from sending a request to its first token. ITL: between two events of a stream. TPOT: the time of a request after
 its first token over its other tokens. Output tokens are those that were asked for. The price is --price dollars per
@@ -308,24 +309,35 @@ def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(row[name] for name in ("engine", "model", "backend", "run", "workload", "concurrency"))
 
 
-def table(results: dict[str, Any]) -> str:
-    """The median of each cell's runs, its spread, and the ratio to the best other backend."""
-    cells: dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]] = {}
+Cells = dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]]
+
+
+def cells_of(results: dict[str, Any]) -> Cells:
+    """Rows of each (model, workload, concurrency) and backend, in the order of the file."""
+    cells: Cells = {}
     for row in results["rows"]:
         cell = cells.setdefault((row["model"], row["workload"], row["concurrency"]), {})
-        cell.setdefault(row["backend"], []).append(row)
+        name = f"example: {row['backend']}" if row.get("engine") == "example" else row["backend"]
+        cell.setdefault(name, []).append(row)
+    return cells
+
+
+def medians_of(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """The median of each figure over a backend's runs."""
+    return {
+        figure: statistics.median(row[figure] for row in rows if figure in row)
+        for figure in FIGURES
+        if figure in rows[0]
+    }
+
+
+def table(results: dict[str, Any]) -> str:
+    """The median of each cell's runs, its spread, and the ratio to the best other backend."""
     lines = [
         f"{'model, workload, concurrency':<34} {'backend':<12} runs " + " ".join(f"{name:>20}" for name in FIGURES)
     ]
-    for (model, name, clients), backends in cells.items():
-        medians = {
-            backend: {
-                figure: statistics.median(row[figure] for row in rows if figure in row)
-                for figure in FIGURES
-                if figure in rows[0]
-            }
-            for backend, rows in backends.items()
-        }
+    for (model, name, clients), backends in cells_of(results).items():
+        medians = {backend: medians_of(rows) for backend, rows in backends.items()}
         for backend, rows in backends.items():
             shown = []
             for figure in FIGURES:
@@ -347,6 +359,41 @@ def table(results: dict[str, Any]) -> str:
             lines.append(f"{label:<34} {backend:<12} {len(rows):>4} " + " ".join(shown))
     lines.append("ratios: against the best other backend; above 1 is better")
     return "\n".join(lines)
+
+
+def picture(results: dict[str, Any]) -> Any:
+    """A matplotlib figure: for each cell a bar per backend, of output tokens/s, TTFT and ITL; lines from run to run."""
+    from matplotlib.figure import Figure
+
+    shown = {
+        "output_tokens_per_s": "output tokens/s (more is better)",
+        "ttft_ms_p50": "TTFT p50, ms (less is better)",
+        "itl_ms_p50": "ITL p50, ms (less is better)",
+    }
+    cells = cells_of(results)
+    names = list(dict.fromkeys(backend for backends in cells.values() for backend in backends))
+    colours = dict(zip(names, ("#2f855a", "#c05621", "#718096", "#2b6cb0", "#a0aec0", "#805ad5"), strict=False))
+    bars = sum(len(backends) + 1 for backends in cells.values())
+    figure = Figure(figsize=(12, 0.22 * bars + 1.4), layout="constrained")
+    all_axes = figure.subplots(1, len(shown), sharey=True)
+    for axes, (name, title) in zip(all_axes, shown.items(), strict=True):
+        place, middles = 0, []
+        for backends in cells.values():
+            middles.append(place + (len(backends) - 1) / 2)
+            for backend, rows in backends.items():
+                values = [row[name] for row in rows if name in row]
+                if values:
+                    axes.barh(place, statistics.median(values), 0.9, color=colours.get(backend, "#a0aec0"))
+                    axes.plot([min(values), max(values)], [place, place], color="#1f2933", linewidth=1)
+                place += 1
+            place += 1
+        labels = [f"{Path(model).name}, {load}, {clients} clients" for model, load, clients in cells]
+        axes.set_yticks(middles, labels, fontsize=8)
+        axes.set_xlabel(title)
+    all_axes[0].set_ylim(bars - 1.5, -0.5)
+    handles = [all_axes[0].barh(0, 0, color=colours.get(name, "#a0aec0"), label=name) for name in names]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(names), frameon=False)
+    return figure
 
 
 def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -377,6 +424,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--engine-options", default="", help="more options of the server, in one string")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "serving.json")
     parser.add_argument("--show", action="store_true", help="print the table of --out, and measure nothing")
+    parser.add_argument("--plot", type=Path, help="write a picture of --out, such as serving.png")
     return parser.parse_args(arguments)
 
 
@@ -393,7 +441,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parsed(arguments)
     if given.show and not given.out.exists():
         raise SystemExit(f"there is no {given.out}: measure first")
-    print(table(json.loads(given.out.read_text()) if given.show else measure(given)))
+    results = json.loads(given.out.read_text()) if given.show else measure(given)
+    print(table(results))
+    if given.plot:
+        picture(results).savefig(given.plot, dpi=110)
 
 
 if __name__ == "__main__":

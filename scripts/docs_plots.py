@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,12 @@ def pages() -> dict[str, str]:
                 "hardware bound: the least time that memory traffic or arithmetic takes at the rates measured on the "
                 f"same machine.\n\n![time over the hardware bound of {op}]({name})"
             )
+    made["performance/serving_h200.svg"], machine = serving_plot()
+    parts.append(
+        f"## Serving on an H200\n\n{machine}. Each backend of vLLM, and the example engine. A bar is the median of the "
+        "runs, a line spans them. [Engines](../engines.md) says how these were measured.\n\n"
+        "![tokens per second and latencies of serving](serving_h200.svg)"
+    )
     made["performance/plots.md"] = "\n\n".join(parts) + "\n"
     return made
 
@@ -71,6 +78,20 @@ def plot(rows: list[dict[str, Any]]) -> str:
     written = io.StringIO()
     figure.savefig(written, format="svg", metadata={"Date": None})
     return written.getvalue()
+
+
+def serving_plot() -> tuple[str, str]:
+    """The picture of benchmarks/serving.py for its results, and the machine that gave them."""
+    import matplotlib as mpl
+
+    mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kernelhub", "font.size": 8})
+    results = json.loads((RESULTS / "serving_h200.json").read_text())
+    written = io.StringIO()
+    runpy.run_path(str(RESULTS.parent / "serving.py"))["picture"](results).savefig(
+        written, format="svg", metadata={"Date": None}
+    )
+    head = results["machine"]
+    return written.getvalue(), f"{head['device']}, torch {head['torch']}, {head['date']}, vLLM {head['vllm']}"
 
 
 def _per_op(machine: str) -> list[tuple[str, list[dict[str, Any]], dict[str, Any]]]:

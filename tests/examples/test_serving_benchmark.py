@@ -132,3 +132,23 @@ def test_a_server_that_does_not_start_is_shown_with_its_log(serving, tmp_path) -
     given = serving.parsed(["--model", "no-such-model", "--out", str(tmp_path / "out.json"), "--runs", "1"])
     with pytest.raises(SystemExit, match="no-such-model is no folder with a config"):
         serving.measure(given)
+
+
+def test_the_picture_has_a_bar_for_each_backend_of_each_cell(serving, tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+
+    def row(backend: str, clients: int, rate: float) -> dict[str, Any]:
+        figures = {"output_tokens_per_s": rate, "ttft_ms_p50": 5.0, "itl_ms_p50": 2.0}
+        return {"model": "/m/llama", "workload": "1k/1k", "concurrency": clients, "backend": backend, **figures}
+
+    rows = [row("A", 1, 90.0), row("B", 1, 80.0), row("A", 1, 110.0), row("A", 8, 500.0)]
+    figure = serving.picture({"rows": rows})
+    rates = figure.axes[0]
+    assert [patch.get_width() for patch in rates.patches[:3]] == [100.0, 80.0, 500.0]
+    assert [label.get_text() for label in rates.get_yticklabels()] == [
+        "llama, 1k/1k, 1 clients",
+        "llama, 1k/1k, 8 clients",
+    ]
+    (tmp_path / "rows.json").write_text(json.dumps({"rows": rows}))
+    serving.main(["--show", "--out", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")])
+    assert (tmp_path / "rows.png").stat().st_size > 5000
