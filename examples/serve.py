@@ -238,10 +238,12 @@ class Engine:
         if not batch:
             return 0
         logits = self._run(batch).float()
-        hot = torch.tensor([max(request.temperature, 1e-5) for request, _ in batch]).to(self.device)
-        drawn = torch.multinomial((logits / hot[:, None]).softmax(-1), 1)[:, 0]
-        cold = torch.tensor([request.temperature <= 0 for request, _ in batch]).to(self.device)
-        chosen = torch.where(cold, logits.argmax(-1), drawn).tolist()
+        picked = logits.argmax(-1)
+        if any(request.temperature > 0 for request, _ in batch):
+            heat = torch.tensor([request.temperature for request, _ in batch]).to(self.device)
+            drawn = torch.multinomial((logits / heat.clamp(min=1e-5)[:, None]).softmax(-1), 1)[:, 0]
+            picked = torch.where(heat > 0, drawn, picked)
+        chosen = picked.tolist()
         made = 0
         with self.ready:
             for (request, count), token in zip(batch, chosen, strict=True):
@@ -370,15 +372,16 @@ def parsed(body: bytes, tokenizer: Tokenizer) -> tuple[Request, bool]:
 def pieces(request: Request, tokenizer: Tokenizer) -> Iterator[tuple[str, str | None]]:
     """New text and, at last, why it ended; a character whose bytes are not all there waits."""
     ids: list[int] = []
-    shown = 0
+    before, shown = 0, 0  # of ids: those before are not decoded again; those up to `shown` have been yielded
     while True:
         token, reason = request.results.get()
         if token is not None:
             ids.append(token)
-        text = tokenizer.decode(ids)
+        # A tokenizer's text of a token depends on the ones before it, so the last piece is decoded with the new one.
+        text, known = tokenizer.decode(ids[before:]), tokenizer.decode(ids[before:shown])
         if token is None or not text.endswith("\ufffd"):
-            yield text[shown:], reason if token is None else None
-            shown = len(text)
+            yield text[len(known) :], reason if token is None else None
+            before, shown = shown, len(ids)
         if token is None:
             return
 

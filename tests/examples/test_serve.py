@@ -251,3 +251,26 @@ def test_a_client_that_leaves_gives_its_pages_back(server, serve) -> None:
         pass
     assert request.generated < 100
     assert len(engine.free) == 63
+
+
+@pytest.mark.parametrize("strips", [False, True], ids=["bytes", "a tokenizer that strips the first space"])
+def test_streamed_pieces_are_the_text_of_all_tokens(serve, strips) -> None:
+    """Characters of several bytes come whole, and each token is decoded a fixed number of times."""
+    text = "h\u00e9llo w\u00f6rld \u03bb\U0001f600 and more"
+    sizes: list[int] = []
+
+    class Tokenizer(serve.Bytes):
+        def decode(self, ids: list[int]) -> str:
+            sizes.append(len(ids))
+            decoded = super().decode(ids)
+            return decoded.removeprefix(" ") if strips else decoded
+
+    request = serve.Request([1], 64)
+    for token in text.encode():
+        request.results.put((token, ""))
+    request.results.put((None, "length"))
+    parts = list(serve.pieces(request, Tokenizer()))
+    assert "".join(new for new, _ in parts) == text
+    assert [reason for _, reason in parts if reason] == ["length"]
+    assert not any("\ufffd" in new for new, _ in parts)
+    assert max(sizes) <= 8
