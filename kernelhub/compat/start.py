@@ -1,8 +1,9 @@
 """The start of an engine: warm-up of its attention layers before CUDA graphs are captured, then `seal`.
 
 An engine's plugin finds the kinds of attention layers of a model (`Layers`) and the largest sizes of its steps
-(`Limits`). `EngineStart.warm_up` verifies the kernels of each kind, then runs a layer of it in the forms of serving; a
-second start takes both from the caches on disk. `EngineStart.seal` seals the process, and `EngineStart.serve` runs a
+(`Limits`). Products and experts, whose calls depend on the number of tokens alone, are noted when a layer first calls
+them (`Rows`). `EngineStart.warm_up` verifies the kernels of each kind, then runs a layer of it in the forms of serving;
+a second start takes both from the caches on disk. `EngineStart.seal` seals the process, and `EngineStart.serve` runs a
 step that the warm-up did not cover.
 """
 
@@ -10,8 +11,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -70,8 +71,17 @@ class Limits(NamedTuple):
         most = self.sequences
         if facets["ragged"] and facets["q_len"] != ONE:
             most = self.tokens if facets["q_len"] != FEW else min(self.tokens, QUERIES * self.sequences)
-        powers = {1 << power for power in range(most.bit_length())}
-        return tuple(sorted({count for count in powers | captured if count <= most} | {most}))
+        return _up_to(most, captured)
+
+    def rows(self) -> tuple[int, ...]:
+        """Token counts to warm up what depends on nothing else."""
+        return _up_to(self.tokens, set(self.captured))
+
+
+def _up_to(most: int, more: set[int]) -> tuple[int, ...]:
+    """Powers of two, other counts, and the largest one."""
+    powers = {1 << power for power in range(most.bit_length())}
+    return tuple(sorted({count for count in powers | more if count <= most} | {most}))
 
 
 class Layers(NamedTuple):
@@ -105,6 +115,81 @@ class Layers(NamedTuple):
         """The selection for steps with these facets."""
         return explain(self.op, device=device, **self.facets | facets)
 
+    def run_all(self, limits: Limits, device: torch.device) -> None:
+        """Run a layer in each form that an engine with these limits serves."""
+        try:
+            for arguments in _calls_within(self, limits, device):
+                self.run(arguments)
+        finally:
+            self.forget()
+
+    def __str__(self) -> str:
+        facets = self.facets
+        if "num_heads" in facets:
+            heads = f"{facets['num_heads']} heads of {facets['head_dim']}"
+        else:
+            heads = f"{facets['num_q_heads']}/{facets['num_kv_heads']} heads of {facets['head_dim_qk']}"
+        return f"{len(self.names)} layers of {self.op}, {heads}"
+
+
+class Rows(NamedTuple):
+    """Calls of an op that depend on a step's number of tokens alone, as those of a linear layer.
+
+    Attributes:
+        function: the op's public function.
+        names: a name for the log.
+        arguments: function from a number of tokens to the arguments of a call.
+    """
+
+    function: Any
+    names: list[str]
+    arguments: Callable[[int], dict[str, Any]]
+
+    def steps_within(self, limits: Limits) -> dict[str, int]:
+        """The fewest and the most tokens of a step."""
+        return {f"{count} tokens" if count > 1 else "one token": count for count in sorted({1, limits.tokens})}
+
+    def selection(self, tokens: int, device: torch.device) -> Selection[Any]:
+        """The selection for a step of so many tokens."""
+        return explain(self.function, **self.arguments(tokens))
+
+    def run_all(self, limits: Limits, device: torch.device) -> None:
+        """Make the calls of each number of tokens."""
+        for tokens in limits.rows():
+            self.function(**self.arguments(tokens))
+
+    def __str__(self) -> str:
+        return self.names[0]
+
+
+class Noted:
+    """The calls of ops that layers have made since the last warm-up, one for each form."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Hashable, Rows] = {}
+        self._first: list[Callable[[], None]] = []
+
+    def at_first(self, run: Callable[[], None]) -> None:
+        """Run a function when the first call is noted, once."""
+        self._first.append(run)
+
+    def note(self, form: Hashable, rows: Callable[[], Rows]) -> None:
+        """Note a call, unless its form is known."""
+        if form not in self._rows:
+            while self._first:
+                self._first.pop()()
+            self._rows[form] = rows()
+
+    def take(self) -> list[Rows]:
+        """The noted calls, which are forgotten, as they refer to a model's weights."""
+        rows = list(self._rows.values())
+        self._rows = dict.fromkeys(self._rows, _TAKEN)
+        return [each for each in rows if each is not _TAKEN]
+
+
+_TAKEN = Rows(None, [], lambda tokens: {})
+Kind = Layers | Rows
+
 
 @dataclass(frozen=True)
 class EngineStart:
@@ -113,12 +198,14 @@ class EngineStart:
     Attributes:
         engine: the name of the engine.
         log: the logger, below the engine's if its settings must apply.
+        noted: calls of products and experts.
     """
 
     engine: str
     log: logging.Logger
+    noted: Noted = field(default_factory=Noted)
 
-    def warm_up(self, kinds: list[Layers], limits: Limits, device: torch.device) -> None:
+    def warm_up(self, kinds: Sequence[Kind], limits: Limits, device: torch.device) -> None:
         """Compile, load and verify what steps of kernelhub's layers need, unless KERNELHUB_ENGINE_WARMUP is 0.
 
         A kernel that fails is an error in the log, and the next one serves.
@@ -128,9 +215,9 @@ class EngineStart:
             return
         begun = time.monotonic()
         unseal()  # an earlier engine of this process sealed it
-        steps = [(each, facets) for each in kinds for facets in each.steps_within(limits).values()]
+        steps: list[tuple[Any, Any]] = [(each, step) for each in kinds for step in each.steps_within(limits).values()]
         calls = [_call(self.engine, each, limits, device) for each in kinds]
-        self.log.info("kernelhub: warming up %d kinds of attention layers on %s", len(kinds), device)
+        self.log.info("kernelhub: warming up %d kinds of layers on %s", len(kinds), device)
         try:
             done = warmup(
                 [*(each.selection(facets, device) for each, facets in steps), *calls],
@@ -145,10 +232,10 @@ class EngineStart:
             return
         for failure in done.failures:
             self.log.error("kernelhub: not ready: %s", failure)
+        each: Any
         for each in kinds:
             selected = (
-                f"{label}: {each.selection(facets, device).selected}"
-                for label, facets in each.steps_within(limits).items()
+                f"{label}: {each.selection(step, device).selected}" for label, step in each.steps_within(limits).items()
             )
             self.log.info("kernelhub: %d layers like %s: %s", len(each.names), each.names[0], "; ".join(selected))
         for hint in _quarantined(each.selection(facets, device) for each, facets in steps):
@@ -188,22 +275,13 @@ def _quarantined(selections: Iterable[Selection[Any]]) -> list[str]:
     return list(found.values())
 
 
-def _call(engine: str, layers: Layers, limits: Limits, device: torch.device) -> Callable[[], None]:
+def _call(engine: str, kind: Kind, limits: Limits, device: torch.device) -> Callable[[], None]:
     """The function that makes the calls of a kind of layers."""
 
     def call() -> None:
-        try:
-            for arguments in _calls_within(layers, limits, device):
-                layers.run(arguments)
-        finally:
-            layers.forget()
+        kind.run_all(limits, device)
 
-    facets = layers.facets
-    if "num_heads" in facets:
-        heads = f"{facets['num_heads']} heads of {facets['head_dim']}"
-    else:
-        heads = f"{facets['num_q_heads']}/{facets['num_kv_heads']} heads of {facets['head_dim_qk']}"
-    call.__name__ = f"steps of {engine}, {len(layers.names)} layers of {layers.op}, {heads}"
+    call.__name__ = f"steps of {engine}, {kind}"
     return call
 
 

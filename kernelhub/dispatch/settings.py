@@ -117,6 +117,19 @@ def _one_of(words: Sequence[str]) -> Callable[[str], str]:
     return parse
 
 
+def _some_of(words: Sequence[str]) -> Callable[[str], Names]:
+    """A parser of several of some words, separated by commas; case is ignored."""
+
+    def parse(text: str) -> Names:
+        given = tuple(dict.fromkeys(word.lower() for word in _parse_names(text)))
+        for word in given:
+            if word not in words:
+                raise ValueError(f"{word!r} is none of {', '.join(words)}{did_you_mean(word, words)}")
+        return given
+
+    return parse
+
+
 def _parse_folder(text: str) -> Path:
     if os.path.expanduser(text).startswith("~"):
         raise ValueError(f"{text!r} is not in the home folder of a known user")
@@ -127,6 +140,7 @@ def _parse_names(text: str, between: str = ",") -> Names:
     return tuple(filter(None, (word.strip() for word in text.split(between))))
 
 
+VLLM_HOOKS = "fp8_linear", "nvfp4_linear", "mxfp4_linear", "experts"
 _OVERRIDES = "[op=]name[,name][;...], a name being a backend, a kernel or a glob"
 
 VARIABLES = {
@@ -285,6 +299,13 @@ VARIABLES = {
             "log",
             "log, raise or off",
             "Seal after an engine's warm-up; a step that is not warmed up is logged as an error and runs, or raises.",
+        ),
+        Variable(
+            "KERNELHUB_VLLM_HOOKS",
+            _some_of(VLLM_HOOKS),
+            (),
+            f"any of {', '.join(VLLM_HOOKS)}, separated by commas",
+            "Let vLLM's linear layers and experts call kernelhub; see docs/engines.md.",
         ),
         Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run the kernels of this lock file, or fail."),
         Variable(

@@ -17,6 +17,7 @@ from kernelhub.probes.reading import Unreadable, read_source
 MOST_HOPS = 8  # re-exports that are followed
 _MOST_FILES = 64  # read for one query
 _MOST_NAMES = 500  # looked up for one query
+_ANNOTATION = r":(?:[^=\n]|\n[ \t\])])+"  # its lines after the first are indented, or close a bracket
 _IMPORT = re.compile(r"^[ \t]*from[ \t]+([.\w]+)[ \t]+import[ \t]+(\(|[^\n(]+)", re.MULTILINE)
 
 
@@ -142,9 +143,8 @@ def _defined(sources: Sources, root: Path, rest: list[str], name: str, hops: int
         return False
     text = sources.text(source)
     name, _, member = name.partition(".")
-    here = (
-        rf"^(?:(?:async )?def {re.escape(name)}\b|class {re.escape(name)}\b|{re.escape(name)}[ \t]*(?::[^=\n]+)?=[^=])"
-    )
+    word = re.escape(name)
+    here = rf"^(?:(?:async )?def {word}\b|class {word}\b|{word}[ \t]*(?:{_ANNOTATION})?=[^=])"
     definition = re.search(here, text, re.MULTILINE)
     if definition is not None:
         return not member or _has_member(text[definition.end() :], member)

@@ -1,7 +1,8 @@
 """kernelhub as a plugin of vLLM: its attention becomes the vLLM backend named CUSTOM.
 
 vLLM calls `register`, the entry point ``vllm.general_plugins``, in each of its processes. Registration alone changes
-nothing: ``--attention-backend CUSTOM`` selects the backend. If vLLM's interface, read from its source and signatures,
+nothing: ``--attention-backend CUSTOM`` selects the backend, and KERNELHUB_VLLM_HOOKS installs the hooks of
+`kernelhub.compat.vllm.hooks`. If vLLM's interface, read from its source and signatures,
 is not the one that kernelhub was written for, nothing is registered and a warning says what differs.
 """
 
@@ -11,6 +12,7 @@ import importlib
 import logging
 from pathlib import Path
 
+from kernelhub.compat.vllm.hooks import install
 from kernelhub.probes.finding import Finding, found
 from kernelhub.probes.signature import Call, takes
 from kernelhub.probes.source import defines
@@ -85,7 +87,8 @@ logger = logging.getLogger("kernelhub.compat")
 
 
 def register() -> None:
-    """Register kernelhub's attention as the backend CUSTOM, unless another plugin has that name."""
+    """Register kernelhub's attention as the backend CUSTOM, unless another plugin has that name; install the hooks."""
+    install()
     fits = interface()
     if not fits.ok:
         logger.warning("kernelhub is not registered as an attention backend of vLLM: %s", fits.reason)

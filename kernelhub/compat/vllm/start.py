@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.compat.start import EngineStart, Layers, Limits
+from kernelhub.compat.start import EngineStart, Kind, Layers, Limits
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, ONE
@@ -92,8 +92,12 @@ class Parts(NamedTuple):
     forget: Callable[[Any], None]
 
 
-def follow(parts: Parts) -> None:
-    """Wrap vLLM's start of a worker, once; log a warning if this vLLM has no such method."""
+def follow(parts: Parts | None = None) -> None:
+    """Wrap vLLM's start of a worker, once; log a warning if this vLLM has no such method.
+
+    Args:
+        parts: a kind of layers to warm up, in addition to the calls that are noted.
+    """
     try:
         worker = importlib.import_module(WORKER).Worker
         plain = getattr(worker, START)
@@ -101,8 +105,8 @@ def follow(parts: Parts) -> None:
         logger.warning("kernelhub does not warm up at vLLM's start: %s.Worker.%s is missing: %s", WORKER, START, error)
         return
     if not hasattr(plain, "_parts"):
-        setattr(worker, START, _followed(plain, [parts]))
-    elif parts not in plain._parts:
+        setattr(worker, START, _followed(plain, [] if parts is None else [parts]))
+    elif parts is not None and parts not in plain._parts:
         plain._parts.append(parts)
 
 
@@ -128,7 +132,8 @@ def limits_of(config: Any) -> Limits:
 
 def warm_up(config: Any, device: torch.device, parts: list[Parts]) -> None:
     """Warm up the layers of a worker's model that kernelhub runs."""
-    kinds = [_layers(each, kind, *found) for each in parts for kind, found in kinds_of(config, each).items()]
+    layers = [_layers(each, kind, *found) for each in parts for kind, found in kinds_of(config, each).items()]
+    kinds: list[Kind] = [*layers, *ENGINE.noted.take()]
     if kinds:
         ENGINE.warm_up(kinds, limits_of(config), device)
 
