@@ -14,6 +14,7 @@ OPS: dict[str, str] = {
     "paged_mqa_logits": "kernelhub.ops.indexer.paged_mqa_logits",
     "topk_indices": "kernelhub.ops.indexer.topk_indices",
     "linear_attention": "kernelhub.ops.linear_attention.op",
+    "all_reduce": "kernelhub.ops.comm.all_reduce",
     "quantize_fp8": "kernelhub.ops.quant.fp8",
     "dequantize_fp8": "kernelhub.ops.quant.fp8",
     "quantize_mxfp4": "kernelhub.ops.quant.mx",

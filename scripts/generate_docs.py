@@ -369,7 +369,10 @@ def cost_of_ops() -> str:
     for op in OPS:
         cells = []
         for result in measured.values():
-            cost = result["ops"][op]
+            cost = result["ops"].get(op)
+            if cost is None:
+                cells += ["not measured"] * len(columns)
+                continue
             cells.append(f"{cost['ns'] / 1e3:.1f} µs = {cost['ratio']:.0f} empty calls")
             cells += [f"{cost[name + '_ns'] / 1e3:.2g} µs" for name in columns if name != "call"]
         rows.append((f"`{op}`", *cells))

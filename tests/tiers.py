@@ -44,6 +44,7 @@ NAMED = {
     ),
     "starts ranks, or workers": (
         "tests/faults/test_all.py::TestCounting::test_those_of_several_workers_are_gathered_and_printed",
+        "tests/runtime/test_comm_ranks.py",
         "tests/runtime/test_ranks.py",
         "tests/runtime/test_tuned_ranks.py",
     ),

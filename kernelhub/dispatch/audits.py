@@ -41,6 +41,7 @@ SKIPPED = {
     "capture": "it was captured in a CUDA graph, or ran in the memory pool of one",
     "lost": "the device is lost",
     "packed": "its weight is packed for the kernel, and the original weight is not available",
+    "collective": "its reference communicates with the other ranks",
     "no_numbers": "where the result differs, the reference is NaN or outside the range of the result's dtype",
     "failed": "recomputing it raised an error",
     "unread": "its launch has an argument that the audit does not support",

@@ -72,7 +72,8 @@ def _written(value: Any, device: torch.device, shared: Mapping[tuple[int, int], 
         return {"layout": value.layout, "op": value.op, "kernel": value.kernel, **parts, **about}
     if isinstance(value, dict):
         return {name: _written(item, device, shared) for name, item in value.items()}
-    return python_value(value)
+    name = getattr(value, "group_name", None)  # a process group; this room may not import torch.distributed
+    return python_value(value) if name is None else name
 
 
 def _form_of(tensor: Tensor, device: torch.device, shared: Mapping[tuple[int, int], tuple[int, int]]) -> str:

@@ -258,6 +258,13 @@ VARIABLES = {
             "Longest run of a compiler that kernelhub starts; then it is killed, and the next kernel is selected.",
         ),
         Variable(
+            "KERNELHUB_COMM_TIMEOUT_S",
+            _parse_seconds,
+            60.0,
+            "seconds",
+            "Longest wait for other ranks: of a collective's `prepare`, and of a collective on CPUs.",
+        ),
+        Variable(
             "KERNELHUB_VERIFY_TIMEOUT_S",
             _parse_seconds,
             600.0,

@@ -91,6 +91,11 @@ FORMS: Mapping[str, Form] = {
         lambda dtype, name: dtype if name is None else name,
     ),
     "Tensor | PackedWeight": _WEIGHT,
+    "torch.distributed.ProcessGroup | str": Form(
+        "str {}",
+        lambda group: (group if isinstance(group, str) else group.group_name,),
+        lambda name: name,
+    ),
     "Scale": _VALUE_OR_TENSOR,
     "float | Tensor | None": _VALUE_OR_TENSOR,
     "Window": Form(

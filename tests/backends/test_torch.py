@@ -8,6 +8,7 @@ import torch
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.bmm_fp8 import BmmFp8Contract
+from tests.contract.comm import AllReduceContract
 from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
 from tests.contract.fp4_gemm import Fp4GemmContract
@@ -63,6 +64,10 @@ class TestMerge(MergeContract):
 
 class TestConcat(ConcatContract):
     kernel = "torch.concat"
+
+
+class TestDistributed(AllReduceContract):
+    kernel = "torch.distributed"
 
 
 class TestPerGroup(GroupedGemmContract):

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.comm.inputs import all_reduce_inputs
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
@@ -176,6 +177,16 @@ def write_mla_cache(random: Random, device: torch.device) -> Arguments:
         scale = random.choice((2.0**-6, 0.3, 3.3, 1e-8))
         arguments["kv_scale"] = torch.tensor([scale], device=device) if random.random() < 0.5 else scale
     return arguments
+
+
+def all_reduce(random: Random, device: torch.device) -> Arguments:
+    return all_reduce_inputs(
+        tokens=random.choice(_ROWS),
+        hidden_size=random.choice((1, 7, 64)),
+        dtype=random.choice(FLOATS),
+        device=device,
+        **_seed(random),
+    )
 
 
 def concat_mla_k(random: Random, device: torch.device) -> Arguments:
@@ -442,6 +453,7 @@ DRAWN: dict[str, Callable[[Random, torch.device], Arguments]] = {
         mla_attention,
         write_mla_cache,
         concat_mla_k,
+        all_reduce,
         mqa_logits,
         paged_mqa_logits,
         topk_indices,

@@ -126,6 +126,11 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "mx": {"scaling": "mx"},
     },
     "bmm_fp8": {"scaled as a whole": {}, "scaled each": {"a_scaling": "batch", "b_scaling": "batch"}},
+    "all_reduce": {
+        "alone": {},
+        "4 ranks": {"world_size": 4},
+        "4 ranks, another backend": {"world_size": 4, "group_backend": "other"},
+    },
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
     "quantize_fp8": {
         "token": {},

@@ -50,7 +50,7 @@ def said_by_the_results(family: str) -> dict[Kernel, list[str]]:
         backend = row["kernel"].partition(".")[0]
         totals[backend] = totals.get(backend, 0) + row["passed"]
     passed = {(row["op"], row["kernel"]) for row in tests["tests"] if row["passed"] and not row["failed"]}
-    libraries = result("libraries_h200.json") if family == "hopper" else {"runs": []}
+    libraries = result("libraries_h200.json" if family == "hopper" else "ranks_cpu.json")
     by_itself = {name for run in libraries["runs"] for name in run["kernels"]}  # its evidence names its library's run
     said: dict[Kernel, list[str]] = {}
     for kernel, families in records().items():

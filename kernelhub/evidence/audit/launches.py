@@ -451,6 +451,14 @@ def _padded(given: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     return (*given, *(None for _ in range(count - len(given))))
 
 
+def _all_reduce(problem: Any, given: tuple[Any, ...]) -> Read:
+    """One rank of several must not call the reference, which communicates with the others."""
+    x, out, group, _ = given
+    if problem.world_size > 1:
+        raise NotAudited("collective")
+    return Read({"x": x, "group": group.group_name}, {"out": out})
+
+
 READERS: dict[str, Reader] = {
     "attention": _attention,
     "paged_attention": _paged_attention,
@@ -462,6 +470,7 @@ READERS: dict[str, Reader] = {
     "paged_mqa_logits": _paged_mqa_logits,
     "topk_indices": _topk_indices,
     "linear_attention": _linear_attention,
+    "all_reduce": _all_reduce,
     "fp4_gemm": _fp4_gemm,
     "grouped_gemm": _grouped_gemm,
     "fp8_gemm": _fp8_gemm,

@@ -56,6 +56,7 @@ MAKERS = {
     "paged_mqa_logits": "kernelhub.ops.indexer.serving:paged_mqa_logits_calls",
     "topk_indices": "kernelhub.ops.indexer.serving:topk_indices_calls",
     "linear_attention": "kernelhub.ops.linear_attention.serving:linear_attention_calls",
+    "all_reduce": "kernelhub.ops.comm.serving:all_reduce_calls",
     "quantize_fp8": "kernelhub.ops.quant.serving:quantize_fp8_calls",
     "quantize_nvfp4": "kernelhub.ops.quant.serving:quantize_nvfp4_calls",
     "quantize_mxfp4": "kernelhub.ops.quant.serving:quantize_mx_calls",

@@ -1,0 +1,46 @@
+"""Records of the collectives of torch.distributed."""
+
+from __future__ import annotations
+
+from kernelhub.backends.torch.devices import ANYWHERE
+from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.dispatch.standing import published, verified
+from kernelhub.ops.comm.problem import FLOATS, USUAL
+
+_CPU = verified(
+    "cpu",
+    evidence="CPU, 2 cores, 2026-11-24, torch 2.13.0+cpu, gloo: 49 tests passed, none failed "
+    "(benchmarks/results/ranks_cpu.json)",
+)
+_GPU = published(
+    "volta",
+    "ampere",
+    "ada",
+    "hopper",
+    "blackwell",
+    "blackwell_rtx",
+    "thor",
+    "cdna3",
+    "cdna4",
+    evidence="NCCL, on AMD GPUs RCCL, is the backend of torch.distributed for GPUs: "
+    "https://docs.pytorch.org/docs/stable/distributed.html#backends",
+)
+
+KERNELS = (
+    Kernel(
+        op="all_reduce",
+        name="torch.distributed",
+        target="kernelhub.backends.torch.comm.distributed:AllReduce",
+        summary="the group's backend (NCCL, gloo); adds in the dtype of x, in an order of the backend's; "
+        "equal bits on all ranks",
+        band=Band.REFERENCE,
+        constraints=(
+            ANYWHERE,
+            dtype_in("dtype", *FLOATS),
+            anything("world_size"),
+            OneOf("group_backend", (USUAL,), why="the group has neither NCCL for a GPU nor gloo for a CPU"),
+        ),
+        standings=(_CPU, _GPU),
+    ),
+)

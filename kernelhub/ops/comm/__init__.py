@@ -1,0 +1,1 @@
+"""Collectives: ops over the ranks of a process group."""

@@ -1,0 +1,226 @@
+"""`all_reduce`: the sum of a tensor over the ranks of a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.lost import failed
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
+from kernelhub.errors import InvalidArgument, KernelhubError
+from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
+from kernelhub.ops.call_plan import CallPlan
+from kernelhub.ops.comm.adapter import AllReduceAdapter
+from kernelhub.ops.comm.group import backend_kind, meet, resolved
+from kernelhub.ops.comm.problem import ALL_REDUCE, FLOATS, AllReduceProblem
+from kernelhub.ops.comm.reference import all_reduce_reference
+from kernelhub.ops.operands import check_destination, check_operand
+from kernelhub.ops.operators import Traced
+from kernelhub.probes.device import facts_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+NAME = "all_reduce"
+_DTYPES = tuple(getattr(torch, name) for name in FLOATS)
+_TIMEOUT = "KERNELHUB_COMM_TIMEOUT_S"
+
+
+def problem_of(key: Any, device: int) -> AllReduceProblem:
+    """The problem that a key means on a device; the key is built in `all_reduce`."""
+    dtype, world_size, group_backend = key
+    return AllReduceProblem(
+        device=facts_of(device), dtype=dtype_name(dtype), world_size=world_size, group_backend=group_backend
+    )
+
+
+def check(x: Any, group: Any, out: Any) -> ProcessGroup:
+    """Everything that the contract says of a call; returns the group."""
+    check_operand(NAME, "x", x)
+    if x.dtype not in _DTYPES:
+        refuse(NAME, "x", f"has dtype {dtype_name(x.dtype)}", f"give {', '.join(FLOATS)}")
+    check_wants_no_gradient(NAME, "x", x)
+    pg = resolved(NAME, group)
+    if out is not None:
+        operands = {} if _same_place(x, out) else {"x": x}
+        check_destination(NAME, "out", out, x.shape, x.dtype, x.device, operands)
+    return pg
+
+
+def _same_place(x: Tensor, out: Any) -> bool:
+    """Whether each element of one tensor is that element of the other."""
+    if out is x:
+        return True
+    return type(out) is Tensor and out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
+
+
+def bind(
+    adapter: Any,
+    problem: AllReduceProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the destination, the launch. A rank without rows launches, too."""
+    launch, timeout_s = adapter.launch, HUB.settings[_TIMEOUT]
+    dtype, world_size = getattr(torch, problem.dtype), problem.world_size
+
+    def run(x: Tensor, group: ProcessGroup | str, out: Tensor | None) -> Tensor:
+        pg = check(x, group, out)
+        if x.get_device() != device:
+            result: Tensor = elsewhere(x.get_device())(x, pg, out)
+            return result
+        if x.dtype is not dtype:
+            refuse(NAME, "x", f"is {describe(x)}", f"the plan is for {problem.dtype}")
+        if pg.size() != world_size:
+            refuse(NAME, "group", f"has {pg.size()} ranks", f"the plan is for {world_size}")
+        if out is None:
+            out = torch.empty(x.shape, dtype=dtype, device=x.device)
+        tick()
+        try:
+            launch(x, out, pg, timeout_s)
+        except Exception as error:
+            failed(launch, error)
+            raise
+        return out
+
+    return run
+
+
+_op: Op[AllReduceProblem] = Op(
+    Contract.of(
+        ALL_REDUCE,
+        problem_of=problem_of,
+        adapter=AllReduceAdapter,
+        bind=bind,
+        reference=all_reduce_reference,
+        example="kernelhub.ops.comm.inputs:all_reduce_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class AllReducePlan(CallPlan):
+    """A kernel selected for a group: ``run(x, out=None)`` sums a tensor of the plan's dtype and any shape.
+
+    Ranks compared kernel, dtype and shape when they prepared the plan. A run does not compare them again: every rank
+    gives it the same shape.
+    """
+
+    __slots__ = ()
+    call = "x, group, out"
+    kept = ("group",)
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllReducePlan:
+    """Select once for arguments like these, compare the selection with those of the other ranks, and connect to them.
+
+    All ranks of the group call it, in the same order. Arguments as of `all_reduce`.
+
+    Raises:
+        RanksDisagree: a rank gives another shape or dtype, selects another kernel, fails, or is missing after
+            KERNELHUB_COMM_TIMEOUT_S.
+    """
+    timeout_s = HUB.settings[_TIMEOUT]
+    try:
+        parsed = _op.parse(backend, args, kwargs)
+        x, group, _ = parsed.arguments
+        bound = _op.bound_for(parsed.key, parsed.device, backend)
+        plan = AllReducePlan(_op, bound, parsed)
+    except KernelhubError as error:
+        _give_up(error, timeout_s, *args, **kwargs)
+        raise
+    statement = {"op": NAME, "kernel": plan.kernel, "x": describe(x)}
+    pg = resolved(NAME, group)
+    meet(NAME, pg, statement, timeout_s)
+    _connect(plan, pg, x, timeout_s)
+    return plan
+
+
+def _connect(plan: AllReducePlan, group: ProcessGroup, x: Tensor, timeout_s: float) -> None:
+    """Sum one element, so that no run connects the ranks, which takes seconds and cannot be captured in a graph."""
+    one = torch.zeros(1, dtype=x.dtype, device=x.device)
+    plan.adapter.launch(one, one, group, timeout_s)
+    if x.device.type == "cuda":
+        torch.cuda.current_stream(x.device).synchronize()
+
+
+_prepare.__annotations__["return"] = AllReducePlan
+
+
+def _give_up(error: KernelhubError, timeout_s: float, x: Any = None, group: Any = None, out: Any = None) -> None:
+    """Inform the other ranks that this rank cannot run, so that they do not wait for it. Then raise `error`."""
+    try:
+        pg = resolved(NAME, group)
+    except InvalidArgument:
+        raise error from None
+    try:
+        meet(NAME, pg, {"op": NAME, "error": str(error)}, timeout_s)
+    except KernelhubError:
+        raise error from None
+
+
+def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
+    return {"out": x.new_empty(x.shape)}
+
+
+@publish(_op, _prepare, traced=Traced(_memory, in_place=("x",)))
+def all_reduce(
+    x: Tensor,
+    group: torch.distributed.ProcessGroup | str,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Sum a tensor over the ranks of a process group. Every rank of the group calls it, with the same shape and dtype.
+
+    `all_reduce.prepare` compares shape, dtype and kernel of all ranks, and names a rank that differs or is missing. A
+    direct call and `plan.run` compare nothing: ranks that differ there make the backend of the group wait or fail.
+
+    Args:
+        x: any shape, also without elements, in float32, float16 or bfloat16.
+        group: a process group of torch.distributed that this process is in, or its registered `group_name`.
+        out: destination. It may be `x`, and must not overlap it otherwise.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
+
+    Returns:
+        The sum in the shape and dtype of `x`.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
+        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S. The group cannot be
+            used any more.
+
+    Source:
+        `torch.distributed.all_reduce`, whose sum this is.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> from kernelhub.ops.comm.inputs import alone
+        >>> x = torch.arange(4.0)
+        >>> torch.equal(kernelhub.all_reduce(x, alone(x.device)), x)
+        True
+    """
+    try:
+        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+            traced: Tensor = _op.traced(x, group, out, backend)
+            return traced
+        pg = resolved(NAME, group)
+        key = (x.dtype, pg.size(), backend_kind(NAME, pg, x.device))
+    except (AttributeError, TypeError, InvalidArgument):
+        check(x, group, out)
+        raise
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+    if run is None:
+        check(x, group, out)
+        run = _op.decide(key, x.get_device(), backend)
+    result: Tensor = run(x, group, out)
+    return result

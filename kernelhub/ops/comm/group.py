@@ -1,0 +1,139 @@
+"""Process groups as arguments: by object or registered name, checked before a launch, and met through their store.
+
+Ranks that prepare a collective exchange what each would run through the store of the group, not through a collective:
+waiting for the store can end at any time, and names the ranks that are missing.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from kernelhub.errors import RanksDisagree
+from kernelhub.ops.arguments import refuse
+from kernelhub.ops.comm.problem import OTHER, USUAL
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_FIX = "give a ProcessGroup of torch.distributed that this process is in, or its group_name"
+_USUAL = {"cuda": "nccl", "cpu": "gloo"}
+_LOOK_S = 0.005  # how often a waiting rank reads the store
+_KEYS = "kernelhub/comm"
+
+
+def resolved(op: str, group: Any) -> ProcessGroup:
+    """The process group that an argument means.
+
+    Raises:
+        InvalidArgument: it is no process group and no name of one, or this process is not in it.
+    """
+    from torch import distributed as dist
+
+    if not dist.is_available():
+        refuse(op, "group", "cannot exist", "this build of torch has no torch.distributed")
+    if isinstance(group, str):
+        from torch._C import _distributed_c10d as c10d
+
+        try:
+            named: ProcessGroup = cast(Any, c10d)._resolve_process_group(group)
+            return named
+        except RuntimeError:
+            refuse(op, "group", f"is {group!r}, which is not registered", _FIX)
+    if not isinstance(group, dist.ProcessGroup):
+        outside = group is dist.GroupMember.NON_GROUP_MEMBER
+        refuse(op, "group", "excludes this process" if outside else f"is {type(group).__name__}", _FIX)
+    return group
+
+
+def backend_kind(op: str, group: ProcessGroup, device: torch.device) -> str:
+    """Whether the group's backend for a device is the usual one: the facet `group_backend`.
+
+    Raises:
+        InvalidArgument: the group has no backend for the device.
+    """
+    try:
+        name = group._get_backend(device).name()
+    except RuntimeError:
+        fix = "create it with one, e.g. init_process_group('cpu:gloo,cuda:nccl'), or move the tensor"
+        refuse(op, "group", f"has no backend for {device.type}", fix)
+    return USUAL if name == _USUAL.get(device.type) else OTHER
+
+
+def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: float) -> None:
+    """Compare what each rank of a group would run. Every rank calls it, as often as the others.
+
+    Args:
+        op: for messages.
+        group: the group.
+        statement: plain values that must be equal on all ranks. ``"error"`` is the reason why this rank cannot run.
+        timeout_s: longest wait for the other ranks.
+
+    Raises:
+        RanksDisagree: a rank is missing (``rank_missing``), cannot run (``rank_failed``), or would run something else
+            (``arguments_differ``); on every rank that called, with the same message.
+    """
+    rank, size = group.rank(), group.size()
+    if size == 1:
+        return
+    store = _store_of(op, group)
+    try:
+        turn = store.add(f"{_KEYS}/turn/{rank}", 1)
+        store.set(f"{_KEYS}/{turn}/{rank}", json.dumps(statement))
+        if turn > 2:  # whoever has posted the turn before has read the one before that
+            store.delete_key(f"{_KEYS}/{turn - 2}/{rank}")
+        missing = _wait(store, turn, size, timeout_s)
+        if missing:
+            names = ", ".join(map(str, missing))
+            raise RanksDisagree(
+                "rank_missing",
+                f"{op}.prepare: rank {names} of {size} did not call it within {timeout_s:g} s; all ranks of a group "
+                "prepare the same plans in the same order: see the log of that rank, or raise KERNELHUB_COMM_TIMEOUT_S",
+                tuple(missing),
+            )
+        said = [json.loads(store.get(f"{_KEYS}/{turn}/{other}")) for other in range(size)]
+    except RanksDisagree:
+        raise
+    except RuntimeError as error:  # torch's errors of a connection are RuntimeErrors
+        reason = str(error).splitlines()[0]
+        raise RanksDisagree("store_lost", f"{op}.prepare: the group's store is gone: {reason}", (0,)) from error
+    _compare(op, said)
+
+
+def _wait(store: Any, turn: int, size: int, timeout_s: float) -> list[int]:
+    """The ranks that have not posted their statement when the time is over."""
+    until = time.monotonic() + timeout_s
+    missing = list(range(size))
+    while True:
+        missing = [other for other in missing if not store.check([f"{_KEYS}/{turn}/{other}"])]
+        if not missing or time.monotonic() > until:
+            return missing
+        time.sleep(_LOOK_S)
+
+
+def _compare(op: str, said: list[dict[str, Any]]) -> None:
+    for rank, statement in enumerate(said):
+        if "error" in statement:
+            message = f"{op}.prepare: rank {rank} cannot run it: {statement['error']}"
+            raise RanksDisagree("rank_failed", message, (rank,))
+    for rank, statement in enumerate(said):
+        for name in sorted({*said[0], *statement}):
+            first, here = said[0].get(name), statement.get(name)
+            if first != here:
+                message = (
+                    f"{op}.prepare: {name} is {first} on rank 0 and {here} on rank {rank}; give all ranks the same"
+                )
+                raise RanksDisagree("arguments_differ", message, (rank,))
+
+
+def _store_of(op: str, group: ProcessGroup) -> Any:
+    from torch.distributed import distributed_c10d as c10d
+
+    try:
+        return c10d._get_process_group_store(group)
+    except KeyError:
+        refuse(op, "group", "is unknown to torch.distributed", "create it by init_process_group or new_group")

@@ -1,0 +1,90 @@
+"""Collectives between real processes over gloo: exact sums, and ranks that differ, fail, are missing or dead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.runtime import comm_scenes
+from tests.runtime.world import run_world
+
+SIZE = 3
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank answered in each scene."""
+    answers = run_world(SIZE, comm_scenes.act, tmp_path_factory.mktemp("comm"), limit_s=240)
+    assert None not in answers, "a rank ended before its scenes did"
+    return answers
+
+
+@pytest.fixture
+def scene(world: list[dict[str, Any]], request: pytest.FixtureRequest) -> list[Any]:
+    """What each rank answered in the scene that the test is named after."""
+    return [answers[request.node.name.removeprefix("test_")] for answers in world]
+
+
+def failure(scene: list[dict[str, Any]], code: str, ranks: list[int]) -> str:
+    """The message of a failure that all ranks report in the same words."""
+    assert {answer["code"] for answer in scene} == {code}
+    assert all(answer["ranks"] == ranks for answer in scene)
+    assert len({answer["message"] for answer in scene}) == 1
+    return str(scene[0]["message"])
+
+
+def test_sums(scene):
+    assert scene == [[]] * SIZE
+
+
+def test_same_bits(scene):
+    assert len(set(scene)) == 1
+
+
+def test_selected(scene):
+    for answer in scene:
+        assert answer["explained"] == answer["plan"] == "torch.distributed"
+        assert answer["agreed"] == ["torch.distributed"]
+        assert answer["world_size"] == answer["ranks"]
+
+
+def test_compiled(scene):
+    assert scene == [True] * SIZE
+
+
+def test_part_of_the_world(scene):
+    assert scene[0] == scene[1] == {"sum": 2.0}
+    assert scene[2]["parameter"] == "group"
+    assert "excludes this process" in scene[2]["message"]
+
+
+def test_other_shapes(scene):
+    message = failure(scene, "arguments_differ", [1])
+    assert "[2, 3] on rank 0" in message
+    assert "[2, 4] on rank 1" in message
+
+
+def test_other_dtypes(scene):
+    message = failure(scene, "arguments_differ", [2])
+    assert "float32" in message
+    assert "float16" in message
+
+
+def test_bad_argument(scene):
+    assert scene[1] == {"parameter": "x"}
+    assert "int32" in failure([scene[0], scene[2]], "rank_failed", [1])
+
+
+def test_absent_rank(scene):
+    assert "rank 1 of 3 did not call it within 4 s" in failure([scene[0], scene[2]], "rank_missing", [1])
+    assert max(scene[0]["elapsed_s"], scene[2]["elapsed_s"]) < comm_scenes.TIMEOUT_S + 10
+
+
+def test_a_killed_rank_ends_the_call_of_the_others(tmp_path):
+    answers = run_world(SIZE, comm_scenes.killed, tmp_path, limit_s=120)
+    assert answers[1] is None
+    for answer in (answers[0], answers[2]):
+        assert "a rank of the group of 3 is dead" in answer["message"]
+        assert "KERNELHUB_COMM_TIMEOUT_S" in answer["message"]
