@@ -138,11 +138,14 @@ def in_child(work: Callable[[], bool]) -> str:
 
 @pytest.fixture
 def slow():
-    """A kernel of `attention` whose load waits; the load goes on at the end at the latest."""
+    """A kernel of `attention` whose load waits; the load goes on at the end at the latest, and its calls end here."""
     Slow.begun, Slow.go, Slow.loads = threading.Event(), threading.Event(), 0
     register("slow", record("slow.k", f"{HERE}:Slow"))
+    before = set(threading.enumerate())
     yield Slow
     Slow.go.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(SOON_S)  # else a later test's report counts its call
 
 
 class TestOneHangs:

@@ -141,16 +141,8 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllReducePla
     statement = {"op": NAME, "kernel": plan.kernel, "x": describe(x)}
     pg = resolved(NAME, group)
     meet(NAME, pg, statement, timeout_s)
-    _connect(plan, pg, x, timeout_s)
+    plan.adapter.connect(x, pg, timeout_s)
     return plan
-
-
-def _connect(plan: AllReducePlan, group: ProcessGroup, x: Tensor, timeout_s: float) -> None:
-    """Sum one element, so that no run connects the ranks, which takes seconds and cannot be captured in a graph."""
-    one = torch.zeros(1, dtype=x.dtype, device=x.device)
-    plan.adapter.launch(one, one, group, timeout_s)
-    if x.device.type == "cuda":
-        torch.cuda.current_stream(x.device).synchronize()
 
 
 _prepare.__annotations__["return"] = AllReducePlan
