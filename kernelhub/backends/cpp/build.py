@@ -22,7 +22,16 @@ from kernelhub.runtime.caches.store import Entry, Store
 from kernelhub.runtime.caches.trusted import load
 from kernelhub.runtime.progress import compiling
 
-_HERE = Path(__file__).parent
+_PACKAGE = Path(__file__).parents[2]
+
+
+def _sources() -> Path:
+    """The folder of the sources: in a wheel beside the package's modules, in a checkout csrc/cpu."""
+    shipped = _PACKAGE / "csrc" / "cpu"
+    return shipped if shipped.is_dir() else _PACKAGE.parent / "csrc" / "cpu"
+
+
+SOURCES = _sources()
 
 
 class BuildError(Exception):
@@ -31,14 +40,14 @@ class BuildError(Exception):
 
 @functools.cache
 def library(source: str) -> ctypes.CDLL:
-    """The library compiled from a source, whose path is relative to this folder.
+    """The library compiled from a source of csrc/cpu.
 
     Raises:
         BuildError: there is no compiler, or it fails.
         CacheError: no folder can be written.
         OSError: what was compiled cannot be loaded.
     """
-    made, name = _entry(_HERE / source, None), Path(source).with_suffix(".so").name
+    made, name = _entry(SOURCES / source, None), Path(source).with_suffix(".so").name
     with made.opened(name) as file:  # what is loaded is what was verified, whatever becomes of its path
         return load(file, made.file(name))
 
@@ -57,7 +66,7 @@ def _entry(source: Path, folder: Path | None) -> Entry:
     finding = toolchain.cxx_compiler()
     if finding.value is None:
         raise BuildError(f"{finding.reason}; {finding.remedy}")
-    command = [finding.value, *flags(), f"-I{_HERE}"]
+    command = [finding.value, *flags(), f"-I{SOURCES}"]
     name = f"{source.stem}.so"
     store = Store("cpp", made_for(source, command), folder, executable=True)
     patience_s = 2 * JOURNAL.compile_timeout_s
@@ -74,7 +83,7 @@ def made_for(source: Path, command: list[str]) -> Fingerprint:
     """Everything that determines the compiled code: sources, flags, the compiler's file, the CPU, the C library."""
     return fingerprint(
         f"cpu-{platform.machine()}",
-        sources=(source, *_HERE.glob("*.h")),
+        sources=(source, *SOURCES.glob("*.h")),
         flags=command[1:-1],
         compiler=command[0],
         cpu=digest_of(_cpu()),

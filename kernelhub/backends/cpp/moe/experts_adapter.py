@@ -17,7 +17,7 @@ from kernelhub.ops.moe.experts.reference import joined
 from kernelhub.ops.moe.experts.weights import BLOCK, Matrix
 from kernelhub.runtime.scratch import scratch
 
-SOURCE = "moe/experts.cpp"
+SOURCE = "experts.cpp"
 _CODES = {**dict.fromkeys(FP8_FORMATS, 0), MXFP4: 1, NVFP4: 2}  # as in product.h
 _TERMS = {"bfloat16": 1, "float16": 2, "float32": 3}  # bfloat16 that hold one such number
 _MOST_ADDED = 1 << 26  # elements of what experts add, 256 MB; more tokens than that come in several rounds

@@ -15,7 +15,7 @@ from kernelhub.ops.gemm.fp8.batched.problem import BATCH, BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, GROUP, Fp8GemmProblem
 from kernelhub.runtime.scratch import scratch
 
-SOURCE = "gemm/fp8/fp8_gemm.cpp"
+SOURCE = "fp8_gemm.cpp"
 KINDS = {"bfloat16": 0, "float16": 1, "float32": 2}  # as in the source
 _SIZES = 15
 
