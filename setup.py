@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say of the build: a wheel carries the C++ sources of csrc/, which lie beside the package."""
+"""What pyproject.toml cannot say of the build: a wheel carries the sources of csrc/, which lie beside the package."""
 
 from __future__ import annotations
 
