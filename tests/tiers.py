@@ -31,6 +31,7 @@ NAMED = {
     "compiles or warms up more than one kernel": (
         "tests/backends/test_cpp.py::TestBuild::test_processes_that_compile_at_once_do_not_disturb_each_other",
         "tests/backends/test_cpp.py::TestTargets",
+        "tests/backends/test_direct_launch.py::test_what_the_driver_receives",
         "tests/backends/test_triton_ahead.py",
         "tests/compat/test_transformers.py::TestOtherModels::test_compiled_models",
         "tests/cli/test_warmup.py::TestHere::test_the_chosen_kernels_are_verified_unless_said_otherwise",

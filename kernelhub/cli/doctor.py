@@ -122,6 +122,8 @@ def _dispatch_facts(devices_answer: bool) -> Iterator[Fact]:
         variables = read_variables()
         yield from _of(SETTINGS, dispatch_facts.settings(variables))
         can_choose = devices_answer and not variables.wrong
+        if not variables.wrong:
+            yield from _of(TOOLCHAIN, [machine_facts.launcher()])
         yield from _of(SETTINGS, dispatch_facts.engines(variables))
         yield from _of(LIBRARIES, dispatch_facts.libraries(variables, can_choose))
         if can_choose:

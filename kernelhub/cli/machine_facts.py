@@ -26,6 +26,7 @@ from kernelhub.probes.package import folders, package
 from kernelhub.probes.reading import Unreadable
 from kernelhub.probes.toolchain import c_compiler, cxx_compiler, driver, nvcc, python_headers
 from kernelhub.probes.torch_build import TorchBuild, torch_build
+from kernelhub.runtime import launch
 from kernelhub.runtime.caches import known, root
 from kernelhub.runtime.caches.notices import CODES
 
@@ -89,6 +90,21 @@ def toolchain() -> Iterator[Fact]:
     for found in (c_compiler(), python_headers()):
         yield _fact(found, "Triton builds its launcher with it", "Triton kernels cannot be launched on a GPU")
     yield _fact(cxx_compiler(), "kernels for this CPU are compiled with it", "torch's operators run on this CPU")
+
+
+def launcher() -> Fact:
+    """What launches compiled Triton kernels on a GPU; nothing is built or loaded for the answer."""
+    slower = "Triton launches its kernels, some microseconds slower each"
+    if not launch.in_use():
+        return Fact(NOTE, "launcher: Triton's, by KERNELHUB_DIRECT_LAUNCH=0", slower, "unset KERNELHUB_DIRECT_LAUNCH")
+    if launch.prebuilt():
+        return Fact(OK, "launcher: prebuilt", "Triton kernels are launched by kernelhub's extension")
+    missing = [found for found in (c_compiler(), python_headers()) if not found.ok]
+    if launch.source() is None:
+        return Fact(NOTE, "launcher: Triton's, since csrc/launch is not installed", slower, "reinstall kernelhub")
+    if missing:
+        return Fact(NOTE, f"launcher: Triton's, {missing[0].reason}", slower, missing[0].remedy)
+    return Fact(OK, "launcher: built at the first launch", "Triton kernels are launched by kernelhub's extension")
 
 
 def caches() -> list[Fact]:

@@ -291,7 +291,7 @@ VARIABLES = {
             parse_bool,
             True,
             "0 or 1",
-            "Launch compiled Triton kernels through the CUDA driver; 0 leaves it to Triton's launcher.",
+            "Launch compiled Triton kernels by kernelhub's own launcher; 0 leaves it to Triton's.",
         ),
         Variable(
             "KERNELHUB_ENGINE_WARMUP",

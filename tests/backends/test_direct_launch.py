@@ -1,21 +1,33 @@
-"""Launches through the CUDA driver, here a mock: what it receives, and when Triton launches instead."""
+"""kernelhub's own launcher: what the CUDA driver, here a stub, receives, and when Triton launches instead.
+
+Triton compiles in a child process, since this one interprets its kernels.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
+import re
+import shutil
 import struct
-import threading
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import triton
 
 import kernelhub
 from kernelhub.backends.triton import direct
 from kernelhub.backends.triton.launch import Launcher
+from kernelhub.backends.triton.repeat import extent_bytes
+from kernelhub.runtime import launch
 
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the launcher and the stub are built with gcc")
+
+SCENARIOS = Path(__file__).with_name("launching") / "check.py"
 SIGNATURE = {
     "a": "*bf16",
     "absent": "constexpr",
@@ -30,8 +42,8 @@ SIGNATURE = {
     "BLOCK": "constexpr",
     "WIDTH": "constexpr",
 }
-FORMATS = {"a": "Q", "n": "i", "big": "q", "scale": "f", "wide": "d", "flag": "B", "b": "Q", "tiny": "b"}
-SIZES = [struct.calcsize(form) for form in FORMATS.values()]
+FORMATS = "QiqfdBQb"
+SIZES = [struct.calcsize("=" + form) for form in FORMATS]
 GIVEN = len(SIGNATURE) - 2
 PLAIN = {
     "num_warps": 8,
@@ -43,42 +55,28 @@ PLAIN = {
     "profile_scratch_size": 0,
     "target": SimpleNamespace(backend="cuda"),
 }
-LAUNCH = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    *(ctypes.POINTER(direct._Config), ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_void_p),
-)
-PARAMETER = ctypes.CFUNCTYPE(
-    ctypes.c_int,
-    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)),
-)
 
 
-class Mock:
-    """A driver that has a function with `sizes` of parameters, and notes what is launched."""
-
-    def __init__(self, sizes: list[int], status: int = 0) -> None:
-        self.sizes, self.status, self.launches = sizes, status, []
-        self.driver = direct.Driver(LAUNCH(self.launch), PARAMETER(self.parameter), lambda device: 77 + device)
-
-    def launch(self, config: Any, function: int, parameters: Any, extra: Any) -> int:
-        read = [
-            struct.unpack("<" + form, ctypes.string_at(parameters[at], struct.calcsize("<" + form)))[0]
-            for at, form in enumerate([*FORMATS.values(), "Q", "Q"])
-        ]
-        self.launches.append(({name: getattr(config[0], name) for name, _ in direct._Config._fields_}, function, read))
-        return self.status
-
-    def parameter(self, function: int, at: int, offset: Any, size: Any) -> int:
-        if at >= len(self.sizes):
-            return 1
-        size[0] = self.sizes[at]
-        return 0
+def test_what_the_driver_receives() -> None:
+    """The scenarios of `launching.check`: one child, which compiles a few small kernels."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "tests.backends.launching.check"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("passed ") == len(re.findall(r"^def \w+\(stub: Stub\)", SCENARIOS.read_text(), re.M)) - 2
 
 
-def compiled(signature: dict[str, Any] | None = None, **metadata: Any) -> Any:
-    return SimpleNamespace(
-        src=SimpleNamespace(signature=signature or SIGNATURE), function=99, metadata=SimpleNamespace(**PLAIN | metadata)
-    )
+@pytest.fixture(scope="module")
+def native() -> launch.Native:
+    """The launcher on a driver that is never entered."""
+    module = launch.extension().module
+    assert module is not None, launch.extension().reason
+    return launch.native_of(module, launch.address(NEVER), 0)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int)
+def NEVER() -> int:
+    raise AssertionError("nothing is launched here")
 
 
 @pytest.fixture(autouse=True)
@@ -86,86 +84,56 @@ def device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
 
 
-@pytest.fixture
-def mock() -> Mock:
-    return Mock([*SIZES, 8, 8])
+def compiled(signature: dict[str, Any] | None = None, **metadata: Any) -> Any:
+    return SimpleNamespace(
+        src=SimpleNamespace(signature=signature or SIGNATURE),
+        function=99,
+        name="a kernel",
+        metadata=SimpleNamespace(**PLAIN | metadata),
+    )
+
+
+def made(native: launch.Native, kernel: Any, sizes: Any = (*SIZES, 8, 8)) -> Any:
+    return direct.direct_launch(kernel, GIVEN, native, lambda function, most: list(sizes))
 
 
 def arguments(n: int = 5) -> list[Any]:
     return [torch.ones(4), None, n, -(1 << 40), 0.5, 1e300, True, torch.ones(2), 1, -7]
 
 
-def test_the_driver_receives_every_argument_in_its_type(mock) -> None:
-    ready = direct.direct_launch(compiled(), GIVEN, mock.driver)
+def test_every_argument_is_packed_in_its_type(native) -> None:
     given = arguments()
-    assert ready(6, given)
-    assert ready(7, [*given[:2], 8, *given[3:]])
-    (config, function, read), (second, _, again) = mock.launches
-    assert read == [given[0].data_ptr(), 5, -(1 << 40), 0.5, 1e300, 1, given[7].data_ptr(), -7, 0, 0]
-    assert (again[1], second["grid_x"]) == (8, 7)
-    assert function == 99
-    assert config == {
-        "grid_x": 6,
-        "grid_y": 1,
-        "grid_z": 1,
-        "block_x": 256,
-        "block_y": 1,
-        "block_z": 1,
-        "shared_bytes": 1234,
-        "stream": 80,
-        "attributes": None,
-        "num_attributes": 0,
-    }
-
-
-def test_an_empty_grid_is_no_launch(mock) -> None:
-    assert direct.direct_launch(compiled(), GIVEN, mock.driver)(0, arguments())
-    assert not mock.launches
-
-
-def test_fixed_launches_differ_in_their_tensors_only(mock) -> None:
-    ready = direct.direct_launch(compiled(), GIVEN, mock.driver)
-    first, second = ready.fixed(6, arguments(n=5)), ready.fixed(9, arguments(n=6))
-    assert first.pointers == (0, 7)
-    for again in (first, second, first):
-        assert again(11, (1000, 2000))
-    assert [(config["grid_x"], config["stream"], read[:2], read[6]) for config, _, read in mock.launches] == [
-        (6, 11, [1000, 5], 2000),
-        (9, 11, [1000, 6], 2000),
-        (6, 11, [1000, 5], 2000),
-    ]
+    packed = made(native, compiled()).packed(*given)
+    read = [struct.unpack_from("<" + form, raw)[0] for form, raw in zip(FORMATS, packed[:8], strict=True)]
+    assert read == [given[0].data_ptr(), 5, -(1 << 40), 0.5, 1e300, 1, given[7].data_ptr(), -7]
+    assert packed[8:] == (bytes(8), bytes(8)), "Triton's scratch pointers"
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{2: 1 << 31}, {9: 300}, {4: 1e300}, {0: None}],
-    ids=["int of more than 32 bits", "int of more than 8 bits", "float out of range", "no tensor"],
+    ("at", "value", "error"),
+    [
+        (2, 1 << 31, OverflowError),
+        (9, 300, OverflowError),
+        (6, 256, OverflowError),
+        (6, -1, OverflowError),
+        (3, 1 << 63, OverflowError),
+        (2, 0.5, TypeError),
+        (4, "1", TypeError),
+        (0, None, TypeError),
+        (1, torch.ones(1), TypeError),
+    ],
 )
-def test_a_value_that_does_not_fit_its_parameter_is_triton_s(mock, wrong) -> None:
-    ready = direct.direct_launch(compiled(), GIVEN, mock.driver)
+def test_a_value_that_does_not_fit_its_parameter_is_refused(native, at, value, error) -> None:
     given = arguments()
-    for at, value in wrong.items():
-        given[at] = value
-    assert not ready(6, given)
-    assert ready.fixed(6, given) is None
-    assert not mock.launches
-    assert ready(6, arguments()), "the lock is free again"
-
-
-def test_an_error_of_the_driver_is_triton_s_to_report() -> None:
-    mock = Mock([*SIZES, 8, 8], status=201)  # CUDA_ERROR_INVALID_CONTEXT
-    ready = direct.direct_launch(compiled(), GIVEN, mock.driver)
-    assert not ready(6, arguments())
-    assert not ready.fixed(6, arguments())(0, (1, 2))
-    assert len(mock.launches) == 2
+    given[at] = value
+    with pytest.raises(error):
+        made(native, compiled()).launch(6, *given)
 
 
 @pytest.mark.parametrize(
     "metadata",
     [
-        {"num_ctas": 2},
-        {"launch_cooperative_grid": True},
-        {"launch_pdl": True},
+        {"num_ctas": 16},
         {"global_scratch_size": 8},
         {"profile_scratch_size": 8},
         {"instrumentation_mode": "gsan"},
@@ -174,13 +142,13 @@ def test_an_error_of_the_driver_is_triton_s_to_report() -> None:
     ],
     ids=str,
 )
-def test_a_kernel_that_needs_more_than_parameters_is_triton_s(mock, metadata) -> None:
-    assert direct.direct_launch(compiled(**metadata), GIVEN, mock.driver) is None
+def test_a_kernel_that_needs_more_than_parameters_is_triton_s(native, metadata) -> None:
+    assert made(native, compiled(**metadata)) is None
 
 
 @pytest.mark.parametrize("kind", ["fp16", "nvTmaDesc", ("i32", "i32"), "tensordesc<bf16[64, 64]>"], ids=str)
-def test_a_parameter_of_another_kind_is_triton_s(mock, kind) -> None:
-    assert direct.direct_launch(compiled({**SIGNATURE, "n": kind}), GIVEN, mock.driver) is None
+def test_a_parameter_of_another_kind_is_triton_s(native, kind) -> None:
+    assert made(native, compiled({**SIGNATURE, "n": kind})) is None
 
 
 @pytest.mark.parametrize(
@@ -188,98 +156,82 @@ def test_a_parameter_of_another_kind_is_triton_s(mock, kind) -> None:
     [[*SIZES, 8], [*SIZES, 8, 8, 8], [8, *SIZES[2:], 8, 8], [*SIZES[:1], 8, *SIZES[2:], 8, 8]],
     ids=["fewer", "more", "one missing", "another size"],
 )
-def test_a_function_with_other_parameters_is_triton_s(sizes) -> None:
-    assert direct.direct_launch(compiled(), GIVEN, Mock(sizes).driver) is None
+def test_a_function_with_other_parameters_is_triton_s(native, sizes) -> None:
+    assert made(native, compiled(), sizes) is None
 
 
-def test_one_variable_leaves_launches_to_triton(mock, monkeypatch) -> None:
+def test_one_variable_leaves_launches_to_triton(native, monkeypatch) -> None:
     monkeypatch.setenv("KERNELHUB_DIRECT_LAUNCH", "0")
     kernelhub.reload()
-    assert direct.direct_launch(compiled(), GIVEN, mock.driver) is None
+    assert made(native, compiled()) is None
 
 
-@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
-def test_hooks_of_a_profiler_are_called_by_triton(mock, name, monkeypatch) -> None:
-    ready = direct.direct_launch(compiled(), GIVEN, mock.driver)
-    assert not direct.hooked()
-    hook = getattr(triton.knobs.runtime, name)
-    call = print
-    hook.add(call)
-    try:
-        assert direct.hooked()
-        assert not ready(6, arguments())
-    finally:
-        hook.remove(call)
-    monkeypatch.setattr(triton.knobs.runtime, name, call)
-    assert not ready(6, arguments())
-    assert not mock.launches
+def test_what_cannot_be_built_is_triton_s_with_a_reason(monkeypatch) -> None:
+    monkeypatch.setattr(launch, "_SOURCE", launch._SOURCE.with_name("absent.c"))
+    monkeypatch.setattr(launch, "prebuilt", lambda: False)
+    found = launch.extension.__wrapped__()
+    assert found.module is None
+    assert "absent.c is not installed" in found.reason
 
 
-def test_threads_never_mix_their_arguments(mock) -> None:
-    """A thread that comes while another packs is sent to Triton."""
-    ready = direct.direct_launch(compiled(), GIVEN, mock.driver)
-    fixed = ready.fixed(6, arguments())
-    inside, go = threading.Event(), threading.Event()
-    plain = mock.launch
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"steps": ()}, ValueError),
+        ({"operands": 0}, ValueError),
+        ({"operands": 65}, ValueError),
+        ({"operands": 1}, ValueError),
+        ({"aligned": (2,)}, ValueError),
+        ({"places": ((0, 0), None, None, None, None, None, None, None)}, ValueError),
+        ({"places": ()}, ValueError),
+        ({"arguments": (1, 2)}, TypeError),
+        ({"grid": -1}, ValueError),
+    ],
+    ids=str,
+)
+def test_a_sequence_refuses_what_does_not_belong_together(native, wrong, error) -> None:
+    kernel = made(native, compiled())
+    facts = {
+        "grid": 3,
+        "arguments": tuple(arguments()),
+        "places": ((0, 0), *[None] * 6, (1, 16)),
+        "operands": 2,
+        "aligned": (0, 1),
+    }
+    facts = {**facts, **wrong}
+    steps = facts.pop("steps", ((kernel, facts["grid"], facts["arguments"], facts["places"]),))
+    with pytest.raises(error):
+        native.module.Sequence(steps, facts["operands"], facts["aligned"])
 
-    def slow(*given: Any) -> int:
-        inside.set()
-        assert go.wait(10)
-        return plain(*given)
 
-    callback = LAUNCH(slow)
-    for one, call in ((ready, lambda: ready(6, arguments())), (fixed, lambda: fixed(0, (1, 2)))):
-        if one is ready:
-            one._driver = one._driver._replace(launch=callback)
-        else:
-            one._launch = callback
-        inside.clear()
-        go.clear()
-        first = threading.Thread(target=call)
-        first.start()
-        assert inside.wait(10)
-        assert not call()
-        go.set()
-        first.join()
-    assert len(mock.launches) == 2
+def test_the_extent_of_a_tensor_goes_to_the_end_of_its_last_element() -> None:
+    base = torch.empty(10, 8, dtype=torch.int16)
+    assert extent_bytes(base) == 160
+    assert extent_bytes(base[2:4, ::2]) == 2 * (8 + 6 + 1)
+    assert extent_bytes(base[:1].expand(5, 8)) == 16
+    assert extent_bytes(base[:0]) == 0
 
 
 class Kernel:
-    """A jitted kernel whose compiled variant notes the launches that Triton makes."""
+    """A jitted kernel that counts what Triton does for it."""
 
     arg_names = tuple(SIGNATURE)
 
     def __init__(self) -> None:
-        self.compiled, self.by_triton = 0, 0
+        self.compiled = 0
 
     def __getitem__(self, grid: Any) -> Any:
         def first(*given: Any, **static: Any) -> Any:
             self.compiled += 1
-            return self
+            return compiled()
 
         return first
 
-    src, function, metadata = compiled().src, 99, compiled().metadata
 
-
-class TestLauncher:
-    @pytest.fixture
-    def launcher(self, mock, monkeypatch) -> Any:
-        kernel = Kernel()
-        monkeypatch.setattr(direct, "cuda_driver", lambda: mock.driver)
-        made = Launcher(kernel, {"BLOCK": 64, "WIDTH": 2}, 8)
-        made.kernel = kernel
-        return made
-
-    def test_the_first_launch_is_triton_s_and_later_ones_the_driver_s(self, launcher, mock) -> None:
-        for n in (5, 6, 7):
-            launcher(4, "variant", *arguments(n=n))
-        assert launcher.kernel.compiled == 1
-        assert [read[1] for _, _, read in mock.launches] == [6, 7]
-
-    def test_a_variant_that_is_not_known_is_always_triton_s(self, launcher, mock) -> None:
-        for _ in range(3):
-            launcher(4, None, *arguments())
-        assert launcher.kernel.compiled == 3
-        assert not mock.launches
-        assert launcher.fixed(4, None, *arguments()) is None
+def test_a_variant_that_is_not_known_is_always_triton_s() -> None:
+    kernel = Kernel()
+    launcher = Launcher(kernel, {"BLOCK": 64, "WIDTH": 2}, 8)
+    for _ in range(3):
+        launcher(4, None, *arguments())
+    assert kernel.compiled == 3
+    assert launcher.step(4, None, *arguments()) is None

@@ -1,9 +1,11 @@
-"""Launches through the CUDA driver give the bits of launches by Triton, on any stream, thread and in a graph."""
+"""kernelhub's own launches give the bits of launches by Triton, on any stream, thread and in a graph."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import torch
 import triton
 
 import kernelhub
-from kernelhub.backends.triton import direct
+from kernelhub.ops import functions
+from kernelhub.runtime import launch
 
 pytestmark = pytest.mark.gpu
 
@@ -63,29 +66,43 @@ FORMS: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+_LAUNCH = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+
+
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Counts the launches that the driver gets from here."""
-    driver = direct.cuda_driver()
-    assert driver is not None
+def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Counts the launches that the driver gets from the launcher."""
+    library = launch.cuda()
+    assert library is not None
+    assert launch.native() is not None, launch.extension().reason
     counted = [0]
 
-    def launch(*given: Any) -> int:
+    @_LAUNCH
+    def counting(*given: Any) -> int:
         counted[0] += 1
-        return driver.launch(*given)
+        return library.cuLaunchKernelEx(*map(ctypes.c_void_p, given))
 
-    monkeypatch.setattr(direct, "cuda_driver", lambda: driver._replace(launch=launch))
-    kernelhub.paged_attention.op._forget()
+    native = launch.native_of(
+        launch.extension().module, launch.address(counting), launch.address(library.cuTensorMapEncodeTiled)
+    )
+    monkeypatch.setattr(launch, "native", lambda: native)
+    forget()
     yield counted
-    kernelhub.paged_attention.op._forget()
+    forget()
 
 
-def by_triton(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> Any:
+def forget() -> None:
+    """Make adapters anew, which keep what launches them."""
+    for function in functions():
+        function.op._forget()
+
+
+def by_triton(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any], op: Any = kernelhub.paged_attention) -> Any:
     with monkeypatch.context() as patch:
-        patch.setattr(direct, "cuda_driver", lambda: None)
-        kernelhub.paged_attention.op._forget()
-        result = kernelhub.paged_attention(**given)
-    kernelhub.paged_attention.op._forget()
+        patch.setattr(launch, "native", lambda: None)
+        forget()
+        result = op(**given)
+    forget()
     return result
 
 
@@ -188,3 +205,54 @@ def test_a_profiler_s_hooks_see_each_launch(launches) -> None:
         hook.remove(call)
     assert seen
     assert launches[0] == before
+
+
+# Sizes of the examples of other ops, small enough that a call is repeated.
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "attention": {"q_tokens": 8},
+    "merge_attention_states": {"tokens": 8},
+    "mla_attention": {"seq_lens": (300, 7)},
+    "write_mla_cache": {"tokens": 8},
+    "concat_mla_k": {"tokens": 8},
+    "quantize_fp8": {"tokens": 4, "width": 512},
+    "quantize_nvfp4": {"tokens": 4, "width": 512},
+    "fp4_gemm": {"tokens": 4, "n": 256, "k": 256},
+    "fp8_gemm": {"tokens": 4, "n": 256, "k": 2048},
+    "grouped_gemm": {"n": 64, "k": 128},
+    "fused_moe": {
+        "num_experts": 4,
+        "hidden_size": 256,
+        "intermediate_size": 128,
+        "top_k": 2,
+        "weights": "fp8_block",
+    },
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_op_s_repeated_calls_have_the_bits_of_triton_s(name, launches, monkeypatch) -> None:
+    """With other tensors each time, and NaN in the memory that their temporaries get."""
+    op = getattr(kernelhub, name)
+    module, _, example = op.op.contract.example.partition(":")
+    torch.manual_seed(2)
+    given = getattr(importlib.import_module(module), example)(**EXAMPLES[name], device="cuda")
+    given = {**given, "backend": "triton"}
+    if name == "grouped_gemm":  # rows of no group keep what `out` holds
+        given["out"] = torch.zeros_like(op(**given))
+    want = by_triton(monkeypatch, given, op)
+    kept = []
+    for _ in range(5):
+        other = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in given.items()}
+        kept.append(other)
+        for size in (1 << 10, 1 << 16, 1 << 20):
+            torch.full((size,), float("nan"), device="cuda", dtype=torch.float32)
+        before = launches[0]
+        got = op(**other)
+        same(got, want)
+    assert launches[0] > before
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = op(**other)
+    for _ in range(3):
+        graph.replay()
+        same(got, want)

@@ -4,24 +4,66 @@
 of what a launch costs the host. This module has all that a variant depends on: the static arguments, which are fixed
 per launcher, and the dtypes, strides and alignment of the operands, which the caller names as `variant`. Sizes
 are not specialised on. So the first launch of a variant goes through Triton, and later ones to what it compiled,
-through the CUDA driver where `direct` can.
+by kernelhub's own launcher where `direct` can.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Hashable, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 from triton.backends.driver import GPUDriver
 
-from kernelhub.backends.triton.direct import Direct, Fixed, direct_launch
+from kernelhub.backends.triton.direct import direct_launch
 from kernelhub.ops.precision import own_precision
+from kernelhub.runtime import launch
 
 _MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change with their lengths
+
+
+class _Ready(NamedTuple):
+    """A compiled variant.
+
+    Attributes:
+        compiled: Triton's CompiledKernel.
+        direct: the launcher's kernel; None if Triton launches it.
+        launch: launches it with a grid and all arguments but the static ones; False if Triton has to, for a profiler.
+    """
+
+    compiled: Any
+    direct: Any
+    launch: Any
+
+
+class Step(NamedTuple):
+    """One launch of a `kernelhub._launch.Sequence`: the launcher's kernel, its grid and all its arguments."""
+
+    kernel: Any
+    programs: int
+    arguments: tuple[Any, ...]
+
+
+class Launch(NamedTuple):
+    """A launch that was made: by which launcher, with what."""
+
+    launcher: Launcher
+    programs: int
+    variant: Hashable | None
+    arguments: tuple[Any, ...]
+
+
+class _Watched(threading.local):
+    """The launches of this thread's call, if it is watched: see `repeat`."""
+
+    launches: list[Launch] | None = None
+
+
+WATCHED = _Watched()
 
 
 class Launcher:
@@ -32,7 +74,7 @@ class Launcher:
         self._kernel = kernel
         self._named = {**static, "num_warps": num_warps, "num_stages": num_stages}
         self._static = tuple(static[name] for name in names)
-        self._compiled: dict[Hashable, tuple[Any, Direct | None]] = {}
+        self._ready: dict[Hashable, _Ready] = {}
         assert sorted(kernel.arg_names[-len(static) :]) == sorted(static), "static arguments must be last"
 
     def __call__(self, programs: int, variant: Hashable | None, *arguments: Any) -> None:
@@ -44,11 +86,12 @@ class Launcher:
                 not known, and Triton is to look.
             arguments: everything but the static arguments, in order.
         """
-        ready = self._compiled.get(variant)
+        if WATCHED.launches is not None:
+            WATCHED.launches.append(Launch(self, programs, variant, arguments))
+        ready = self._ready.get(variant)
         if ready is not None:
-            compiled, direct = ready
-            if direct is None or not direct(programs, arguments):
-                compiled[(programs, 1, 1)](*arguments, *self._static)
+            if not ready.launch(programs, *arguments):
+                ready.compiled[(programs, 1, 1)](*arguments, *self._static)
             return
         with own_precision():  # of the interpreter, whose products are torch's
             compiled = self._kernel[(programs,)](*arguments, **self._named)
@@ -56,24 +99,54 @@ class Launcher:
 
     def prepare(self, programs: int, variant: Hashable | None, *arguments: Any) -> None:
         """Compile and load what such a launch needs, without the launch."""
-        if variant in self._compiled or triton.knobs.runtime.interpret:
+        if variant in self._ready or triton.knobs.runtime.interpret:
             return
         compiled = self._kernel.warmup(*arguments, grid=(programs,), **self._named)
         if isinstance(triton.runtime.driver.active, GPUDriver):
             compiled._init_handles()
             self._keep(variant, compiled, len(arguments))
 
+    def step(self, programs: int, variant: Hashable | None, *arguments: Any) -> Step | None:
+        """A launch like one that was made, to be repeated with other tensors; None if Triton has to launch it."""
+        ready = self._ready.get(variant)
+        return None if ready is None or ready.direct is None else Step(ready.direct, programs, arguments)
+
     def _keep(self, variant: Hashable | None, compiled: Any, given: int) -> None:
         """Keep a compiled variant for later launches."""
         if compiled is not None and variant is not None:  # the interpreter compiles nothing
-            if len(self._compiled) >= _MOST_VARIANTS:
-                self._compiled.clear()
-            self._compiled[variant] = compiled, direct_launch(compiled, given)
+            if len(self._ready) >= _MOST_VARIANTS:
+                self._ready.clear()
+            direct = direct_launch(compiled, given)
+            self._ready[variant] = _Ready(compiled, direct, _not_launched if direct is None else direct.launch)
 
-    def fixed(self, programs: int, variant: Hashable | None, *arguments: Any) -> Fixed | None:
-        """Launches like one that was made, with other tensors; None if Triton has to launch them."""
-        _, direct = self._compiled.get(variant, (None, None))
-        return None if direct is None else direct.fixed(programs, arguments)
+
+def sequence(
+    steps: Sequence[Step | None],
+    places: Sequence[Sequence[tuple[int, int] | None]],
+    operands: int,
+    aligned: Sequence[int],
+) -> Callable[..., bool] | None:
+    """Makes all of these launches in one call, with other tensors each time; None if Triton has to launch one of them.
+
+    Args:
+        steps: the launches, in order.
+        places: for each launch, where its arguments are among the operands of the call: a number, and bytes beyond the
+            operand's address; None for an argument that stays the same. Those at the end may be left out.
+        operands: how many tensors, addresses or None the call takes.
+        aligned: those that have to begin at a multiple of 16 bytes; for others the call launches nothing, and is False.
+    """
+    native = launch.native()
+    if native is None or any(step is None for step in steps):
+        return None
+    if len(steps) > native.module.MAX_STEPS or operands > native.module.MAX_OPERANDS:
+        return None
+    launches = tuple((*step, tuple(of)) for step, of in zip(steps, places, strict=True) if step is not None)
+    made: Callable[..., bool] = native.module.Sequence(launches, operands, tuple(aligned)).launch
+    return made
+
+
+def _not_launched(*arguments: Any) -> bool:
+    return False
 
 
 def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +17,8 @@ from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_ker
 from kernelhub.backends.triton.attention.splits import HOPPER, MEASURED_ROWS, Division, Kind, cheapest, full_waves
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
-from kernelhub.backends.triton.direct import Fixed, hooked, picker
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
@@ -37,8 +37,6 @@ MOST_SPLITS = 64
 FIXED_SPLITS = 16
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 PARTS = 16
-_MOST_FORMS = 1024  # of calls whose launches are kept: batch sizes, and widths of the block table
-_NEW: Any = object()
 
 
 class Geometry(NamedTuple):
@@ -100,6 +98,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         self._tiles: dict[int, Tiles] = {}
         self._prepared: set[Hashable] = set()
         self._launchers: dict[Any, Any] = {}
+        self._repeated = Repeated()
+        self._has_more = problem.lse or problem.sinks or problem.ragged or problem.kv_scale is not None
         self.scores = {
             "D": problem.head_dim_qk,
             "D0": d0,
@@ -114,8 +114,50 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
+        key, tensors = self._form(q, k, v, step, values, out, lse)
+        self._repeated.run(key, tensors, self._launch_anew, q, k, v, step, values, out, lse)
+
+    def _launch_anew(
+        self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
+    ) -> None:
         with device_of(q):
             self.run(q, k, v, self.geometry(q, k, step), values, out, lse)
+
+    def _form(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        step: DenseStep | PagedStep,
+        values: Values,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> tuple[Hashable, tuple[Tensor, ...]]:
+        """All that the launches of a call depend on, as `Repeated` takes it."""
+        k_scale, v_scale = values.k_scale, values.v_scale
+        tensors: tuple[Tensor, ...]
+        if isinstance(step, PagedStep):
+            tensors, keys, bound = (q, k, v, out, step.block_table, step.seq_lens), step.max_pages, None
+        else:
+            tensors, keys, bound = (q, k, v, out), k.shape[1], step.max_seqlen_k
+        if self._has_more:
+            of_keys = None if isinstance(step, PagedStep) else step.cu_seqlens_k
+            more = (lse, values.sinks, step.cu_seqlens_q, of_keys, k_scale, v_scale)
+            tensors = (*tensors, *[tensor for tensor in more if isinstance(tensor, Tensor)])
+        key = (
+            step.num_seqs,
+            q.shape[0],
+            keys,
+            bound,
+            step.max_seqlen_q,
+            values.scale,
+            values.softcap,
+            values.window_left,
+            values.window_right,
+            None if isinstance(k_scale, Tensor) else k_scale,
+            None if isinstance(v_scale, Tensor) else v_scale,
+        )
+        return key, tensors
 
     @abc.abstractmethod
     def run(
@@ -376,119 +418,8 @@ class Prefill(TritonAttention):
         self.prefill(q, k, v, at, values, out, lse, min_rows=0)
 
 
-class _Again(NamedTuple):
-    """The launches of a call of one form, prepared for further calls of that form.
-
-    Attributes:
-        room: float32 elements of the parts: results, then LSEs.
-        results: bytes of the results among them.
-        stream_of: the current stream of a device.
-        split: the launch over the parts.
-        of_split: picks the addresses that it takes.
-        merge: the launch that merges them; None for one part.
-        of_merge: picks the addresses that it takes.
-    """
-
-    room: int
-    results: int
-    stream_of: Callable[[int], int]
-    split: Fixed
-    of_split: Callable[[Sequence[int]], Sequence[int]]
-    merge: Fixed | None
-    of_merge: Callable[[Sequence[int]], Sequence[int]]
-
-
-# Where the tensors of `merge_kernel` stand among those of `split_kernel`.
-_OF_MERGE = (3, 4, 5, 6, 7, 10, 11, 13)
-
-
 class SplitKV(TritonAttention):
     """Few queries per sequence; keys split so that every multiprocessor has work."""
-
-    def __init__(self, problem: AttentionProblem) -> None:
-        super().__init__(problem)
-        self._again: dict[Hashable, _Again | None] = {}
-
-    def launch(
-        self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
-    ) -> None:
-        if type(step) is not PagedStep:
-            super().launch(q, k, v, step, values, out, lse)
-            return
-        form = _form_of(q, k, v, step, values, out, lse)
-        with device_of(q):
-            again = self._again.get(form, _NEW)
-            if again is not _NEW and again is not None and self._launched(again, q, k, v, step, values, out, lse):
-                return
-            at = self.geometry(q, k, step)
-            self.run(q, k, v, at, values, out, lse)
-            if again is _NEW:
-                if len(self._again) >= _MOST_FORMS:
-                    self._again.clear()
-                self._again[form] = self._again_of(q, k, v, at, values, out, lse)
-
-    def _again_of(
-        self, q: Tensor, k: Tensor, v: Tensor, at: Geometry, values: Values, out: Tensor, lse: Tensor | None
-    ) -> _Again | None:
-        """The launches of a call that has run, for others of its form; None if Triton has to launch them."""
-        rows = at.q_bound * self.problem.group_size
-        division = self.divide(at.num_seqs, rows, seen_by(at, values))
-        calls = list(self._split_launches(q, k, v, at, values, out, lse, rows, division))
-        launches = [launcher.fixed(*given) for launcher, *given in calls]
-        if None in launches:
-            return None
-        split, merge = launches[0], launches[1] if division.parts > 1 else None
-        rows_of_parts, width = calls[0][3:][5].shape
-        merged = () if merge is None else [_OF_MERGE[at] for at in merge.pointers]
-        return _Again(
-            rows_of_parts * (width + 1),
-            rows_of_parts * width * 4,
-            split.stream_of,
-            split,
-            picker(split.pointers),
-            merge,
-            picker(merged),
-        )
-
-    def _launched(
-        self,
-        again: _Again,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        step: PagedStep,
-        values: Values,
-        out: Tensor,
-        lse: Tensor | None,
-    ) -> bool:
-        """Whether the call was launched as one of its form before."""
-        if hooked():
-            return False
-        room = q.new_empty(again.room, dtype=torch.float32)  # kept until both kernels are in the stream
-        parts = room.data_ptr()
-        sinks, k_scale, v_scale, starts = values.sinks, values.k_scale, values.v_scale, step.cu_seqlens_q
-        addresses = (
-            q.data_ptr(),
-            k.data_ptr(),
-            v.data_ptr(),
-            out.data_ptr(),
-            0 if lse is None else lse.data_ptr(),
-            parts,
-            parts + again.results,
-            0 if sinks is None else sinks.data_ptr(),
-            k_scale.data_ptr() if isinstance(k_scale, Tensor) else 0,
-            v_scale.data_ptr() if isinstance(v_scale, Tensor) else 0,
-            0 if starts is None else starts.data_ptr(),
-            0,
-            step.block_table.data_ptr(),
-            step.seq_lens.data_ptr(),
-        )
-        if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & 15:
-            return False
-        stream = again.stream_of(q.get_device())
-        if not again.split(stream, again.of_split(addresses)):
-            return False
-        return again.merge is None or again.merge(stream, again.of_merge(addresses))
 
     def run(
         self, q: Tensor, k: Tensor, v: Tensor, at: Geometry, values: Values, out: Tensor, lse: Tensor | None
@@ -524,34 +455,6 @@ class Mixed(TritonAttention):
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         return self.split_bytes(num_seqs, self.decode_rows, self.divide(num_seqs, self.decode_rows, max_kv_len))
-
-
-def _form_of(
-    q: Tensor, k: Tensor, v: Tensor, step: PagedStep, values: Values, out: Tensor, lse: Tensor | None
-) -> Hashable:
-    """All of a call that its launches depend on, but for the addresses of its tensors."""
-    table, sinks, k_scale, v_scale = step.block_table, values.sinks, values.k_scale, values.v_scale
-    return (
-        q.get_device(),
-        q.shape,
-        q.stride(),
-        k.shape[0],
-        k.stride(),
-        v.stride(),
-        out.stride(),
-        out.dtype,
-        None if lse is None else lse.stride(),
-        table.shape,
-        table.stride(0),
-        step.max_seqlen_q,
-        values.scale,
-        values.softcap,
-        values.window_left,
-        values.window_right,
-        None if sinks is None else sinks.dtype,
-        None if isinstance(k_scale, Tensor) else k_scale,
-        None if isinstance(v_scale, Tensor) else v_scale,
-    )
 
 
 def sign_of(scale: float) -> int:

@@ -12,6 +12,7 @@ from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.merge.merge import MOST_APART, merge_apart_kernel, merge_states_kernel
 from kernelhub.backends.triton.operands import as_bytes, strides_of
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import MergeProblem
 
@@ -39,6 +40,7 @@ class Merge(MergeAdapter):
             "HAS_LSE": problem.lse,
             "SCALE": {"value": 1, "tensor": 2}.get(problem.out_scale or "", 0),
         }
+        self._repeated = Repeated()
         self._launch = Launcher(merge_states_kernel, static, num_warps=4, num_stages=1)
         self._launch_apart = {
             parts: Launcher(merge_apart_kernel, {**static, "PARTS": parts}, num_warps=4, num_stages=1)
@@ -52,6 +54,20 @@ class Merge(MergeAdapter):
         out: Tensor,
         lse: Tensor | None,
         out_scale: float | Tensor | None = None,
+    ) -> None:
+        on_host = None if isinstance(out_scale, Tensor) else out_scale
+        of_parts = [*([outs] if isinstance(outs, Tensor) else outs), *([lses] if isinstance(lses, Tensor) else lses)]
+        more = [one for one in (lse, out_scale) if isinstance(one, Tensor)]
+        key = (out.shape, len(outs), isinstance(outs, Tensor), isinstance(lses, Tensor), lse is None, on_host)
+        self._repeated.run(key, [out, *of_parts, *more], self._launch_anew, outs, lses, out, lse, out_scale)
+
+    def _launch_anew(
+        self,
+        outs: Sequence[Tensor] | Tensor,
+        lses: Sequence[Tensor] | Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        out_scale: float | Tensor | None,
     ) -> None:
         out = as_bytes(out)
         scale = (None, out_scale) if isinstance(out_scale, Tensor) else (float(out_scale or 1.0), None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 import triton
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.mla.cache import write_cache_kernel
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.attention.problem import FP8
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem
@@ -38,9 +41,21 @@ class Write(MlaCacheAdapter):
             "FP8": self._fp8,
             "SCALE_ON_DEVICE": problem.kv_scale == "tensor",
         }
+        self._repeated = Repeated()
         self._launch = Launcher(write_cache_kernel, static, num_warps=4)
 
     def launch(
+        self, kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
+    ) -> None:
+        key: Hashable = kv_c.shape[0]
+        tensors: tuple[Tensor, ...] = (kv_c, k_rope, kv_cache, slot_mapping)
+        if isinstance(kv_scale, Tensor):
+            tensors = (*tensors, kv_scale)
+        elif kv_scale is not None:
+            key = key, kv_scale
+        self._repeated.run(key, tensors, self._launch_anew, kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+
+    def _launch_anew(
         self, kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
     ) -> None:
         if self._fp8:

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.mla.concat import concat_kernel
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 from kernelhub.ops.mla.concat.problem import ConcatProblem
 
@@ -34,9 +35,15 @@ class Concat(ConcatAdapter):
             "ROPE_PAD": rope,
             "BLOCK": self._block,
         }
+        self._repeated = Repeated()
         self._launch = [Launcher(concat_kernel, {**static, "COPIES": copies}, num_warps=4) for copies in (False, True)]
 
     def launch(self, k_nope: Tensor | None, k_rope: Tensor, out: Tensor) -> None:
+        key = out.shape[0], k_nope is None
+        tensors = (k_rope, out) if k_nope is None else (k_rope, out, k_nope)
+        self._repeated.run(key, tensors, self._launch_anew, k_nope, k_rope, out)
+
+    def _launch_anew(self, k_nope: Tensor | None, k_rope: Tensor, out: Tensor) -> None:
         copies = k_nope is not None
         k_nope, k_rope, out = (
             (out if k_nope is None else k_nope).view(self._bits),

@@ -18,6 +18,7 @@ from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.mla.latent import latent_kernel, merge_latent_kernel
 from kernelhub.backends.triton.mla.tiles import latent_tiles
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.problem import FEW, FP8, ONE
@@ -89,10 +90,29 @@ class SplitKV(MlaAdapter):
             "WEIGHT_UNIT": self._weight_unit,
             "PRECISION": "ieee",
         }
+        self._repeated = Repeated()
         self._launchers: dict[Tiles, tuple[Launcher, Launcher]] = {}
         self._cuts: dict[tuple[int, ...], tuple[Grid, Launcher, Launcher]] = {}
 
     def launch(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        topk_indices: Tensor | None,
+        step: PagedStep,
+        values: MlaValues,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        kv_scale = values.kv_scale
+        optional = (topk_indices, lse, values.sinks, kv_scale, step.cu_seqlens_q)
+        more = [one for one in optional if isinstance(one, Tensor)]
+        tensors = (q, kv_cache, out, step.block_table, step.seq_lens, *more)
+        on_host = None if isinstance(kv_scale, Tensor) else kv_scale
+        key = (step.num_seqs, q.shape[0], step.max_pages, values.scale, on_host)
+        self._repeated.run(key, tensors, self._launch_anew, q, kv_cache, topk_indices, step, values, out, lse)
+
+    def _launch_anew(
         self,
         q: Tensor,
         kv_cache: Tensor,

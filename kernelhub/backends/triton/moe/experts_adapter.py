@@ -23,6 +23,7 @@ from kernelhub.backends.triton.moe.sorting import count_kernel, sort_kernel
 from kernelhub.backends.triton.moe.tiles import ExpertTiles, choose, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles
 from kernelhub.backends.triton.planes import wide, words
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.dispatch.configuration import DEFAULT, Configurable, Configuration, look_up
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
@@ -86,6 +87,7 @@ class Experts(ExpertsAdapter, Configurable):
         self._given: Mapping[int, Configuration] = {}
         self._defaults: dict[int, ExpertTiles] = {}
         self._rounds: dict[int, _Round] = {}
+        self._repeated = Repeated()
         choices = {"TOP_K": problem.top_k, "EXPERTS": problem.num_experts, "HAS_MAP": problem.expert_map}
         self._choices = choices
         self._count = Launcher(count_kernel, {**choices, "BLOCK": _SORTED_AT_ONCE}, num_warps=4, num_stages=1)
@@ -104,6 +106,14 @@ class Experts(ExpertsAdapter, Configurable):
         )
 
     def launch(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> None:
+        given = (x, topk_weights, topk_ids, out, *w13, *w2, *values)
+        tensors = [one for one in given if isinstance(one, Tensor)]
+        key = (x.shape[0], values.alpha, values.limit)
+        self._repeated.run(key, tensors, self._launch_rounds, x, w13, w2, topk_weights, topk_ids, values, out)
+
+    def _launch_rounds(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
         step = self._round(x.shape[0])
@@ -146,6 +156,7 @@ class Experts(ExpertsAdapter, Configurable):
             candidates.read(configuration)
         self._given = measured
         self._rounds.clear()
+        self._repeated.clear()
 
     def _choice(self, num_tokens: int) -> ExpertTiles:
         """The tiles of one round: as configured, else what `choose` gives, defaults made once."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.moe.routing import routing_kernel
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.moe.routing.adapter import RoutingAdapter
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 
@@ -26,6 +27,7 @@ class Routing(RoutingAdapter):
         super().__init__(problem)
         groups, size = (triton.next_power_of_2(number) for number in (problem.num_groups, problem.group_size))
         self._block = max(1, _TILE // (groups * size))
+        self._repeated = Repeated()
         self._launch = Launcher(
             routing_kernel,
             {
@@ -46,6 +48,13 @@ class Routing(RoutingAdapter):
         )
 
     def launch(
+        self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
+    ) -> None:
+        tensors = (logits, weights, ids) if correction_bias is None else (logits, weights, ids, correction_bias)
+        given = (logits, correction_bias, scaling_factor, weights, ids)
+        self._repeated.run((logits.shape[0], scaling_factor), tensors, self._launch_anew, *given)
+
+    def _launch_anew(
         self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
     ) -> None:
         strides = (*logits.stride(), *weights.stride(), *ids.stride())

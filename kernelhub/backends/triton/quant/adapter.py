@@ -20,6 +20,7 @@ from kernelhub.backends.triton.quant.quantize import (
     scale_kernel,
     tokens_kernel,
 )
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
 from kernelhub.ops.quant.problem import BLOCK, BLOCK_SIZE, GROUP, MX_GROUP, NVFP4_GROUP, TENSOR, TOKEN
@@ -111,6 +112,7 @@ class QuantizeFp8(QuantizeAdapter):
         e8m0 = problem.scale_dtype == "float8_e8m0fnu"
         static: dict[str, Any] = {"UE8M0": problem.ue8m0, "E8M0": e8m0, "LARGEST": largest}
         static |= _arithmetic(problem)
+        self._repeated = Repeated()
         self._given = problem.static or problem.granularity == TENSOR
         if self._given:
             given = {"E8M0": e8m0, "LARGEST": largest, "BLOCK": _TILE, **_arithmetic(problem)}
@@ -132,6 +134,10 @@ class QuantizeFp8(QuantizeAdapter):
         return 4 * _MOST_PARTS if self._given and not self.problem.static else 0
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+        tensors = (x, codes, scale) if global_scale is None else (x, codes, scale, global_scale)
+        self._repeated.run(x.shape, tensors, self._launch_anew, x, codes, scale, global_scale)
+
+    def _launch_anew(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         granularity = self.problem.granularity
         codes, scale = as_bytes(codes), as_bytes(scale)
         with device_of(x):
@@ -166,6 +172,7 @@ class _QuantizeGroups(QuantizeAdapter):
 
     def __init__(self, problem: Any) -> None:
         super().__init__(problem)
+        self._repeated = Repeated()
         self._largest = torch.finfo(getattr(torch, problem.dtype)).max
         static: dict[str, Any] = {"FORMAT": self.format, "UE8M0": False, "E8M0": False, "LARGEST": self._largest}
         static |= _arithmetic(problem)
@@ -174,6 +181,10 @@ class _QuantizeGroups(QuantizeAdapter):
         self._launch = Launcher(groups_kernel, static, num_warps=_WARPS)
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+        tensors = (x, codes, scale) if global_scale is None else (x, codes, scale, global_scale)
+        self._repeated.run(x.shape, tensors, self._launch_anew, x, codes, scale, global_scale)
+
+    def _launch_anew(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         codes, scale = as_bytes(codes), as_bytes(scale)
         rows, columns = x.shape
         programs = rows * -(-columns // (self.group * self._per_program))
@@ -209,12 +220,12 @@ class QuantizeNvfp4(_QuantizeGroups):
         """Partial maxima."""
         return 0 if self._amax is None else 4 * _MOST_PARTS
 
-    def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+    def _launch_anew(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         assert global_scale is not None
         if self._amax is not None:
             with device_of(x):
                 self._amax(x, global_scale)
-        super().launch(x, codes, scale, global_scale)
+        super()._launch_anew(x, codes, scale, global_scale)
 
 
 class _Dequantize(DequantizeAdapter):
@@ -235,10 +246,15 @@ class _Dequantize(DequantizeAdapter):
             "NATIVE": has_float8(device),
             **_groups(self.group, _BACK_TILE),
         }
+        self._repeated = Repeated()
         self._tile = self.group * static["GROUPS"]
         self._launch = Launcher(dequantize_kernel, static, num_warps=_WARPS)
 
     def launch(self, codes: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor) -> None:
+        tensors = (codes, scale, out) if global_scale is None else (codes, scale, out, global_scale)
+        self._repeated.run(out.shape, tensors, self._launch_anew, codes, scale, global_scale, out)
+
+    def _launch_anew(self, codes: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor) -> None:
         codes, scale = as_bytes(codes), as_bytes(scale)
         rows, columns = out.shape[-2:]
         matrices = out.shape[0] if out.ndim == 3 else 1

@@ -17,6 +17,7 @@ from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N, pack, unpack
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.planes import Planes, wide, words
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, Fp4GemmProblem
@@ -92,6 +93,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         self._left = left_of(problem.b_format, problem.a_format, ptx) * LEFT_OF_MX.get(problem.a_format, 1.0)
         self._few = _FEW_OF_QUADS if self._quads else FEW
         self._planes = Planes(problem.k)
+        self._repeated = Repeated()
         # torch multiplies into float32 on NVIDIA GPUs only.
         self._decoded = Decoded(problem, self._packed) if self._quads and device.vendor in ("nvidia", "cpu") else None
         self._launchers: dict[tuple[int, bool], tuple[Launcher, int, Tiles]] = {}
@@ -170,6 +172,11 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         return {"codes": tiles, "scale": scales, "global_scale": global_scale}, unpack
 
     def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
+        given = (out, a.codes, b.codes, b.scale, a.scale, a.global_scale, b.global_scale, bias)
+        key, tensors = out.shape[0], tuple([one for one in given if one is not None])
+        self._repeated.run(key, tensors, self._launch_anew, a, b, bias, out)
+
+    def _launch_anew(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
         rows, n = out.shape
         if self._decoded is not None and rows >= DECODED_FROM:
             with device_of(out):

@@ -12,6 +12,7 @@ from kernelhub.backends.triton.gemm.grouped.tiles import Tiles, rows_of_a_tile, 
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.backends.triton.planes import DecodedPlanes, Planes, wide, words
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.backends.triton.two_scales import LEFT_OF_BOTH
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
@@ -31,6 +32,7 @@ class Grouped(GroupedGemmAdapter):
 
     def __init__(self, problem: GroupedGemmProblem) -> None:
         super().__init__(problem)
+        self._repeated = Repeated()
         self._launchers: dict[tuple[int, bool], tuple[Tiles, Launcher]] = {}
         device = problem.device
         native = has_float8(device)
@@ -72,6 +74,10 @@ class Grouped(GroupedGemmAdapter):
         }
 
     def launch(self, operands: GroupedOperands, out: Tensor) -> None:
+        tensors = [out, *[one for one in operands if one is not None]]
+        self._repeated.run(out.shape, tensors, self._launch_anew, operands, out)
+
+    def _launch_anew(self, operands: GroupedOperands, out: Tensor) -> None:
         problem = self.problem
         a, b = as_bytes(operands.a), as_bytes(operands.b)
         lengths = operands.group_sizes if problem.masked else operands.offsets

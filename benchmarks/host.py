@@ -1,0 +1,184 @@
+"""What a whole eager call keeps the host of a GPU, the launch included, by kernelhub's launcher and by Triton's.
+
+    python benchmarks/host.py [OP ...] [--out FILE] [--rounds N] [--json]
+
+Each op is called with its contract's example in small sizes, so that the GPU is done long before the host. In
+microseconds:
+
+    call    a call by `backend="triton"` with destinations
+    fresh   the same without, so that it allocates its results
+    plan    a plan's `run`, or its step's, with destinations
+
+Launches by kernelhub's launcher and by Triton's take turns, each in a process of its own, since what launches a kernel
+is settled when it is compiled. A figure is the least of its processes, in each of which it is the least of short
+samples: what a busy host adds is not the library's. For comparison, `fill` is what torch takes to fill one element,
+which is a launch and little else, and `empty` what it takes to allocate a result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from calls import SMALL, _arguments, _destinations, _taken
+
+from kernelhub.errors import NoKernel
+from kernelhub.ops import functions
+from kernelhub.runtime import launch
+
+SAMPLE = 20
+BUDGET_S = 0.15  # for each figure of each process
+# The goals of an eager call, in microseconds, the launch included.
+GOALS = {
+    **dict.fromkeys(("attention", "paged_attention", "mla_attention", "fp8_gemm", "fp4_gemm", "grouped_gemm"), 10.0),
+    "fused_moe": 20.0,
+}
+GOAL = 6.0
+# Sizes of decode steps where the small ones of `calls` would take another path than a decode step's.
+SIZES: dict[str, dict[str, Any]] = {
+    **SMALL,
+    "paged_attention": {"seq_lens": (1024,) * 8},
+    "mla_attention": {"seq_lens": (1024,) * 8},
+    "fp8_gemm": {"tokens": 16, "n": 2048, "k": 2048},
+    "fp4_gemm": {"tokens": 16, "n": 2048, "k": 2048},
+}
+
+
+def measure(names: tuple[str, ...]) -> dict[str, Any]:
+    """Microseconds of every op with a Triton kernel, in this process."""
+    SMALL.update(SIZES)
+    found: dict[str, Any] = {}
+    for function in functions():
+        name = function.op.contract.name
+        if names and name not in names:
+            continue
+        try:
+            found[name] = _measure(function)
+        except NoKernel as error:  # of Triton
+            print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    return found
+
+
+def _measure(function: Any) -> dict[str, float]:
+    contract = function.op.contract
+    arguments = {**_arguments(contract.name, contract.example), "backend": "triton"}
+    results = function(**arguments)
+    given = {**arguments, **_destinations(function, results)}
+    plan = function.prepare(**arguments)
+    run, of_run = plan.run, {name: value for name, value in given.items() if name not in plan.weights}
+    if hasattr(plan, "begin"):
+        run = plan.begin(**_taken(plan.begin, given)).run
+    taken = _taken(run, of_run)
+    calls: dict[str, Callable[[], Any]] = {
+        "call": lambda: function(**given),
+        "fresh": lambda: function(**arguments),
+        "plan": lambda: run(**taken),
+    }
+    return {name: round(host_us(call), 2) for name, call in calls.items()}
+
+
+def host_us(call: Callable[[], Any]) -> float:
+    """The least microseconds of a call in short samples, which the GPU's queue never fills."""
+    for _ in range(5):
+        call()
+    least_s, spent_s = float("inf"), 0.0
+    while spent_s < BUDGET_S:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(SAMPLE):
+            call()
+        elapsed_s = time.perf_counter() - start
+        least_s, spent_s = min(least_s, elapsed_s / SAMPLE), spent_s + elapsed_s
+    torch.cuda.synchronize()
+    return 1e6 * least_s
+
+
+def floor() -> dict[str, float]:
+    """What no launcher can spare: a launch by the driver, and an allocation by torch."""
+    one = torch.empty(1, dtype=torch.float32, device="cuda")
+    # torch's own fill is a launch and little else: an upper bound for the driver's part.
+    return {"fill": round(host_us(one.zero_), 2), "empty": round(host_us(lambda: torch.empty_like(one)), 2)}
+
+
+def compare(names: tuple[str, ...], rounds: int) -> dict[str, Any]:
+    """Both launchers, in processes that take turns."""
+    ops: dict[str, dict[str, dict[str, float]]] = {}
+    facts: dict[str, Any] = {}
+    for at in range(2 * rounds):
+        which = ("own", "triton")[at % 2]
+        environment = {**os.environ, "KERNELHUB_DIRECT_LAUNCH": "1" if which == "own" else "0"}
+        done = subprocess.run(
+            [sys.executable, __file__, "--here", *names], capture_output=True, text=True, env=environment
+        )
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+        sys.stderr.write(done.stderr)
+        answer = json.loads(done.stdout)
+        facts = {**answer["facts"], **({} if which == "triton" else {"launcher": answer["facts"]["launcher"]})}
+        for op, figures in answer["ops"].items():
+            kept = ops.setdefault(op, {}).setdefault(which, figures)
+            ops[op][which] = {name: min(kept[name], us) for name, us in figures.items()}
+    return {"facts": facts, "ops": ops}
+
+
+def here(names: tuple[str, ...]) -> dict[str, Any]:
+    import triton
+
+    facts = {
+        "device": torch.cuda.get_device_name(),
+        "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}, "
+        f"Triton {triton.__version__}",
+        "launcher": launch.extension().origin or launch.extension().reason,
+        "date": date.today().isoformat(),
+        **floor(),
+    }
+    return {"facts": facts, "ops": measure(names)}
+
+
+def table(result: dict[str, Any]) -> str:
+    """For people."""
+    facts = result["facts"]
+    lines = [f"{facts['device']}, {facts['machine']}; torch's fill of one element {facts['fill']} us, "]
+    lines[0] += f"an allocation {facts['empty']} us; launcher: {facts['launcher']}"
+    lines.append(f"{'':24} {'call, us':>18} {'fresh, us':>18} {'plan, us':>18}   goal")
+    for op, both in result["ops"].items():
+        figures = [f"{both['own'][name]:6.1f} for {both['triton'][name]:6.1f}" for name in ("call", "fresh", "plan")]
+        lines.append(f"{op:24} " + " ".join(f"{figure:>18}" for figure in figures) + f"   {GOALS.get(op, GOAL):g}")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("ops", nargs="*", help="only these")
+    parser.add_argument("--rounds", type=int, default=2, help="processes of each launcher")
+    parser.add_argument("--out", type=Path, help="write the JSON to this file")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    names = tuple(options.ops)
+    if not torch.cuda.is_available():
+        print("needs a CUDA device: what a launch takes is measured where it is made", file=sys.stderr)
+        return 2
+    if options.here:
+        print(json.dumps(here(names)))
+        return 0
+    result = compare(names, options.rounds)
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1) if options.json else table(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,907 @@
+/* Launches compiled kernels from Python: a call packs its arguments and enters cuLaunchKernelEx, nothing else.
+ *
+ * Python gives the driver's functions by their addresses, so nothing is linked against CUDA and no header of it is
+ * needed. Arguments are packed on the stack of the call, so threads share kernels without a lock. Tensors are asked for
+ * `data_ptr` through torch's own C function, which is looked up once. The module keeps to Python's stable ABI, so one
+ * build serves 3.10 and later: methods with METH_FASTCALL are called as fast as by vectorcall.
+ */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030A0000
+#include <Python.h>
+#include <float.h>
+#include <stdalign.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+  MAX_PARAMETERS = 192,
+  MAX_BYTES = 16384, /* of all parameters of a launch; a sequence's kernels have no maps, so it never takes more */
+  MAX_OPERANDS = 64,
+  MAX_STEPS = 8,
+  MAX_RANK = 5,
+  MAP_BYTES = 128,      /* CUtensorMap */
+  INVALID_CONTEXT = 201 /* CUDA_ERROR_INVALID_CONTEXT */
+};
+
+/* CUlaunchAttribute and CUlaunchConfig of cuda.h. */
+typedef struct {
+  uint32_t id, padding;
+  union {
+    uint64_t all[8];
+    uint32_t words[16];
+  } value;
+} Attribute;
+
+typedef struct {
+  uint32_t grid[3], block[3], shared_bytes;
+  void* stream;
+  Attribute* attributes;
+  uint32_t num_attributes;
+} Config;
+
+typedef int (*LaunchFunction)(const Config*, void* function, void** parameters, void** extra);
+typedef int (*EncodeFunction)(void* map, int type, uint32_t rank, void* address, const uint64_t* sizes,
+                              const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
+                              int swizzle, int promotion, int fill);
+
+/* Ids of CUlaunchAttributeID. */
+enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5, PROGRAMMATIC_STREAM = 6 };
+
+typedef struct {
+  PyObject* driver_type;
+  PyObject* kernel_type;
+  PyObject* sequence_type;
+} State;
+
+static PyObject *name_enter, *name_leave, *name_calls, *name_base, *name_shape, *name_strides, *name_padding;
+
+/* ---- Driver: what belongs to a process ------------------------------------------------------------------------- */
+
+typedef struct {
+  PyObject_HEAD
+  LaunchFunction launch;
+  EncodeFunction encode;
+  PyTypeObject* tensor;    /* base class of all tensors */
+  PyObject* data_ptr_of_a; /* a bound `data_ptr`, which keeps its function alive */
+  PyCFunction data_ptr;
+  PyObject* stream_of; /* device -> its current stream */
+  PyCFunction stream_function;
+  PyObject* stream_self;
+  PyObject* failed;  /* (status, kernel) -> exception */
+  PyObject* enter;   /* device -> None; makes the device's context current in this thread */
+  PyObject* current; /* () -> the current device; or None */
+  PyCFunction current_function;
+  PyObject* current_self;
+  PyObject* runtime; /* has launch_enter_hook and launch_exit_hook; or None */
+} Driver;
+
+static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
+  static char* names[] = {"launch", "encode", "tensor", "data_ptr", "stream_of", "failed", "enter", "current", "runtime", NULL};
+  Driver* self = (Driver*)object;
+  unsigned long long launch, encode;
+  PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime;
+  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOO", names, &launch, &encode, &tensor, &data_ptr, &stream_of,
+                                   &failed, &enter, &current, &runtime))
+    return -1;
+  if (self->tensor != NULL) {
+    PyErr_SetString(PyExc_TypeError, "a Driver is made once");
+    return -1;
+  }
+  if (!launch || !PyType_Check(tensor) || !PyObject_TypeCheck(data_ptr, &PyCFunction_Type) ||
+      PyCFunction_GetFlags(data_ptr) != METH_NOARGS) {
+    PyErr_SetString(PyExc_TypeError,
+                    "launch is the address of a function, tensor a class, data_ptr a C method without arguments");
+    return -1;
+  }
+  self->launch = (LaunchFunction)(uintptr_t)launch;
+  self->encode = (EncodeFunction)(uintptr_t)encode;
+  self->data_ptr = PyCFunction_GetFunction(data_ptr);
+  if (PyObject_TypeCheck(stream_of, &PyCFunction_Type) && PyCFunction_GetFlags(stream_of) == METH_O) {
+    self->stream_function = PyCFunction_GetFunction(stream_of);
+    self->stream_self = PyCFunction_GetSelf(stream_of); /* borrowed of stream_of */
+  }
+  if (PyObject_TypeCheck(current, &PyCFunction_Type) && PyCFunction_GetFlags(current) == METH_NOARGS) {
+    self->current_function = PyCFunction_GetFunction(current);
+    self->current_self = PyCFunction_GetSelf(current);
+  }
+  Py_INCREF(tensor), Py_INCREF(data_ptr), Py_INCREF(stream_of), Py_INCREF(failed), Py_INCREF(enter), Py_INCREF(current);
+  Py_INCREF(runtime);
+  self->current = current;
+  self->tensor = (PyTypeObject*)tensor;
+  self->data_ptr_of_a = data_ptr;
+  self->stream_of = stream_of;
+  self->failed = failed;
+  self->enter = enter;
+  self->runtime = runtime;
+  return 0;
+}
+
+static void driver_dealloc(PyObject* object) {
+  Driver* self = (Driver*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  Py_XDECREF(self->tensor);
+  Py_XDECREF(self->data_ptr_of_a);
+  Py_XDECREF(self->stream_of);
+  Py_XDECREF(self->failed);
+  Py_XDECREF(self->enter);
+  Py_XDECREF(self->current);
+  Py_XDECREF(self->runtime);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+/* Whether one of the profiler's hooks is set: 1, 0, or -1 with an exception. */
+static int hooked(Driver* driver) {
+  if (driver->runtime == Py_None) return 0;
+  PyObject* names[2] = {name_enter, name_leave};
+  for (int at = 0; at < 2; at++) {
+    PyObject* hook = PyObject_GetAttr(driver->runtime, names[at]);
+    if (hook == NULL) return -1;
+    int set = hook != Py_None;
+    if (set) {
+      PyObject* calls = PyObject_GetAttr(hook, name_calls);
+      if (calls == NULL) {
+        PyErr_Clear(); /* a plain function is a hook, too */
+      } else {
+        Py_ssize_t count = PyObject_Size(calls);
+        Py_DECREF(calls);
+        if (count < 0) {
+          Py_DECREF(hook);
+          return -1;
+        }
+        set = count > 0;
+      }
+    }
+    Py_DECREF(hook);
+    if (set) return 1;
+  }
+  return 0;
+}
+
+/* Whether a device is current in this thread: 1, 0, or -1 with an exception. */
+static int is_current(Driver* driver, PyObject* device) {
+  if (driver->current == Py_None) return 1;
+  PyObject* now = driver->current_function ? driver->current_function(driver->current_self, NULL)
+                                           : PyObject_CallFunctionObjArgs(driver->current, NULL);
+  if (now == NULL) return -1;
+  int same = PyObject_RichCompareBool(now, device, Py_EQ);
+  Py_DECREF(now);
+  return same;
+}
+
+/* The current stream of a device; -1 with an exception. */
+static int current_stream(Driver* driver, PyObject* device, void** stream) {
+  PyObject* found = driver->stream_function ? driver->stream_function(driver->stream_self, device)
+                                            : PyObject_CallFunctionObjArgs(driver->stream_of, device, NULL);
+  if (found == NULL) return -1;
+  *stream = PyLong_AsVoidPtr(found);
+  Py_DECREF(found);
+  return *stream == NULL && PyErr_Occurred() ? -1 : 0;
+}
+
+/* The address of a tensor; an int is one already. */
+static int address_of(Driver* driver, PyObject* operand, Py_ssize_t at, uint64_t* address) {
+  PyObject* number;
+  if (PyObject_TypeCheck(operand, driver->tensor)) {
+    number = driver->data_ptr(operand, NULL);
+    if (number == NULL) return -1;
+  } else if (PyLong_Check(operand)) {
+    number = operand;
+    Py_INCREF(number);
+  } else {
+    PyErr_Format(PyExc_TypeError, "argument %zd must be a tensor: the kernel was compiled for one, got %R", at,
+                 (PyObject*)Py_TYPE(operand));
+    return -1;
+  }
+  *address = PyLong_AsUnsignedLongLong(number);
+  Py_DECREF(number);
+  return *address == (uint64_t)-1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* ---- Kernel: a compiled function with the kinds of its arguments ------------------------------------------------ */
+
+typedef struct { /* a tensor map that was encoded, and what for */
+  uint64_t address, sizes[MAX_RANK], strides[MAX_RANK];
+  int known, padded;
+  unsigned char map[MAP_BYTES];
+} Encoded;
+
+typedef struct { /* how tensors become tensor maps */
+  int swizzle, item_bytes, type, rank, fp4_padded;
+  uint32_t box[MAX_RANK];
+  Encoded last;
+} Map;
+
+typedef struct {
+  PyObject_HEAD
+  Driver* driver;
+  PyObject *owner, *name, *device;
+  void* function;
+  char* kinds; /* of all arguments, see `kernel_init` */
+  Py_ssize_t num_arguments, num_parameters;
+  uint16_t offsets[MAX_PARAMETERS]; /* of the parameters, scratch pointers included */
+  Map* maps;
+  Py_ssize_t num_maps, num_bytes;
+  Config config;
+  Attribute attributes[4];
+} Kernel;
+
+static Py_ssize_t size_of(char kind) {
+  switch (kind) {
+    case 'b': case 'B': return 1;
+    case 'h': case 'H': return 2;
+    case 'i': case 'I': case 'f': return 4;
+    case 'P': case 'q': case 'Q': case 'd': return 8;
+    default: return 0;
+  }
+}
+
+static int add_parameter(Kernel* self, Py_ssize_t size, Py_ssize_t alignment) {
+  Py_ssize_t offset = (self->num_bytes + alignment - 1) / alignment * alignment;
+  if (self->num_parameters == MAX_PARAMETERS || offset + size > MAX_BYTES) {
+    PyErr_Format(PyExc_ValueError, "at most %d parameters of %d bytes", MAX_PARAMETERS, MAX_BYTES);
+    return -1;
+  }
+  self->offsets[self->num_parameters++] = (uint16_t)offset;
+  self->num_bytes = offset + size;
+  return 0;
+}
+
+static int read_map(Map* map, PyObject* facts) {
+  PyObject* box;
+  if (!PyArg_ParseTuple(facts, "iiiiO!", &map->swizzle, &map->item_bytes, &map->type, &map->fp4_padded, &PyTuple_Type,
+                        &box))
+    return -1;
+  map->rank = (int)PyTuple_Size(box);
+  if (map->rank < 1 || map->rank > MAX_RANK) {
+    PyErr_SetString(PyExc_ValueError, "a tensor map has 1 to 5 dimensions");
+    return -1;
+  }
+  for (int at = 0; at < map->rank; at++) { /* the driver counts from the innermost */
+    map->box[map->rank - 1 - at] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(box, at));
+  }
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+static int kernel_init(PyObject* object, PyObject* args, PyObject* named) {
+  static char* names[] = {"driver", "function", "kinds", "name",  "device",      "threads", "shared_bytes",
+                          "owner",  "scratch",  "maps",  "cluster", "cooperative", "programmatic", NULL};
+  Kernel* self = (Kernel*)object;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
+  PyObject *driver, *name, *device, *owner = Py_None, *maps = NULL;
+  const char* kinds;
+  unsigned long long function;
+  int threads, shared_bytes, scratch = 0, cluster = 1, cooperative = 0, programmatic = 0;
+  if (state == NULL ||
+      !PyArg_ParseTupleAndKeywords(args, named, "O!KsOOii|OiO!ipp", names, state->driver_type, &driver, &function,
+                                   &kinds, &name, &device, &threads, &shared_bytes, &owner, &scratch, &PyTuple_Type,
+                                   &maps, &cluster, &cooperative, &programmatic))
+    return -1;
+  if (self->driver != NULL) {
+    PyErr_SetString(PyExc_TypeError, "a Kernel is made once");
+    return -1;
+  }
+  if (((Driver*)driver)->tensor == NULL) {
+    PyErr_SetString(PyExc_TypeError, "the Driver was not initialised");
+    return -1;
+  }
+  self->num_maps = maps == NULL ? 0 : PyTuple_Size(maps);
+  self->maps = self->num_maps ? calloc((size_t)self->num_maps, sizeof(Map)) : NULL;
+  self->num_arguments = (Py_ssize_t)strlen(kinds);
+  self->kinds = malloc((size_t)self->num_arguments + 1);
+  if (self->kinds == NULL || (self->num_maps && self->maps == NULL)) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  memcpy(self->kinds, kinds, (size_t)self->num_arguments + 1);
+  for (Py_ssize_t at = 0; at < self->num_maps; at++) {
+    if (read_map(&self->maps[at], PyTuple_GetItem(maps, at)) < 0) return -1;
+  }
+  Py_ssize_t mapped = 0;
+  for (Py_ssize_t at = 0; at < self->num_arguments; at++) {
+    char kind = kinds[at];
+    if (kind == '-') continue;
+    if (kind == 'T') {
+      if (mapped == self->num_maps) {
+        PyErr_SetString(PyExc_ValueError, "fewer maps than kinds 'T'");
+        return -1;
+      }
+      int rank = self->maps[mapped++].rank;
+      if (add_parameter(self, MAP_BYTES, 64) < 0) return -1;
+      for (int of = 0; of < 2 * rank; of++) { /* sizes as int32, then strides as int64 */
+        Py_ssize_t bytes = of < rank ? 4 : 8;
+        if (add_parameter(self, bytes, bytes) < 0) return -1;
+      }
+      continue;
+    }
+    Py_ssize_t bytes = size_of(kind);
+    if (bytes == 0) {
+      PyErr_Format(PyExc_ValueError, "unknown kind %c of argument %zd", kind, at);
+      return -1;
+    }
+    if (add_parameter(self, bytes, bytes) < 0) return -1;
+  }
+  if (mapped != self->num_maps) {
+    PyErr_SetString(PyExc_ValueError, "more maps than kinds 'T'");
+    return -1;
+  }
+  for (int at = 0; at < scratch; at++) {
+    if (add_parameter(self, 8, 8) < 0) return -1;
+  }
+  self->config = (Config){{1, 1, 1}, {(uint32_t)threads, 1, 1}, (uint32_t)shared_bytes, NULL, self->attributes, 0};
+  Attribute* next = self->attributes;
+  if (programmatic) *next++ = (Attribute){PROGRAMMATIC_STREAM, 0, .value.words = {1}};
+  if (cooperative) *next++ = (Attribute){COOPERATIVE, 0, .value.words = {1}};
+  if (cluster > 1) {
+    *next++ = (Attribute){CLUSTER_DIMENSION, 0, .value.words = {(uint32_t)cluster, 1, 1}};
+    *next++ = (Attribute){CLUSTER_SCHEDULING, 0, .value.words = {1}}; /* spread */
+  }
+  self->config.num_attributes = (uint32_t)(next - self->attributes);
+  self->function = (void*)(uintptr_t)function;
+  Py_INCREF(driver), Py_INCREF(name), Py_INCREF(device), Py_INCREF(owner);
+  self->name = name;
+  self->device = device;
+  self->owner = owner;
+  self->driver = (Driver*)driver;
+  return 0;
+}
+
+static void kernel_dealloc(PyObject* object) {
+  Kernel* self = (Kernel*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  Py_XDECREF(self->driver);
+  Py_XDECREF(self->name);
+  Py_XDECREF(self->device);
+  Py_XDECREF(self->owner);
+  free(self->kinds);
+  free(self->maps);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+static int does_not_fit(Kernel* self, Py_ssize_t at, PyObject* value) {
+  PyErr_Clear();
+  PyErr_Format(PyExc_OverflowError, "argument %zd of %S: %R does not fit its parameter of kind '%c'", at, self->name,
+               value, self->kinds[at]);
+  return -1;
+}
+
+static int pack_integer(Kernel* self, Py_ssize_t at, PyObject* value, unsigned char* slot) {
+  char kind = self->kinds[at];
+  if (kind == 'Q') {
+    unsigned long long wide = PyLong_AsUnsignedLongLong(value);
+    if (wide == (unsigned long long)-1 && PyErr_Occurred())
+      return PyErr_ExceptionMatches(PyExc_OverflowError) ? does_not_fit(self, at, value) : -1;
+    memcpy(slot, &wide, 8);
+    return 0;
+  }
+  long long wide = PyLong_AsLongLong(value);
+  if (wide == -1 && PyErr_Occurred())
+    return PyErr_ExceptionMatches(PyExc_OverflowError) ? does_not_fit(self, at, value) : -1;
+  Py_ssize_t bytes = size_of(kind);
+  if (bytes < 8) {
+    int bits = (int)(8 * bytes);
+    int is_signed = kind >= 'a';
+    long long least = is_signed ? -(1LL << (bits - 1)) : 0, most = (1LL << (is_signed ? bits - 1 : bits)) - 1;
+    if (wide < least || wide > most) return does_not_fit(self, at, value);
+  }
+  memcpy(slot, &wide, (size_t)bytes); /* both machines that CUDA runs on are little-endian */
+  return 0;
+}
+
+/* Numbers of a tuple or list into `found`; -1 with an exception. */
+static int read_sizes(PyObject* sequence, int rank, uint64_t* found) {
+  PyObject* sizes = PySequence_Tuple(sequence);
+  if (sizes == NULL) return -1;
+  int status = 0;
+  if (PyTuple_Size(sizes) != rank) {
+    PyErr_Format(PyExc_ValueError, "a descriptor of %d dimensions, the kernel was compiled for %d",
+                 (int)PyTuple_Size(sizes), rank);
+    status = -1;
+  }
+  for (int at = 0; status == 0 && at < rank; at++) {
+    found[at] = PyLong_AsUnsignedLongLong(PyTuple_GetItem(sizes, at));
+    if (found[at] == (uint64_t)-1 && PyErr_Occurred()) status = -1;
+  }
+  Py_DECREF(sizes);
+  return status;
+}
+
+static PyObject* raise_status(Driver* driver, int status, PyObject* name) {
+  PyObject* number = PyLong_FromLong(status);
+  PyObject* error = number == NULL ? NULL : PyObject_CallFunctionObjArgs(driver->failed, number, name, NULL);
+  Py_XDECREF(number);
+  if (error != NULL) {
+    PyErr_SetObject((PyObject*)Py_TYPE(error), error);
+    Py_DECREF(error);
+  }
+  return NULL;
+}
+
+/* A descriptor as its parameters: the map, encoded anew if address, sizes or strides changed, its sizes and strides. */
+static int pack_map(Kernel* self, Map* map, Py_ssize_t at, PyObject* descriptor, unsigned char* values,
+                    const uint16_t* offsets) {
+  Encoded now;
+  memset(&now, 0, sizeof now);
+  PyObject* base = PyObject_GetAttr(descriptor, name_base);
+  if (base == NULL || address_of(self->driver, base, at, &now.address) < 0) {
+    Py_XDECREF(base);
+    return -1;
+  }
+  Py_DECREF(base);
+  PyObject *shape = PyObject_GetAttr(descriptor, name_shape), *strides = PyObject_GetAttr(descriptor, name_strides);
+  PyObject* padding = PyObject_GetAttr(descriptor, name_padding);
+  int failed = shape == NULL || strides == NULL || padding == NULL ||
+               read_sizes(shape, map->rank, now.sizes) < 0 || read_sizes(strides, map->rank, now.strides) < 0;
+  if (!failed) {
+    now.padded = PyUnicode_Check(padding) && PyUnicode_CompareWithASCIIString(padding, "nan") == 0;
+    failed = PyErr_Occurred() != NULL;
+  }
+  Py_XDECREF(shape);
+  Py_XDECREF(strides);
+  Py_XDECREF(padding);
+  if (failed) return -1;
+  Encoded* last = &map->last;
+  int same = last->known && last->address == now.address && last->padded == now.padded &&
+             !memcmp(last->sizes, now.sizes, sizeof now.sizes) && !memcmp(last->strides, now.strides, sizeof now.strides);
+  if (!same) {
+    if (self->driver->encode == NULL) {
+      PyErr_SetString(PyExc_RuntimeError, "the CUDA driver has no cuTensorMapEncodeTiled");
+      return -1;
+    }
+    uint64_t sizes[MAX_RANK], bytes[MAX_RANK];
+    uint32_t steps[MAX_RANK] = {1, 1, 1, 1, 1};
+    for (int of = 0; of < map->rank; of++) {
+      int inner = map->rank - 1 - of;
+      sizes[inner] = now.sizes[of] * (inner == 0 && map->fp4_padded ? 2 : 1);
+      if (inner > 0) bytes[inner - 1] = now.strides[of] * (uint64_t)map->item_bytes;
+    }
+    last->known = 0;
+    alignas(64) unsigned char encoded[MAP_BYTES] = {0};
+    int status = self->driver->encode(encoded, map->type, (uint32_t)map->rank, (void*)(uintptr_t)now.address, sizes,
+                                      bytes, map->box, steps, 0, map->swizzle, 2, now.padded);
+    if (status != 0) {
+      raise_status(self->driver, status, self->name);
+      return -1;
+    }
+    memcpy(now.map, encoded, MAP_BYTES);
+    now.known = 1;
+    *last = now;
+  }
+  memcpy(values + offsets[0], last->map, MAP_BYTES);
+  for (int of = 0; of < map->rank; of++) {
+    uint32_t size = (uint32_t)now.sizes[of];
+    memcpy(values + offsets[1 + of], &size, 4);
+    memcpy(values + offsets[1 + map->rank + of], &now.strides[of], 8);
+  }
+  return 0;
+}
+
+/* All arguments into `values`. */
+static int pack(Kernel* self, PyObject* const* given, unsigned char* values) {
+  const uint16_t* offset = self->offsets;
+  const char* kinds = self->kinds;
+  Map* map = self->maps;
+  for (Py_ssize_t at = 0; at < self->num_arguments; at++) {
+    PyObject* argument = given[at];
+    switch (kinds[at]) {
+      case '-':
+        if (PyObject_TypeCheck(argument, self->driver->tensor)) {
+          PyErr_Format(PyExc_TypeError, "argument %zd of %S: the kernel was compiled without this tensor", at,
+                       self->name);
+          return -1;
+        }
+        break;
+      case 'P': {
+        uint64_t address;
+        if (address_of(self->driver, argument, at, &address) < 0) return -1;
+        memcpy(values + *offset++, &address, 8);
+        break;
+      }
+      case 'T':
+        if (pack_map(self, map, at, argument, values, offset) < 0) return -1;
+        offset += 1 + 2 * map->rank;
+        map++;
+        break;
+      case 'f': case 'd': {
+        double wide = PyFloat_AsDouble(argument);
+        if (wide == -1.0 && PyErr_Occurred()) return -1;
+        float narrow = (float)wide;
+        if (kinds[at] == 'f')
+          memcpy(values + *offset++, &narrow, 4);
+        else
+          memcpy(values + *offset++, &wide, 8);
+        break;
+      }
+      default:
+        if (pack_integer(self, at, argument, values + *offset++) < 0) return -1;
+    }
+  }
+  for (; offset < self->offsets + self->num_parameters; offset++) memset(values + *offset, 0, 8); /* scratch */
+  return 0;
+}
+
+static int read_grid(PyObject* grid, uint32_t* sizes) {
+  Py_ssize_t rank = 1;
+  if (PyTuple_Check(grid)) {
+    rank = PyTuple_Size(grid);
+    if (rank < 1 || rank > 3) {
+      PyErr_SetString(PyExc_ValueError, "a grid has 1 to 3 dimensions");
+      return -1;
+    }
+  }
+  sizes[1] = sizes[2] = 1;
+  for (Py_ssize_t at = 0; at < rank; at++) {
+    long long size = PyLong_AsLongLong(PyTuple_Check(grid) ? PyTuple_GetItem(grid, at) : grid);
+    if (size == -1 && PyErr_Occurred()) return -1;
+    if (size < 0 || size > INT32_MAX || (at > 0 && size > 65535)) {
+      PyErr_Format(PyExc_ValueError, "a grid of %R: each size is 0 to 2147483647, the second and third to 65535", grid);
+      return -1;
+    }
+    sizes[at] = (uint32_t)size;
+  }
+  return 0;
+}
+
+typedef struct { /* one entry into the driver */
+  Kernel* kernel;
+  Config config;
+  unsigned char* values;
+} Launch;
+
+/* Launch all in order on one stream; -1 with an exception. The interpreter's lock is free meanwhile: where the queue of
+ * the GPU is full, the driver waits for work that may need the lock. */
+static int launch_all(Driver* driver, PyObject* device, Launch* launches, int count) {
+  void* parameters[MAX_PARAMETERS];
+  void* stream;
+  if (current_stream(driver, device, &stream) < 0) return -1;
+  int at = 0, entered = 0, status;
+  for (;;) {
+    status = 0;
+    PyThreadState* thread = PyEval_SaveThread();
+    for (; at < count; at++) {
+      Kernel* kernel = launches[at].kernel;
+      for (Py_ssize_t of = 0; of < kernel->num_parameters; of++)
+        parameters[of] = launches[at].values + kernel->offsets[of];
+      launches[at].config.stream = stream;
+      status = driver->launch(&launches[at].config, kernel->function, parameters, NULL);
+      if (status != 0) break;
+    }
+    PyEval_RestoreThread(thread);
+    if (status != INVALID_CONTEXT || entered) break;
+    entered = 1; /* a thread that has not used the device yet; nothing was launched */
+    PyObject* done = PyObject_CallFunctionObjArgs(driver->enter, device, NULL);
+    if (done == NULL) return -1;
+    Py_DECREF(done);
+  }
+  if (status == 0) return 0;
+  raise_status(driver, status, launches[at].kernel->name);
+  return -1;
+}
+
+static Config config_of(Kernel* kernel, const uint32_t* grid) {
+  Config config = kernel->config;
+  memcpy(config.grid, grid, sizeof config.grid);
+  for (uint32_t at = 0; at < config.num_attributes; at++) {
+    if (kernel->attributes[at].id == CLUSTER_DIMENSION) config.grid[0] *= kernel->attributes[at].value.words[0];
+  }
+  return config;
+}
+
+static PyObject* kernel_launch(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  Kernel* self = (Kernel*)object;
+  if (self->driver == NULL || count != self->num_arguments + 1) {
+    return PyErr_Format(PyExc_TypeError, "%S takes a grid and %zd arguments, got %zd", self->name ? self->name : Py_None,
+                        self->num_arguments, count - 1);
+  }
+  uint32_t grid[3];
+  alignas(64) unsigned char values[MAX_BYTES];
+  if (read_grid(given[0], grid) < 0) return NULL;
+  int set = hooked(self->driver);
+  if (set < 0) return NULL;
+  if (set) Py_RETURN_FALSE;
+  if (pack(self, given + 1, values) < 0) return NULL;
+  if (grid[0] && grid[1] && grid[2]) {
+    Launch launch = {self, config_of(self, grid), values};
+    if (launch_all(self->driver, self->device, &launch, 1) < 0) return NULL;
+  }
+  Py_RETURN_TRUE;
+}
+
+/* What a launch would pass: its grid and the bytes of each parameter. For tests and for those who look for a fault. */
+static PyObject* kernel_packed(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  Kernel* self = (Kernel*)object;
+  if (self->driver == NULL || count != self->num_arguments) {
+    return PyErr_Format(PyExc_TypeError, "takes %zd arguments, got %zd", self->num_arguments, count);
+  }
+  alignas(64) unsigned char values[MAX_BYTES];
+  memset(values, 0, sizeof values);
+  if (pack(self, given, values) < 0) return NULL;
+  PyObject* packed = PyTuple_New(self->num_parameters);
+  for (Py_ssize_t at = 0; packed != NULL && at < self->num_parameters; at++) {
+    Py_ssize_t end = at + 1 < self->num_parameters ? self->offsets[at + 1] : self->num_bytes;
+    PyObject* bytes = PyBytes_FromStringAndSize((char*)values + self->offsets[at], end - self->offsets[at]);
+    if (bytes == NULL || PyTuple_SetItem(packed, at, bytes) < 0) Py_CLEAR(packed);
+  }
+  return packed;
+}
+
+/* ---- Sequence: launches whose scalars and grids stay the same --------------------------------------------------- */
+
+typedef struct {
+  uint16_t operand, offset; /* which operand's address, and where it goes */
+  uint64_t beyond;          /* bytes added to it */
+} Place;
+
+typedef struct {
+  Kernel* kernel;
+  Config config;
+  unsigned char* values;
+  Place* places;
+  Py_ssize_t num_places;
+} Step;
+
+typedef struct {
+  PyObject_HEAD
+  Driver* driver;
+  PyObject* device;
+  int num_steps;
+  Py_ssize_t num_operands;
+  uint64_t used, aligned; /* one bit per operand */
+  Step steps[MAX_STEPS];
+} Sequence;
+
+/* Bytes of a kernel's parameters, so that those of the next one are aligned. */
+static Py_ssize_t rounded(const Kernel* kernel) { return (kernel->num_bytes + 63) / 64 * 64; }
+
+static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) {
+  PyObject *kernel, *grid, *arguments, *places;
+  uint32_t sizes[3];
+  if (!PyTuple_Check(facts)) {
+    PyErr_SetString(PyExc_TypeError, "a step is a tuple of kernel, grid, arguments and places");
+    return -1;
+  }
+  if (!PyArg_ParseTuple(facts, "O!OO!O!", state->kernel_type, &kernel, &grid, &PyTuple_Type, &arguments, &PyTuple_Type,
+                        &places) ||
+      read_grid(grid, sizes) < 0)
+    return -1;
+  Kernel* of = (Kernel*)kernel;
+  Py_ssize_t pointers = 0, count = PyTuple_Size(arguments), placed = PyTuple_Size(places);
+  if (of->driver == NULL || count != of->num_arguments || of->num_maps) {
+    PyErr_SetString(PyExc_TypeError, "a step takes all arguments of its kernel, none of them a tensor map");
+    return -1;
+  }
+  if (self->driver != NULL && (of->driver != self->driver || PyObject_RichCompareBool(of->device, self->device, Py_EQ) != 1)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "the kernels of a sequence belong to one device");
+    return -1;
+  }
+  for (Py_ssize_t at = 0; at < count; at++) {
+    pointers += of->kinds[at] == 'P';
+  }
+  if (posix_memalign((void**)&step->values, 64, (size_t)rounded(of) + 64) != 0) step->values = NULL;
+  step->places = calloc((size_t)pointers + 1, sizeof(Place));
+  if (step->values == NULL || step->places == NULL) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  PyObject** given = calloc((size_t)count + 1, sizeof *given);
+  if (given == NULL) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  for (Py_ssize_t at = 0; at < count; at++) given[at] = PyTuple_GetItem(arguments, at); /* borrowed of the tuple */
+  int packed = pack(of, given, step->values);
+  free(given);
+  if (packed < 0) return -1;
+  Py_ssize_t parameter = 0, place = 0;
+  for (Py_ssize_t at = 0; at < count; at++) {
+    if (of->kinds[at] == '-') continue;
+    if (of->kinds[at] == 'P') {
+      unsigned short operand;
+      unsigned long long beyond;
+      PyObject* pair = at < placed ? PyTuple_GetItem(places, at) : Py_None;
+      uint64_t address;
+      memcpy(&address, step->values + of->offsets[parameter], 8);
+      if (pair == Py_None && address == 0) { /* a tensor without memory, which stays one */
+        parameter++;
+        continue;
+      }
+      if (!PyTuple_Check(pair)) {
+        PyErr_Format(PyExc_ValueError, "argument %zd of %S is a tensor: its place names an operand and an offset", at,
+                     of->name);
+        return -1;
+      }
+      if (!PyArg_ParseTuple(pair, "HK", &operand, &beyond)) return -1;
+      if (operand >= self->num_operands) {
+        PyErr_Format(PyExc_ValueError, "operand %d of %zd", (int)operand, self->num_operands);
+        return -1;
+      }
+      step->places[place++] = (Place){operand, of->offsets[parameter], beyond};
+      self->used |= 1ULL << operand;
+    }
+    parameter++;
+  }
+  step->num_places = place;
+  step->config = config_of(of, sizes);
+  Py_INCREF(kernel);
+  step->kernel = of;
+  if (self->driver == NULL) {
+    Py_INCREF(of->driver), Py_INCREF(of->device);
+    self->driver = of->driver;
+    self->device = of->device;
+  }
+  return 0;
+}
+
+static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
+  static char* names[] = {"steps", "operands", "aligned", NULL};
+  Sequence* self = (Sequence*)object;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
+  PyObject *steps, *aligned;
+  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!nO!", names, &PyTuple_Type, &steps,
+                                                    &self->num_operands, &PyTuple_Type, &aligned))
+    return -1;
+  Py_ssize_t count = PyTuple_Size(steps);
+  if (self->driver != NULL || count < 1 || count > MAX_STEPS || self->num_operands < 1 ||
+      self->num_operands > MAX_OPERANDS) {
+    PyErr_Format(PyExc_ValueError, "a sequence is made once, of 1 to %d steps and 1 to %d operands", MAX_STEPS,
+                 MAX_OPERANDS);
+    return -1;
+  }
+  for (Py_ssize_t at = 0; at < PyTuple_Size(aligned); at++) {
+    unsigned long operand = PyLong_AsUnsignedLong(PyTuple_GetItem(aligned, at));
+    if (PyErr_Occurred()) return -1;
+    if ((Py_ssize_t)operand >= self->num_operands) {
+      PyErr_SetString(PyExc_ValueError, "an aligned operand that does not exist");
+      return -1;
+    }
+    self->aligned |= 1ULL << operand;
+  }
+  for (Py_ssize_t at = 0; at < count; at++) {
+    self->num_steps = (int)at + 1; /* so that dealloc frees what a failed step has */
+    if (read_step(self, &self->steps[at], PyTuple_GetItem(steps, at), state) < 0) return -1;
+  }
+  return 0;
+}
+
+static void sequence_dealloc(PyObject* object) {
+  Sequence* self = (Sequence*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  for (int at = 0; at < self->num_steps; at++) {
+    free(self->steps[at].values);
+    free(self->steps[at].places);
+    Py_XDECREF(self->steps[at].kernel);
+  }
+  Py_XDECREF(self->driver);
+  Py_XDECREF(self->device);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+static PyObject* sequence_launch(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  Sequence* self = (Sequence*)object;
+  uint64_t addresses[MAX_OPERANDS], unaligned = 0;
+  if (self->driver == NULL || count != self->num_operands)
+    return PyErr_Format(PyExc_TypeError, "takes %zd operands, got %zd", self->num_operands, count);
+  int set = hooked(self->driver);
+  if (set < 0) return NULL;
+  if (set) Py_RETURN_FALSE;
+  int current = is_current(self->driver, self->device);
+  if (current < 0) return NULL;
+  if (!current) Py_RETURN_FALSE;
+  for (Py_ssize_t at = 0; at < count; at++) {
+    uint64_t bit = 1ULL << at;
+    if (!((self->used | self->aligned) & bit)) continue;
+    if (given[at] == Py_None && !(self->used & bit)) continue;
+    if (address_of(self->driver, given[at], at, &addresses[at]) < 0) return NULL;
+    if (self->aligned & bit) unaligned |= addresses[at];
+  }
+  if (unaligned & 15) Py_RETURN_FALSE;
+  alignas(64) unsigned char values[MAX_BYTES];
+  Launch launches[MAX_STEPS];
+  Py_ssize_t begin = 0;
+  int entered = 0;
+  for (int at = 0; at < self->num_steps; at++) {
+    Step* step = &self->steps[at];
+    if (!step->config.grid[0] || !step->config.grid[1] || !step->config.grid[2]) continue;
+    memcpy(values + begin, step->values, (size_t)step->kernel->num_bytes);
+    for (Py_ssize_t of = 0; of < step->num_places; of++) {
+      Place place = step->places[of];
+      uint64_t address = addresses[place.operand] + place.beyond;
+      memcpy(values + begin + place.offset, &address, 8);
+    }
+    launches[entered++] = (Launch){step->kernel, step->config, values + begin};
+    begin += rounded(step->kernel);
+  }
+  if (entered && launch_all(self->driver, self->device, launches, entered) < 0) return NULL;
+  Py_RETURN_TRUE;
+}
+
+/* ---- The module -------------------------------------------------------------------------------------------------- */
+
+static PyMethodDef kernel_methods[] = {
+    {"launch", (PyCFunction)(void (*)(void))kernel_launch, METH_FASTCALL,
+     "launch(grid, *arguments): launch on the device's current stream. False, with nothing launched, if hooks of a "
+     "profiler are set."},
+    {"packed", (PyCFunction)(void (*)(void))kernel_packed, METH_FASTCALL,
+     "packed(*arguments): the bytes of each parameter that a launch would pass."},
+    {NULL, NULL, 0, NULL}};
+static PyMethodDef sequence_methods[] = {
+    {"launch", (PyCFunction)(void (*)(void))sequence_launch, METH_FASTCALL,
+     "launch(*operands): make all launches with these tensors. False, with nothing launched, if hooks of a profiler are "
+     "set, another device is current, or an operand that has to begin at a multiple of 16 bytes does not."},
+    {NULL, NULL, 0, NULL}};
+
+#define SLOT(id, value) {id, (void*)(value)}
+static PyType_Slot driver_slots[] = {SLOT(Py_tp_init, driver_init), SLOT(Py_tp_dealloc, driver_dealloc),
+                                     SLOT(Py_tp_doc, "Functions of the CUDA driver and of torch."), {0, NULL}};
+static PyType_Slot kernel_slots[] = {SLOT(Py_tp_init, kernel_init), SLOT(Py_tp_dealloc, kernel_dealloc),
+                                     SLOT(Py_tp_methods, kernel_methods),
+                                     SLOT(Py_tp_doc, "A compiled kernel on one device."), {0, NULL}};
+static PyType_Slot sequence_slots[] = {SLOT(Py_tp_init, sequence_init), SLOT(Py_tp_dealloc, sequence_dealloc),
+                                       SLOT(Py_tp_methods, sequence_methods),
+                                       SLOT(Py_tp_doc, "Launches that differ in their tensors only."), {0, NULL}};
+static PyType_Spec driver_spec = {"kernelhub._launch.Driver", sizeof(Driver), 0, Py_TPFLAGS_DEFAULT, driver_slots};
+static PyType_Spec kernel_spec = {"kernelhub._launch.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
+static PyType_Spec sequence_spec = {"kernelhub._launch.Sequence", sizeof(Sequence), 0, Py_TPFLAGS_DEFAULT,
+                                    sequence_slots};
+
+static int add_type(PyObject* module, const char* name, PyType_Spec* spec, PyObject** kept) {
+  PyObject* type = PyType_FromModuleAndSpec(module, spec, NULL);
+  if (type == NULL) return -1;
+  *kept = type; /* the module's state owns this reference */
+  Py_INCREF(type);
+  if (PyModule_AddObject(module, name, type) < 0) {
+    Py_DECREF(type);
+    return -1;
+  }
+  return 0;
+}
+
+static int run_module(PyObject* module) {
+  State* state = PyModule_GetState(module);
+  static const struct {
+    PyObject** name;
+    const char* text;
+  } interned[] = {{&name_enter, "launch_enter_hook"}, {&name_leave, "launch_exit_hook"}, {&name_calls, "calls"},
+                  {&name_base, "base"},               {&name_shape, "shape"},            {&name_strides, "strides"},
+                  {&name_padding, "padding"}};
+  for (size_t at = 0; at < sizeof interned / sizeof *interned; at++) {
+    if (*interned[at].name == NULL) *interned[at].name = PyUnicode_InternFromString(interned[at].text);
+    if (*interned[at].name == NULL) return -1;
+  }
+  if (add_type(module, "Driver", &driver_spec, &state->driver_type) < 0 ||
+      add_type(module, "Kernel", &kernel_spec, &state->kernel_type) < 0 ||
+      add_type(module, "Sequence", &sequence_spec, &state->sequence_type) < 0)
+    return -1;
+  if (PyModule_AddIntConstant(module, "MAX_PARAMETERS", MAX_PARAMETERS) < 0 ||
+      PyModule_AddIntConstant(module, "MAX_STEPS", MAX_STEPS) < 0 ||
+      PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
+    return -1;
+  return PyModule_AddIntConstant(module, "VERSION", 1);
+}
+
+static int clear_module(PyObject* module) {
+  State* state = PyModule_GetState(module);
+  Py_CLEAR(state->driver_type);
+  Py_CLEAR(state->kernel_type);
+  Py_CLEAR(state->sequence_type);
+  return 0;
+}
+
+static int traverse_module(PyObject* module, visitproc visit, void* arg) {
+  State* state = PyModule_GetState(module);
+  Py_VISIT(state->driver_type);
+  Py_VISIT(state->kernel_type);
+  Py_VISIT(state->sequence_type);
+  return 0;
+}
+
+static void free_module(void* module) { clear_module((PyObject*)module); }
+
+static PyModuleDef_Slot module_slots[] = {SLOT(Py_mod_exec, run_module), {0, NULL}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_launch", "Launches compiled kernels.", sizeof(State),
+                                        NULL, module_slots, traverse_module, clear_module, free_module};
+
+PyMODINIT_FUNC PyInit__launch(void) { return PyModuleDef_Init(&definition); }

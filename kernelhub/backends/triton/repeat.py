@@ -1,0 +1,195 @@
+"""Repeats the launches of a call with other tensors of the same form, in one entry into the launcher.
+
+Most of what a call of an adapter costs the host is the same at each decode step: tiles, grids, strides, variants,
+sizes of temporaries. So the second call with a key is watched: each launch and its arguments. Calls after it compare
+the form of their tensors with torch's guards, allocate all temporary memory at once, and make the same launches.
+
+A call is repeated only if its launches are all it does. While it is watched, an operator of torch that is neither an
+allocation nor a view, a launch that is Triton's to make, and a pointer that could be of two operands rule that out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from kernelhub.backends.triton.launch import WATCHED, Launch, sequence
+from kernelhub.ops.known_form import KnownForm
+from kernelhub.runtime import launch
+
+_MOST_KEYS = 256  # of calls that are repeated, per adapter
+_MOST_SEEN = 4096  # keys that were met once
+_MOST_FORMS = 4  # kept for a key: other strides, grad and inference mode
+_MOST_BYTES = (
+    64 << 20
+)  # of temporary memory: the temporaries of a larger call are freed one by one, as they are used up
+_ALIGNMENT = 256  # of temporaries, as torch's allocator aligns them
+_ALLOCATIONS = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty"))
+
+
+class _Form(NamedTuple):
+    """Calls of one form.
+
+    Attributes:
+        holds: whether the tensors of a call have the form.
+        launch: makes the launches, with the tensors and, where the call has temporaries, their memory; None for a form
+            that is not repeated.
+        room: bytes of the temporaries.
+    """
+
+    holds: Callable[..., bool]
+    launch: Callable[..., bool] | None
+    room: int
+
+
+class Repeated:
+    """The calls of an adapter that are repeated. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._forms: dict[Hashable, tuple[_Form, ...]] = {}
+        self._seen: set[Hashable] = set()
+
+    def clear(self) -> None:
+        """Repeat no call from before: other tiles are chosen now."""
+        self._forms.clear()
+        self._seen.clear()
+
+    def run(self, key: Hashable, tensors: Sequence[Tensor], anew: Callable[..., None], *arguments: Any) -> None:
+        """Make a call as one before it, else by ``anew(*arguments)``; `key` and `tensors` as of `launched`."""
+        if not self.launched(key, tensors):
+            with self.watched(key, tensors):
+                anew(*arguments)
+
+    def launched(self, key: Hashable, tensors: Sequence[Tensor]) -> bool:
+        """Whether the call was made as one before it; else the caller makes it, within `watched`.
+
+        Args:
+            key: every value that the launches depend on, but the tensors.
+            tensors: every tensor that the launches read or write and that is not made by the call, on one device; for
+                equal keys as many, none of them nested.
+        """
+        for form in self._forms.get(key, ()):
+            if form.holds(*tensors):
+                if form.launch is None:
+                    return False
+                if form.room:
+                    # Freed when this returns; the launches are in the stream by then, and what gets the memory next
+                    # runs after them.
+                    room = tensors[0].new_empty(form.room, dtype=torch.uint8)
+                    return form.launch(*tensors, room)
+                return form.launch(*tensors)
+        return False
+
+    def watched(self, key: Hashable, tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """A block that makes the call, and is watched if such calls may come again."""
+        if launch.native() is None or not launch.in_use():
+            return contextlib.nullcontext()
+        if key not in self._seen:
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen.add(key)
+            return contextlib.nullcontext()
+        forms = self._forms.get(key, ())
+        if any(form.holds(*tensors) for form in forms):  # the profiler's hooks are set, or it is not repeated
+            return contextlib.nullcontext()
+        return self._watching(key, tensors, forms)
+
+    @contextlib.contextmanager
+    def _watching(self, key: Hashable, tensors: Sequence[Tensor], forms: tuple[_Form, ...]) -> Iterator[None]:
+        before, WATCHED.launches = WATCHED.launches, []
+        foreign = _Foreign()
+        try:
+            with foreign:
+                yield
+            launches = WATCHED.launches
+        finally:
+            WATCHED.launches = before
+        made = None if foreign.met or not launches else repetition(launches, tensors)
+        known = KnownForm()
+        known.learn(tensors, [tensor.shape for tensor in tensors], range(len(tensors)))
+        if len(self._forms) >= _MOST_KEYS:
+            self._forms.clear()
+        self._forms[key] = (_Form(known.holds, *(made or (None, 0))), *forms[: _MOST_FORMS - 1])
+
+
+class _Foreign(TorchDispatchMode):
+    """Notes whether torch does anything but allocate memory and view it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.met = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        schema = func._schema
+        views = any(made.alias_info is not None and not made.alias_info.is_write for made in schema.returns)
+        if not views and schema.name not in _ALLOCATIONS:
+            self.met = True
+        return func(*args, **(kwargs or {}))
+
+
+def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor]) -> tuple[Callable[..., bool], int] | None:
+    """What repeats launches, given the tensors and then the memory of the temporaries, and the bytes of that memory.
+
+    None if Triton has to make one of them, or a pointer could be of more than one tensor.
+    """
+    temporaries = _Temporaries(tensors)
+    places = []
+    for one in launches:
+        of = [temporaries.place(argument) if isinstance(argument, Tensor) else None for argument in one.arguments]
+        if any(place is _UNCLEAR for place in of):
+            return None
+        places.append(of)
+    if temporaries.room > _MOST_BYTES:
+        return None
+    steps = [one.launcher.step(one.programs, one.variant, *one.arguments) for one in launches]
+    aligned = [at for at, tensor in enumerate(tensors) if not tensor.data_ptr() & 15]
+    made = sequence(steps, places, len(tensors) + (temporaries.room > 0), aligned)
+    return None if made is None else (made, temporaries.room)
+
+
+_UNCLEAR = (-1, -1)
+
+
+class _Temporaries:
+    """Where pointers of a call point: into its tensors, or in memory that it allocated itself."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors
+        self._spans = [(tensor.data_ptr(), tensor.data_ptr() + extent_bytes(tensor)) for tensor in tensors]
+        self._storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        self._offsets: dict[int, int] = {}
+        self.room = 0
+
+    def place(self, argument: Tensor) -> tuple[int, int] | None:
+        """The operand's number and the bytes beyond its address; None for a tensor without memory."""
+        address = argument.data_ptr()
+        if address == 0:
+            return None
+        same = next((at for at, tensor in enumerate(self._tensors) if tensor is argument), None)
+        if same is not None:
+            return (same, 0)
+        span = (address, address + extent_bytes(argument))
+        found = [at for at, own in enumerate(self._spans) if own == span]  # all of an operand, in another dtype
+        if len(found) != 1:
+            found = [at for at, (begin, end) in enumerate(self._spans) if begin <= address < end]
+        storage = argument.untyped_storage()
+        base = storage.data_ptr()
+        if found or base in self._storages:
+            return (found[0], address - self._spans[found[0]][0]) if len(found) == 1 else _UNCLEAR
+        if base not in self._offsets:
+            self._offsets[base] = self.room
+            self.room += -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
+        return (len(self._tensors), self._offsets[base] + address - base)
+
+
+def extent_bytes(tensor: Tensor) -> int:
+    """Bytes from a tensor's first element to the end of its last."""
+    if not tensor.numel():
+        return 0
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (steps + 1) * tensor.element_size()

@@ -1,0 +1,203 @@
+"""The launcher of compiled kernels: the C extension of `csrc/launch`, with the CUDA driver's functions that it enters.
+
+The extension is prebuilt in the wheel, or Triton's build helper compiles it once into Triton's cache, with the C
+compiler that Triton itself needs. Where neither works, Triton launches its kernels as ever; `kernelhub doctor` says so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import importlib.util
+import logging
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.work import JOURNAL
+
+NAME = "kernelhub._launch"
+VERSION = 1  # of the extension's interface, as `launch.c` gives it
+_ROOT = Path(__file__).parent.parent
+_SOURCE = Path("csrc", "launch", "launch.c")
+_COMPILED_S = 0.1  # reading the cache takes a hundredth of it, a compiler ten times as long
+
+_log = logging.getLogger("kernelhub.launch")
+
+
+class Extension(NamedTuple):
+    """Where the launcher's extension comes from.
+
+    Attributes:
+        module: the extension; None if there is none.
+        origin: ``"prebuilt"``, ``"built"`` or ``""``.
+        reason: why there is none, or why it was not the prebuilt one.
+    """
+
+    module: Any
+    origin: str
+    reason: str
+
+
+def source() -> Path | None:
+    """The extension's source: in the package, or beside it in a checkout."""
+    places = (_ROOT / _SOURCE, _ROOT.parent / _SOURCE)
+    return next((path for path in places if path.is_file()), None)
+
+
+def prebuilt() -> bool:
+    """Whether the package has the extension; it is not loaded."""
+    return importlib.util.find_spec(NAME) is not None
+
+
+@functools.cache
+def extension() -> Extension:
+    """The extension, loaded, and built before that if it has to be."""
+    reason = ""
+    if prebuilt():
+        try:
+            module = importlib.import_module(NAME)
+        except ImportError as error:  # built for another platform
+            reason = f"the prebuilt launcher does not load: {error}"
+        else:
+            if module.VERSION == VERSION:
+                return Extension(module, "prebuilt", "")
+            reason = f"the prebuilt launcher is of version {module.VERSION}, this kernelhub has {VERSION}"
+    module, why = _build()
+    reason = "; ".join(filter(None, (reason, why)))
+    if module is None:
+        _log.warning("Triton launches its kernels, some microseconds slower each: %s", reason)
+    return Extension(module, "built" if module is not None else "", reason)
+
+
+@functools.cache
+def cuda() -> ctypes.CDLL | None:
+    """The CUDA driver; None if there is none, or one before CUDA 12.4."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return library if hasattr(library, "cuLaunchKernelEx") and hasattr(library, "cuFuncGetParamInfo") else None
+
+
+class Native(NamedTuple):
+    """The launcher of a process, ready to make kernels.
+
+    Attributes:
+        module: the extension, with `Kernel` and `Sequence`.
+        driver: its `Driver`, which a `Kernel` takes first.
+    """
+
+    module: Any
+    driver: Any
+
+
+@functools.cache
+def native() -> Native | None:
+    """The launcher of this process; None if kernels have to be launched otherwise."""
+    library = cuda()
+    module = None if library is None else extension().module
+    if library is None or module is None:
+        return None
+    return native_of(module, address(library.cuLaunchKernelEx), address(library.cuTensorMapEncodeTiled))
+
+
+def native_of(module: Any, launch: int, encode: int, **other: Any) -> Native:
+    """A launcher that enters functions at these addresses; `other` are other arguments of the `Driver`."""
+    import torch  # `kernelhub doctor` asks what is here without it
+
+    usual = {
+        "tensor": torch._C.TensorBase,
+        "data_ptr": torch.empty(0, dtype=torch.uint8, device="cpu").data_ptr,
+        "stream_of": getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream),
+        "failed": _failed,
+        "enter": _enter,
+        "current": getattr(torch._C, "_cuda_getDevice", None),
+        "runtime": _hooks(),
+    }
+    return Native(module, module.Driver(launch=launch, encode=encode, **{**usual, **other}))
+
+
+def in_use() -> bool:
+    """Whether the settings allow it; KERNELHUB_DIRECT_LAUNCH=0 leaves launches to Triton."""
+    return bool(HUB.settings["KERNELHUB_DIRECT_LAUNCH"])
+
+
+def address(function: Any) -> int:
+    """The address of a C function."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def parameter_sizes(function: int, most: int) -> list[int]:
+    """Bytes of each parameter of a CUfunction, by the driver; at most so many."""
+    library, found = cuda(), []
+    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+    for at in range(0 if library is None else most):
+        asked = (ctypes.c_void_p(function), ctypes.c_size_t(at), ctypes.byref(offset), ctypes.byref(size))
+        if library is None or library.cuFuncGetParamInfo(*asked) != 0:
+            break
+        found.append(size.value)
+    return found
+
+
+def _build() -> tuple[Any, str]:
+    """The extension built by Triton's helper, or read from its cache; else why not."""
+    path = source()
+    if path is None:
+        return None, f"the source {_SOURCE} is not installed"
+    try:
+        from triton.runtime.build import compile_module_from_src
+    except ImportError as error:
+        return None, f"Triton does not load: {error}"
+    with JOURNAL.doing("load", "kernelhub's launcher", "triton") as doing:
+        start = time.perf_counter()
+        try:
+            module = compile_module_from_src(path.read_text(), NAME.rpartition(".")[2])
+        except Exception as error:  # no compiler, no headers, a folder that cannot be written: each its own type
+            return None, f"it cannot be built: {type(error).__name__}: {error}"
+        if time.perf_counter() - start > _COMPILED_S:
+            doing.kind = "compile"
+    return module, ""
+
+
+def _hooks() -> Any:
+    """What has the hooks of profilers, which Triton calls at each launch."""
+    try:
+        import triton
+    except ImportError:
+        return None
+    return triton.knobs.runtime
+
+
+def _no_stream(device: int) -> int:
+    """A torch without CUDA has no streams but the default one."""
+    return 0
+
+
+def _failed(status: int, kernel: str) -> RuntimeError:
+    """What a launch raises; `dispatch.lost` reads from its text whether the device is lost."""
+    name, text = (_text(function, status) for function in ("cuGetErrorName", "cuGetErrorString"))
+    return RuntimeError(f"CUDA error: {text} ({name}, {status}) at the launch of {kernel}")
+
+
+def _text(function: str, status: int) -> str:
+    library, found = cuda(), ctypes.c_char_p()
+    if library is not None and getattr(library, function)(status, ctypes.byref(found)) == 0 and found.value:
+        return found.value.decode()
+    return "unknown error"
+
+
+def _enter(device: int) -> None:
+    """Make a device's context current in a thread that has not used the device yet."""
+    library, context, handle = cuda(), ctypes.c_void_p(), ctypes.c_int()
+    if library is None:
+        return
+    for status in (
+        library.cuDeviceGet(ctypes.byref(handle), device),
+        library.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle),
+        library.cuCtxSetCurrent(context),
+    ):
+        if status != 0:
+            raise _failed(status, f"the context of device {device}")

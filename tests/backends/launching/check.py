@@ -1,0 +1,328 @@
+"""Scenarios of the launcher on the stub driver: `python -m tests.backends.launching.check [NAME ...]`.
+
+Triton compiles the kernels for sm_90; nothing runs, so what is checked is what the driver receives.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import struct
+import sys
+import threading
+from ctypes import c_int
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from kernelhub.backends.triton import direct
+from kernelhub.backends.triton import launch as of_triton
+from kernelhub.backends.triton.direct import direct_launch
+from kernelhub.backends.triton.launch import Launcher
+from kernelhub.backends.triton.repeat import Repeated
+from kernelhub.dispatch.lost import is_final
+from kernelhub.runtime import launch as runtime
+from tests.backends.launching.stub import OneDevice, Stub, install
+
+
+@triton.jit
+def every_kind(a, absent, n, big, scale, flag, b, one, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    value = tl.load(a + at, mask=at < n).to(tl.float32) * scale
+    if absent is not None:
+        value += tl.load(absent + at)
+    if flag:
+        value += big.to(tl.float32) + one
+    tl.store(b + at, value)
+
+
+@triton.jit
+def twice(x, y, n, SIZE: tl.constexpr):
+    at = tl.arange(0, SIZE)
+    tl.store(y + at, tl.load(x + at, mask=at < n, other=0) * 2, mask=at < n)
+
+
+def sizes_of(compiled: Any, given: int) -> list[int]:
+    """The parameters that Triton's function has, as its signature says."""
+    kinds = [direct._kind(kind) for kind in list(compiled.src.signature.values())[:given]]
+    maps = direct._maps(compiled.metadata, list(compiled.src.signature.values()))
+    return [*direct._parameters("".join(filter(None, kinds)), maps or ()), 8, 8]
+
+
+def on_stub(stub: Stub) -> None:
+    """Let launchers take what the stub says of a function."""
+
+    def made(compiled: Any, given: int) -> Any:
+        sizes = sizes_of(compiled, given)
+        stub.expect(sizes)
+        return direct_launch(compiled, given, sizes=lambda function, most: sizes)
+
+    of_triton.direct_launch = made
+
+
+def same_as_triton(stub: Stub) -> None:
+    """What is passed equals what Triton's launcher passes, for every kind of argument and every attribute."""
+    given = [torch.ones(64), None, 5, -(1 << 40), 0.5, True, torch.zeros(64), 1]
+    for options in ({}, {"launch_pdl": True}, {"num_ctas": 2}, {"num_warps": 8}):
+        compiled = every_kind[(6,)](*given, SIZE=64, **options)
+        sizes = sizes_of(compiled, len(given))
+        stub.expect(sizes)
+        stub.take()
+        for arguments in (given, [*given[:2], 7, 1 << 40, 1e300, False, torch.ones(64), 1]):
+            compiled[(6, 2, 3)](*arguments, 64)
+            kernel = direct_launch(compiled, len(given), sizes=lambda function, most, sizes=sizes: sizes)
+            assert kernel.launch((6, 2, 3), *arguments) is True
+            by_triton, ours = stub.take()
+            assert ours == by_triton, (options, ours, by_triton)
+            assert len(ours.parameters) == 6 + 2
+    print("parameters", [len(one) for one in ours.parameters])
+
+
+def tensor_maps(stub: Stub) -> None:
+    """Descriptors are passed as Triton passes them, and encoded again only if address or shape changed."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    @triton.jit
+    def of_map(x, y, n):
+        tl.store(y + tl.arange(0, 64)[:, None] * 64 + tl.arange(0, 64)[None, :], x.load([n, 0]))
+
+    globals()["of_map"] = of_map
+    x, y = torch.zeros(256, 64, dtype=torch.bfloat16), torch.zeros(64, 64, dtype=torch.bfloat16)
+
+    def descriptor(rows: int) -> Any:
+        return TensorDescriptor(x, [rows, 64], [64, 1], [64, 64])
+
+    compiled = of_map[(1,)](descriptor(256), y, 3)
+    sizes = sizes_of(compiled, 3)
+    stub.expect(sizes)
+    kernel = direct_launch(compiled, 3, sizes=lambda function, most: sizes)
+    stub.take()
+    for rows in (256, 128):
+        compiled[(1, 1, 1)](descriptor(rows), y, 3)
+        before = stub.encoded.value
+        for _ in range(3):
+            assert kernel.launch(1, descriptor(rows), y, 3)
+        assert stub.encoded.value == before + 1
+        by_triton, *ours = stub.take()
+        assert all(one == by_triton for one in ours), (ours[0], by_triton)
+    kernel.launch(1, descriptor(256), y, 3)
+    assert struct.unpack_from("<q", stub.take()[0].parameters[0], 40)[0] == 256
+    stub.fail(1)
+    with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
+        kernel.launch(1, descriptor(64), y, 3)
+    assert kernel.launch(1, descriptor(64), y, 3), "the map is encoded after the error"
+
+
+class Adapter:
+    """Two launches with memory of their own between."""
+
+    def __init__(self) -> None:
+        self.first = Launcher(twice, {"SIZE": 64}, 4)
+        self.second = Launcher(twice, {"SIZE": 64}, 4)
+        self.repeated = Repeated()
+        self.anew = 0
+        self.clears = False
+
+    def launch(self, x: torch.Tensor, y: torch.Tensor, n: int) -> None:
+        if not self.repeated.launched(n, (x, y)):
+            with self.repeated.watched(n, (x, y)):
+                self.anew += 1
+                between = torch.empty(64, dtype=torch.float32, device="cpu")
+                if self.clears:
+                    between.zero_()
+                variant = None if (x.data_ptr() | y.data_ptr()) & 15 else (OneDevice.current,)
+                self.first(3, variant, x, between, n)
+                self.second(5, variant, between.view(8, 8).view(64), y, n)
+
+
+def repeated(stub: Stub) -> None:
+    """The third call and later ones make the launches of the second with their own tensors and temporaries."""
+    on_stub(stub)
+    adapter = Adapter()
+    tensors = [(torch.zeros(64), torch.zeros(64)) for _ in range(5)]
+    for x, y in tensors:
+        adapter.launch(x, y, 7)
+    assert adapter.anew == 2, adapter.anew
+    for x, y in tensors[2:]:
+        stub.take()
+        adapter.launch(x, y, 7)
+        first, second = stub.take()
+        pointers = [struct.unpack("<QQi", b"".join(one.parameters[:3])) for one in (first, second)]
+        assert (pointers[0][0], pointers[1][1]) == (x.data_ptr(), y.data_ptr())
+        assert pointers[0][1] == pointers[1][0] not in (x.data_ptr(), y.data_ptr(), 0)
+        assert (first.grid[0], second.grid[0], pointers[0][2]) == (3, 5, 7)
+    x, y = tensors[0]
+    adapter.launch(x, y, 9)
+    adapter.launch(x[1:33], y[1:33], 7)
+    assert adapter.anew == 4, "another value, and another form"
+    memory = torch.zeros(65)
+    adapter.launch(memory[1:], y, 7)
+    assert adapter.anew == 5, "another alignment"
+    adapter.launch(x, x, 7)
+    adapter.launch(x, x, 7)
+    stub.take()
+    adapter.launch(x, x, 7)
+    assert [struct.unpack("<Q", one.parameters[at])[0] for one, at in zip(stub.take(), (0, 1), strict=True)] == [
+        x.data_ptr()
+    ] * 2
+
+    cleared = Adapter()
+    cleared.clears = True
+    for _ in range(4):
+        cleared.launch(x, y, 7)
+    assert cleared.anew == 4, "an operator of torch is no launch of ours"
+
+    overlapping = Adapter()
+    both = torch.zeros(128)
+    for _ in range(4):
+        overlapping.launch(both[:64], both[32:96], 7)
+    assert overlapping.anew == 2, "operands are told apart as objects, though they overlap"
+
+
+def devices_and_streams(stub: Stub) -> None:
+    """A launch goes to the current stream of the kernel's device; another current device is left to the caller."""
+    on_stub(stub)
+    adapter, (x, y) = Adapter(), (torch.zeros(64), torch.zeros(64))
+    for _ in range(3):
+        adapter.launch(x, y, 7)
+    streams = OneDevice.stream_of
+    for stream in (77, 0, 1 << 40):
+        OneDevice.stream_of = staticmethod(lambda device, stream=stream: stream)
+        install_streams(stub)
+        other = Adapter()
+        stub.take()
+        for _ in range(3):
+            other.launch(x, y, 7)
+        assert {one.stream for one in stub.take()[-4:]} == {stream}
+    OneDevice.stream_of = staticmethod(streams)
+    install_streams(stub)
+    two = Adapter()
+    for _ in range(3):
+        two.launch(x, y, 7)
+    assert two.anew == 2
+    OneDevice.current = 1
+    two.launch(x, y, 7)
+    assert two.anew == 3, "device 1 has a context and functions of its own"
+    stub.take()
+    two.launch(x, y, 7)
+    assert {one.stream for one in stub.take()} == {78}
+    OneDevice.current = 0
+
+
+def install_streams(stub: Stub) -> None:
+    native = stub.native(stream_of=lambda device: OneDevice.stream_of(device), current=lambda: OneDevice.current)
+    runtime.native = lambda: native
+
+
+def errors(stub: Stub) -> None:
+    """An error of the driver names its code and the kernel; a thread without a context gets one; no launch is lost."""
+    on_stub(stub)
+    adapter, (x, y) = Adapter(), (torch.zeros(64), torch.zeros(64))
+    for _ in range(3):
+        adapter.launch(x, y, 7)
+    stub.fail(700)
+    with pytest.raises(RuntimeError, match=r"CUDA_ERROR_ILLEGAL_ADDRESS, 700.* twice") as raised:
+        adapter.launch(x, y, 7)
+    assert is_final(raised.value)
+    entered = c_int.in_dll(stub.library, "entered")
+    before = entered.value
+    stub.take()
+    stub.fail(201)
+    adapter.launch(x, y, 7)
+    assert len(stub.take()) == 2
+    assert entered.value == before + 1
+    kernel = adapter.first._ready[(0,)].direct
+    for wrong, error in (
+        ((3, x, y), TypeError),
+        ((3, x, y, 7, 8), TypeError),
+        ((3, None, y, 7), TypeError),
+        ((3, "x", y, 7), TypeError),
+        ((3, x, y, 1 << 31), OverflowError),
+        ((3, x, y, -(1 << 70)), OverflowError),
+        ((3, x, y, 0.5), TypeError),
+        ((-1, x, y, 7), ValueError),
+        ((1 << 31, x, y, 7), ValueError),
+        (((1, 70000), x, y, 7), ValueError),
+        (((), x, y, 7), ValueError),
+    ):
+        with pytest.raises(error):
+            kernel.launch(*wrong)
+    assert not stub.take()
+    assert kernel.launch(0, x, y, 7)
+    assert not stub.take(), "an empty grid is no launch"
+
+
+def hooks(stub: Stub) -> None:
+    """While a profiler has hooks, Triton launches."""
+    on_stub(stub)
+    adapter, (x, y), called = Adapter(), (torch.zeros(64), torch.zeros(64)), []
+    for _ in range(3):
+        adapter.launch(x, y, 7)
+    hook = triton.knobs.runtime.launch_enter_hook
+    hook.add(called.append)
+    adapter.launch(x, y, 7)
+    hook.remove(called.append)
+    hook.calls.clear()
+    assert len(called) == 2
+    assert adapter.anew == 3
+    adapter.launch(x, y, 7)
+    assert adapter.anew == 3
+
+
+def threads_and_leaks(stub: Stub) -> None:
+    """Threads share a kernel without mixing arguments, and launches keep nothing alive."""
+    on_stub(stub)
+    adapter = Adapter()
+    mine = [(torch.zeros(64), torch.zeros(64)) for _ in range(4)]
+    for _ in range(3):
+        adapter.launch(*mine[0], 7)
+    wrong: list[Any] = []
+
+    def work(x: torch.Tensor, y: torch.Tensor) -> None:
+        kernel = adapter.first._ready[(0,)].direct
+        for n in range(500):
+            packed = kernel.packed(x, y, n)
+            if struct.unpack("<QQi", b"".join(packed[:3])[:20]) != (x.data_ptr(), y.data_ptr(), n):
+                wrong.append(n)
+            adapter.launch(x, y, 7)
+
+    workers = [threading.Thread(target=work, args=pair) for pair in mine]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+    x, y = mine[0]
+    form = adapter.repeated._forms[7][0]
+    kernel = adapter.first._ready[(0,)].direct
+    tracked = (x, y, kernel, form.launch, None, True, False)
+    gc.collect()
+    before = [sys.getrefcount(one) for one in tracked]
+    for _ in range(1000):
+        adapter.launch(x, y, 7)
+        kernel.launch(3, x, y, 7)
+        with contextlib.suppress(OverflowError):
+            kernel.launch(3, x, y, 1 << 40)
+    after = [sys.getrefcount(one) for one in tracked]
+    assert all(abs(a - b) < 20 for a, b in zip(before, after, strict=True)), (before, after)
+    adapter.first._ready.clear()
+    adapter.repeated.clear()
+
+
+SCENARIOS = (same_as_triton, tensor_maps, repeated, devices_and_streams, errors, hooks, threads_and_leaks)
+
+
+def main(names: list[str]) -> None:
+    stub = Stub()
+    install(stub)
+    for scenario in SCENARIOS:
+        if not names or scenario.__name__ in names:
+            scenario(stub)
+            print("passed", scenario.__name__, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,117 @@
+/* A libcuda for machines without a GPU: it loads any module, and notes what is launched. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+typedef int Status;
+
+enum { MOST = 64, MOST_BYTES = 4096 };
+typedef struct {
+  uint32_t numbers[8]; /* grid, block, shared bytes, number of attributes */
+  uint64_t stream, function;
+  uint32_t attributes[4][4]; /* id and three words of the value */
+  uint32_t num_parameters;
+  unsigned char values[MOST_BYTES];
+} Noted;
+
+Noted noted[MOST];
+int num_noted, num_encoded, next_status, param_count, param_sizes[256];
+uint64_t encoded_address;
+
+Status cuLaunchKernelEx(const uint32_t* config, void* function, void** parameters, void** extra) {
+  (void)extra;
+  int status = next_status;
+  next_status = 0;
+  if (status) return status;
+  Noted* at = &noted[num_noted++ % MOST];
+  memset(at, 0, sizeof *at);
+  memcpy(at->numbers, config, 28);
+  memcpy(&at->stream, (const char*)config + 32, 8);
+  const char* attributes;
+  memcpy(&attributes, (const char*)config + 40, 8);
+  memcpy(&at->numbers[7], (const char*)config + 48, 4);
+  for (uint32_t of = 0; of < at->numbers[7] && of < 4; of++) {
+    memcpy(at->attributes[of], attributes + 72 * of, 4);
+    memcpy(&at->attributes[of][1], attributes + 72 * of + 8, 12);
+  }
+  at->function = (uint64_t)function;
+  size_t begin = 0;
+  for (int of = 0; of < param_count && begin + (size_t)param_sizes[of] <= MOST_BYTES; of++) {
+    memcpy(at->values + begin, parameters[of], (size_t)param_sizes[of]);
+    begin += (size_t)param_sizes[of];
+  }
+  at->num_parameters = (uint32_t)param_count;
+  return 0;
+}
+Status cuFuncGetParamInfo(void* function, size_t at, size_t* offset, size_t* size) {
+  (void)function;
+  if ((int)at >= param_count) return 1;
+  *offset = 8 * at;
+  *size = (size_t)param_sizes[at];
+  return 0;
+}
+Status cuTensorMapEncodeTiled(unsigned char* map, int type, uint32_t rank, uint64_t address, const uint64_t* sizes,
+                              const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
+                              int swizzle, int promotion, int fill) {
+  int status = next_status;
+  next_status = 0;
+  if (status) return status;
+  num_encoded++;
+  encoded_address = address;
+  memset(map, 0, 128);
+  uint32_t facts[8] = {(uint32_t)type, rank, (uint32_t)interleave, (uint32_t)swizzle, (uint32_t)promotion, (uint32_t)fill};
+  memcpy(map, facts, 24);
+  memcpy(map + 24, &address, 8);
+  memcpy(map + 32, sizes, 8 * (rank < 4 ? rank : 4));
+  memcpy(map + 64, strides, 8 * (rank < 4 ? rank - 1 : 3));
+  memcpy(map + 88, box, 4 * rank);
+  memcpy(map + 108, steps, 4 * rank);
+  return 0;
+}
+Status cuGetErrorName(int status, const char** text) {
+  *text = status == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : status == 1 ? "CUDA_ERROR_INVALID_VALUE" : "CUDA_ERROR_OTHER";
+  return 0;
+}
+Status cuGetErrorString(int status, const char** text) {
+  *text = status == 700 ? "an illegal memory access was encountered" : status == 1 ? "invalid argument" : "other";
+  return 0;
+}
+int entered;
+Status cuPointerGetAttribute(uint64_t* found, int attribute, uint64_t pointer) { return (void)attribute, *found = pointer, 0; }
+Status cuCtxGetCurrent(void** context) { return *context = (void*)1, 0; }
+Status cuCtxSetCurrent(void* context) { return (void)context, entered++, 0; }
+Status cuDeviceGet(int* device, int at) { return *device = at, 0; }
+Status cuDevicePrimaryCtxRetain(void** context, int device) { return (void)device, *context = (void*)1, 0; }
+Status cuModuleLoadData(void** module, const void* image) { return (void)image, *module = (void*)2, 0; }
+Status cuModuleGetFunction(uint64_t* function, void* module, const char* name) {
+  return (void)module, (void)name, *function = 0x1234, 0;
+}
+Status cuFuncGetAttribute(int* found, int attribute, void* function) {
+  return (void)function, *found = attribute == 0 ? 1024 : 0, 0;
+}
+Status cuDeviceGetAttribute(int* found, int attribute, int device) { return (void)attribute, (void)device, *found = 227 * 1024, 0; }
+Status cuInit(unsigned flags) { return (void)flags, 0; }
+Status cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+static Status nothing(void) { return 0; }
+Status cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t flags, int* status) {
+  (void)version, (void)flags;
+  static void* self;
+  if (self == NULL) {
+    Dl_info info;
+    dladdr((void*)cuInit, &info);
+    self = dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+  }
+  void* found = dlsym(self, name);
+  *function = found ? found : (void*)nothing;
+  if (status) *status = 0;
+  return 0;
+}
+Status cuGetProcAddress(const char* name, void** function, int version, uint64_t flags) {
+  return cuGetProcAddress_v2(name, function, version, flags, 0);
+}
+/* What else Triton links against. */
+#define NOTHING(name) Status name(void) { return 0; }
+NOTHING(cuCtxGetLimit) NOTHING(cuCtxSetLimit) NOTHING(cuFuncSetAttribute) NOTHING(cuFuncSetCacheConfig)
+NOTHING(cuLaunchKernel) NOTHING(cuCtxGetDevice) NOTHING(cuModuleUnload) NOTHING(cuOccupancyMaxActiveClusters)
+NOTHING(cuStreamIsCapturing) NOTHING(cuMemAlloc) NOTHING(cuMemAlloc_v2) NOTHING(cuMemFree) NOTHING(cuMemFree_v2)

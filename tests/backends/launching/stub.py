@@ -1,0 +1,165 @@
+"""A CUDA driver for machines without a GPU: Triton compiles and loads kernels for it, and launches are noted.
+
+Run in a process of its own, without TRITON_INTERPRET: `install` sets Triton's driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import importlib.util
+import os
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from kernelhub.runtime import launch
+
+_HERE = Path(__file__).parent
+_MOST = 64
+
+
+class _Noted(ctypes.Structure):
+    _fields_ = (
+        ("numbers", ctypes.c_uint32 * 8),
+        ("stream", ctypes.c_uint64),
+        ("function", ctypes.c_uint64),
+        ("attributes", ctypes.c_uint32 * 4 * 4),
+        ("num_parameters", ctypes.c_uint32),
+        ("values", ctypes.c_ubyte * 4096),
+    )
+
+
+class Noted(NamedTuple):
+    """A launch that the driver received.
+
+    Attributes:
+        grid, block: three sizes each.
+        shared_bytes: dynamic shared memory.
+        stream, function: as they were given.
+        attributes: id and the first words of the value of each launch attribute.
+        parameters: bytes of each.
+    """
+
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_bytes: int
+    stream: int
+    function: int
+    attributes: tuple[tuple[int, ...], ...]
+    parameters: tuple[bytes, ...]
+
+
+class Stub:
+    """The stub library, which is loaded as libcuda.so.1."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        path = Path(self._folder.name, "libcuda.so.1")
+        command = ["gcc", "-O1", "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", str(_HERE / "stub.c")]
+        subprocess.run([*command, "-o", str(path), "-ldl"], check=True)
+        self.folder = path.parent
+        self.library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+        self._noted = (_Noted * _MOST).in_dll(self.library, "noted")
+        self._num = ctypes.c_int.in_dll(self.library, "num_noted")
+        self._status = ctypes.c_int.in_dll(self.library, "next_status")
+        self._count = ctypes.c_int.in_dll(self.library, "param_count")
+        self._sizes = (ctypes.c_int * 256).in_dll(self.library, "param_sizes")
+        self.encoded = ctypes.c_int.in_dll(self.library, "num_encoded")
+
+    def native(self, **changed: Any) -> launch.Native:
+        """The launcher, on this driver."""
+        module = under_test() or launch.extension().module
+        encode = launch.address(self.library.cuTensorMapEncodeTiled)
+        return launch.native_of(module, launch.address(self.library.cuLaunchKernelEx), encode, **changed)
+
+    def expect(self, sizes: list[int]) -> None:
+        """The next launched function has parameters of these sizes."""
+        self._count.value = len(sizes)
+        self._sizes[: len(sizes)] = sizes
+
+    def fail(self, status: int) -> None:
+        """The next entry into the driver returns this status."""
+        self._status.value = status
+
+    def take(self) -> list[Noted]:
+        """The launches since the last time, oldest first."""
+        found = []
+        for at in range(max(0, self._num.value - _MOST), self._num.value):
+            one, begin, parameters = self._noted[at % _MOST], 0, []
+            for size in self._sizes[: one.num_parameters]:
+                parameters.append(bytes(one.values[begin : begin + size]))
+                begin += size
+            attributes = tuple(tuple(words) for words in one.attributes[: one.numbers[7]])
+            numbers = tuple(one.numbers)
+            found.append(
+                Noted(numbers[:3], numbers[3:6], numbers[6], one.stream, one.function, attributes, tuple(parameters))
+            )
+        self._num.value = 0
+        return found
+
+
+def under_test() -> Any:
+    """The extension that LAUNCHER_UNDER_TEST names, e.g. one built with sanitizers."""
+    path = os.environ.get("LAUNCHER_UNDER_TEST")
+    if path is None:
+        return None
+    loader = importlib.machinery.ExtensionFileLoader("_launch", path)
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("_launch", loader))
+    loader.exec_module(module)
+    return module
+
+
+class OneDevice:
+    """Device 0 is current, with stream 77; a stream of another device is 77 and its number."""
+
+    current = 0
+
+    @staticmethod
+    def stream_of(device: int) -> int:
+        return 77 + device
+
+
+def install(stub: Stub, capability: int = 90) -> None:
+    """Make Triton and the launcher use the stub, as if there were a GPU of this capability."""
+    os.environ["TRITON_LIBCUDA_PATH"] = str(stub.folder)
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.driver import GPUDriver
+    from triton.backends.nvidia import driver as nvidia
+
+    class Driver(GPUDriver):
+        def __init__(self) -> None:
+            self.utils = nvidia.CudaUtils()
+            self.launcher_cls = nvidia.CudaLauncher
+            self.get_current_stream = OneDevice.stream_of
+            self.get_current_device = lambda: OneDevice.current
+
+        def get_current_target(self) -> GPUTarget:
+            return GPUTarget("cuda", capability, 32)
+
+        def is_active(self) -> bool:
+            return True
+
+        def map_python_to_cpp_type(self, kind: str) -> str:
+            return nvidia.ty_to_cpp(kind)
+
+        def get_benchmarker(self) -> Any:
+            raise NotImplementedError
+
+        def get_active_torch_device(self) -> torch.device:
+            return torch.device("cpu")
+
+    triton.runtime.driver.set_active(Driver())
+    torch.cuda.current_device = lambda: OneDevice.current
+    native = stub.native(stream_of=OneDevice.stream_of, current=lambda: OneDevice.current)
+    launch.native = lambda: native
+
+
+def number(kind: str, value: bytes) -> Any:
+    """A parameter's value, `kind` as of `struct`."""
+    return struct.unpack("<" + kind, value)[0]
