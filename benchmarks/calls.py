@@ -53,6 +53,7 @@ GOALS_NS = {
     **dict.fromkeys(("mla_attention", "paged_mqa_logits", "linear_attention", "fp8_gemm", "grouped_gemm"), 6_500),
     "fp4_gemm": 8_500,
     "all_reduce": 8_500,
+    "all_reduce_rms_norm": 15_000,
     "fused_moe": 12_000,
 }
 # Of a miss and the slowest selection together, which is more than any new call takes.
@@ -72,6 +73,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "topk_indices": {"keys": 512, "k": 64},
     "linear_attention": {"tokens": 4},
     "all_reduce": {"tokens": 4},
+    "all_reduce_rms_norm": {"tokens": 4, "hidden_size": 256},
     "fp4_gemm": {"tokens": 4, "n": 256, "k": 256},
     "bmm_fp8": {"batch": 4, "tokens": 4},
     "fp8_gemm": {"tokens": 4, "n": 256, "k": 256},

@@ -15,6 +15,7 @@ OPS: dict[str, str] = {
     "topk_indices": "kernelhub.ops.indexer.topk_indices",
     "linear_attention": "kernelhub.ops.linear_attention.op",
     "all_reduce": "kernelhub.ops.comm.all_reduce",
+    "all_reduce_rms_norm": "kernelhub.ops.comm.all_reduce_rms_norm",
     "quantize_fp8": "kernelhub.ops.quant.fp8",
     "dequantize_fp8": "kernelhub.ops.quant.fp8",
     "quantize_mxfp4": "kernelhub.ops.quant.mx",

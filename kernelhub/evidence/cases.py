@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelhub.ops.attention.cases import AttentionCases, PagedAttentionCases
 from kernelhub.ops.case import OpCases
-from kernelhub.ops.comm.cases import AllReduceCases
+from kernelhub.ops.comm.cases import AllReduceCases, AllReduceRmsNormCases
 from kernelhub.ops.gemm.fp4.cases import Fp4GemmCases
 from kernelhub.ops.gemm.fp8.batched.cases import BmmFp8Cases
 from kernelhub.ops.gemm.fp8.cases import Fp8GemmCases
@@ -33,6 +33,7 @@ CASES: dict[str, OpCases] = {
         TopKCases(),
         LinearAttentionCases(),
         AllReduceCases(),
+        AllReduceRmsNormCases(),
         *(kind(format) for format in ("fp8", "mxfp4", "mxfp8", "nvfp4") for kind in (QuantizeCases, DequantizeCases)),
         Fp4GemmCases(),
         BmmFp8Cases(),

@@ -42,6 +42,7 @@ class CallPlan(Plan):
         run: Callable[..., Any] | None = None,
         values: Mapping[str, Any] | None = None,
         weights: Sequence[Any] | None = None,
+        backend: Backend = None,
     ) -> None:
         """Arguments:
 
@@ -51,6 +52,7 @@ class CallPlan(Plan):
         run: what takes the arguments of `call`; by default the bound function.
         values: parameters that `call` does not name, with the values that they keep.
         weights: values of `weights`; by default those of `parsed`.
+        backend: what traced code passes as ``backend=``; by default the selected kernel.
         """
         problem, order, name = bound.selection.problem, self.call.split(", "), op.contract.name
         parsed.check_kept(name, *self.kept)
@@ -62,7 +64,9 @@ class CallPlan(Plan):
             kept = tuple(weights or (parsed.arguments[order.index(part)] for part in self.weights))
         weights_of = _weights_of(name, self.weights, kept)
         make = _written(op.function, self.call, tuple(fixed), self.weights)
-        run, traced = make(run or bound.run, op.function, bound.selection.selected, kept, weights_of, **fixed)
+        run, traced = make(
+            run or bound.run, op.function, backend or bound.selection.selected, kept, weights_of, **fixed
+        )
         run.__qualname__ = f"{name}.run"
         super().__init__(bound, traced_as(run, traced))
 

@@ -8,7 +8,7 @@ import torch
 from kernelhub.backends.torch.attention.sequences import e4m3_values
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.bmm_fp8 import BmmFp8Contract
-from tests.contract.comm import AllReduceContract
+from tests.contract.comm import AllReduceContract, AllReduceRmsNormContract
 from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
 from tests.contract.fp4_gemm import Fp4GemmContract
@@ -67,6 +67,10 @@ class TestConcat(ConcatContract):
 
 
 class TestDistributed(AllReduceContract):
+    kernel = "torch.distributed"
+
+
+class TestDistributedNorm(AllReduceRmsNormContract):
     kernel = "torch.distributed"
 
 

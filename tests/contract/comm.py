@@ -1,4 +1,4 @@
-"""What every kernel of `all_reduce` must do. Subclass `AllReduceContract` and name the kernel."""
+"""What every kernel of a collective must do. Subclass the contract of the op and name the kernel."""
 
 from __future__ import annotations
 
@@ -8,4 +8,9 @@ from tests.conftest import DEVICE
 
 class AllReduceContract(OpContract):
     op = "all_reduce"
+    device = DEVICE
+
+
+class AllReduceRmsNormContract(OpContract):
+    op = "all_reduce_rms_norm"
     device = DEVICE

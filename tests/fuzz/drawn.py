@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
-from kernelhub.ops.comm.inputs import all_reduce_inputs
+from kernelhub.ops.comm.inputs import all_reduce_inputs, all_reduce_rms_norm_inputs
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
@@ -184,6 +184,19 @@ def all_reduce(random: Random, device: torch.device) -> Arguments:
         tokens=random.choice(_ROWS),
         hidden_size=random.choice((1, 7, 64)),
         dtype=random.choice(FLOATS),
+        device=device,
+        **_seed(random),
+    )
+
+
+def all_reduce_rms_norm(random: Random, device: torch.device) -> Arguments:
+    dtype = random.choice(FLOATS)
+    return all_reduce_rms_norm_inputs(
+        tokens=random.choice(_ROWS),
+        hidden_size=random.choice((1, 7, 64)),
+        dtype=dtype,
+        weight_dtype=random.choice((dtype, torch.float32)),
+        eps=random.choice((0.0, 1e-6, 1.0)),
         device=device,
         **_seed(random),
     )
@@ -454,6 +467,7 @@ DRAWN: dict[str, Callable[[Random, torch.device], Arguments]] = {
         write_mla_cache,
         concat_mla_k,
         all_reduce,
+        all_reduce_rms_norm,
         mqa_logits,
         paged_mqa_logits,
         topk_indices,

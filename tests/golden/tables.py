@@ -88,6 +88,14 @@ PLAIN_GROUPS: dict[str, Any] = {
     "bias": False,
 }
 
+CONNECTED: dict[str, dict[str, Any]] = {
+    "2 ranks, NVLink, 256KB": {"world_size": 2, "link": "nvlink", "message": "256KB"},
+    "8 ranks, NVLink, 8MB": {"world_size": 8, "link": "nvlink", "message": "8MB"},
+    "8 ranks, NVLink, more": {"world_size": 8, "link": "nvlink", "message": "more"},
+    "4 ranks, PCIe": {"world_size": 4, "link": "pcie", "peers": "access", "message": "256KB"},
+    "2 MIG instances": {"world_size": 2, "link": "none"},
+    "16 ranks, 2 machines": {"world_size": 16, "link": "network"},
+}
 PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "attention": {
         "prefill": {"q_len": "many", "causal": True},
@@ -130,7 +138,9 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "alone": {},
         "4 ranks": {"world_size": 4},
         "4 ranks, another backend": {"world_size": 4, "group_backend": "other"},
+        **CONNECTED,
     },
+    "all_reduce_rms_norm": {"alone": {}, "4 ranks": {"world_size": 4}, **CONNECTED},
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
     "quantize_fp8": {
         "token": {},

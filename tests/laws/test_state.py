@@ -14,6 +14,7 @@ ROOT = Path(kernelhub.__file__).parent
 STATE: dict[str, dict[str, str]] = {
     "backends.deep_gemm.watch": {"_stand_ins": "the nvcc that stands before the library's, one for each copy of it"},
     "backends.flashinfer.steps": {"_scratch": "workspaces, one for each kind, device and stream"},
+    "backends.shared.symmetric": {"_workspaces": "workspaces that captured graphs may use, while their groups live"},
     "backends.shared.operators": {"_files": "operator libraries that torch has loaded and cannot unload"},
     "compat.env.translation": {"_warned": "variables of engines that were warned about"},
     "compat.vllm.deep_gemm.calls": {
@@ -31,6 +32,7 @@ STATE: dict[str, dict[str, str]] = {
     "dispatch.shapes": {"STANDING_IN": "tensors in place of meta tensors, while an op reads them"},
     "evidence.audit.findings": {"_guard": "a lock, made anew after a fork", "_reported": "problems that were logged"},
     "evidence.audit.watching": {"PENDING": "audits whose result is awaited, of a bounded queue"},
+    "ops.comm.topology": {"_known": "how the ranks of a group are connected, while it lives"},
     "ops.packed": {"_BY_MEMORY": "packed weights, while their memory lives"},
     "ops.precision": {
         "_entered": "guarded functions that run now",

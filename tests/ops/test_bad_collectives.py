@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,7 +11,10 @@ from torch import distributed as dist
 
 import kernelhub
 from kernelhub.errors import InvalidArgument, NoKernel
+from kernelhub.ops.comm import topology
 from kernelhub.ops.comm.inputs import alone
+from kernelhub.ops.comm.problem import bucket_of
+from kernelhub.probes.peers import Pair, PeerFacts, probe_peers
 
 z = torch.zeros
 CPU = torch.device("cpu")
@@ -67,3 +71,88 @@ def test_a_backend_other_than_the_usual_is_rejected() -> None:
     assert selection.selected is None
     with pytest.raises(NoKernel, match="neither NCCL for a GPU nor gloo for a CPU"):
         raise kernelhub.all_reduce.op.no_kernel(selection, None)
+
+
+def given_norm(**changes: Any) -> dict[str, Any]:
+    operands = {"x": z(4, 2), "residual": z(4, 2), "weight": z(2), "eps": 1e-5, "group": alone(CPU)}
+    return operands | changes
+
+
+BAD_NORM = [
+    ("x", given_norm(x=3), "is int"),
+    ("x", given_norm(x=z(())), r"has shape \[\]"),
+    ("x", given_norm(x=z(4, 0)), r"has shape \[4, 0\]"),
+    ("residual", given_norm(residual=z(4, 3)), r"\[4, 3\]"),
+    ("residual", given_norm(residual=z(4, 2).half()), "float16"),
+    ("residual", given_norm(residual=None), "is NoneType"),
+    ("weight", given_norm(weight=z(3)), r"\[3\]"),
+    ("weight", given_norm(weight=z(2).half()), "float16"),
+    ("weight", given_norm(weight=z(2, requires_grad=True)), "requires grad"),
+    ("eps", given_norm(eps=-1.0), "-1.0"),
+    ("eps", given_norm(eps=float("nan")), "nan"),
+    ("eps", given_norm(eps=True), "True"),
+    ("group", given_norm(group="nobody"), "is 'nobody', which is not registered"),
+    ("out", given_norm(out=z(4, 3)), r"\[4, 3\]"),
+    ("residual_out", given_norm(residual_out=z(4, 2).half()), "float16"),
+    ("out", given_norm(out=(both := z(4, 2)), residual_out=both), "overlaps residual_out"),
+]
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "warm"])
+@pytest.mark.parametrize(("parameter", "arguments", "words"), BAD_NORM)
+def test_the_parameter_of_a_norm_is_named(parameter: str, arguments: dict[str, Any], words: str, warm: bool) -> None:
+    if warm:
+        kernelhub.all_reduce_rms_norm(**given_norm())
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        kernelhub.all_reduce_rms_norm(**arguments)
+    assert caught.value.parameter == parameter
+
+
+class TestConnections:
+    """Facts of a group, from what its ranks state and what the probe of its GPUs found."""
+
+    HERE: ClassVar[dict[str, Any]] = {
+        "machine": ["host", "1", "2", "3"], "gpu": "GPU-0", "mig": False, "vendor": "nvidia", "vetoes": [],
+    }  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("change", "link", "words"),
+        [
+            ({"machine": ["other", "1", "2", "3"]}, "network", "rank 1 is in another machine or container"),
+            ({"vetoes": ["NCCL_P2P_DISABLE=1"]}, "none", "rank 1 has NCCL_P2P_DISABLE=1"),
+            ({"mig": True}, "none", "the GPU of rank 1 is a MIG instance"),
+            ({"vendor": "amd"}, "unknown", "the GPU of rank 1 has no probe"),
+            ({"gpu": "GPU-0"}, "none", "two ranks share a GPU"),
+        ],
+    )
+    def test_statements(self, change: dict[str, Any], link: str, words: str) -> None:
+        facts = topology._from_statements([self.HERE, self.HERE | {"gpu": "GPU-1"} | change])
+        assert facts is not None
+        assert (facts.link, words in facts.why) == (link, True)
+        assert topology._from_statements([self.HERE, self.HERE | {"gpu": "GPU-1"}]) is None
+
+    @pytest.mark.parametrize(
+        ("change", "link", "peers"),
+        [
+            ({}, "nvlink", "atomics"),
+            ({"nvlink": False}, "pcie", "atomics"),
+            ({"atomics": False, "why": "no"}, "nvlink", "access"),
+            ({"works": False, "why": "written values did not arrive"}, "none", "none"),
+        ],
+    )
+    def test_the_weakest_pair_counts(self, change: dict[str, Any], link: str, peers: str) -> None:
+        good = Pair(0, 1, nvlink=True, works=True, atomics=True)
+        facts = topology.facts_from(PeerFacts((good, dataclasses.replace(good, source=1, target=0, **change))))
+        assert (facts.link, facts.peers) == (link, peers)
+        assert change.get("why", "") in facts.why
+
+    def test_a_probe_that_cannot_run_proves_nothing(self) -> None:
+        found = probe_peers(["GPU-none", "GPU-nobody"])
+        facts = topology.facts_from(PeerFacts.from_plain(found.plain()))
+        assert found.failure
+        assert (facts.link, facts.peers, facts.why) == ("none", "none", found.failure)
+
+    def test_buckets_include_their_bounds(self) -> None:
+        assert [bucket_of(size) for size in (0, 32 << 10, (32 << 10) + 1, 32 << 20, (32 << 20) + 1)] == [
+            "32KB", "32KB", "256KB", "32MB", "more",
+        ]  # fmt: skip

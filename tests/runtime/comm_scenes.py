@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from typing import Any
 
@@ -58,6 +59,27 @@ def same_bits(rank: int, size: int) -> str:
     """Bits of a sum of fractions, which depends on the order."""
     x = torch.randn(1000, generator=torch.Generator().manual_seed(rank)).bfloat16()
     return bytes(kernelhub.all_reduce(x, dist.group.WORLD).view(torch.uint8).tolist()).hex()
+
+
+def norms(rank: int, size: int) -> list[str]:
+    """The normalised sums that are wrong: the sums are of integers, and exact."""
+    wrong = []
+    group = dist.group.WORLD
+    for dtype, rows in itertools.product(DTYPES, (0, 5)):
+        x, residual = integers(rank, (rows, 64), dtype), integers(99, (rows, 64), dtype)
+        weight = integers(98, (64,), dtype)
+        total = sum(integers(other, (rows, 64), torch.float32) for other in range(size)) + residual.float()
+        want = (total * (total.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.float()).to(dtype)
+        plan = kernelhub.all_reduce_rms_norm.prepare(x, residual, weight, 1e-5, group)
+        found = {
+            "call": kernelhub.all_reduce_rms_norm(x, residual, weight, 1e-5, group),
+            "plan": plan.run(x, residual, weight, 1e-5),
+            "in place": plan.run(x.clone(), own := residual.clone(), weight, 1e-5, residual_out=own),
+        }
+        for name, (out, residual_out) in found.items():
+            right = torch.equal(residual_out, total.to(dtype)) and torch.allclose(out, want, rtol=1e-2, atol=1e-6)
+            wrong += [] if right else [f"{name}: {dtype} {rows} rows"]
+    return wrong
 
 
 def selected(rank: int, size: int) -> dict[str, Any]:
@@ -117,7 +139,7 @@ def absent_rank(rank: int, size: int) -> dict[str, Any]:
 
 def act(rank: int, size: int) -> dict[str, Any]:
     """All scenes that every rank survives, the one that ends the order of plans last."""
-    scenes = (sums, same_bits, selected, compiled, part_of_the_world, other_shapes, other_dtypes, bad_argument)
+    scenes = (sums, norms, same_bits, selected, compiled, part_of_the_world, other_shapes, other_dtypes, bad_argument)
     with variables(KERNELHUB_COMM_TIMEOUT_S="20"):
         kernelhub.reload()
         answers: dict[str, Any] = {scene.__name__: scene(rank, size) for scene in scenes}

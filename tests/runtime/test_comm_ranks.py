@@ -39,6 +39,10 @@ def test_sums(scene):
     assert scene == [[]] * SIZE
 
 
+def test_norms(scene):
+    assert scene == [[]] * SIZE
+
+
 def test_same_bits(scene):
     assert len(set(scene)) == 1
 

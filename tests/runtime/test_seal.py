@@ -200,6 +200,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "topk_indices": {"tokens": 2, "keys": 40, "k": 8},
     "linear_attention": {"tokens": 5},
     "all_reduce": {"tokens": 3},
+    "all_reduce_rms_norm": {"tokens": 3, "hidden_size": 64},
     **{
         f"{way}quantize_{form}": {"tokens": 3, "width": 256} for way in ("", "de") for form in ("fp8", "mxfp4", "mxfp8")
     },

@@ -459,6 +459,14 @@ def _all_reduce(problem: Any, given: tuple[Any, ...]) -> Read:
     return Read({"x": x, "group": group.group_name}, {"out": out})
 
 
+def _all_reduce_rms_norm(problem: Any, given: tuple[Any, ...]) -> Read:
+    x, residual, weight, eps, out, residual_out, group, _ = given
+    if problem.world_size > 1:
+        raise NotAudited("collective")
+    arguments = {"x": x, "residual": residual, "weight": weight, "eps": eps, "group": group.group_name}
+    return Read(arguments, {"out": out, "residual_out": residual_out})
+
+
 READERS: dict[str, Reader] = {
     "attention": _attention,
     "paged_attention": _paged_attention,
@@ -471,6 +479,7 @@ READERS: dict[str, Reader] = {
     "topk_indices": _topk_indices,
     "linear_attention": _linear_attention,
     "all_reduce": _all_reduce,
+    "all_reduce_rms_norm": _all_reduce_rms_norm,
     "fp4_gemm": _fp4_gemm,
     "grouped_gemm": _grouped_gemm,
     "fp8_gemm": _fp8_gemm,

@@ -1,4 +1,4 @@
-"""The adapter interface of the collectives."""
+"""The adapter interfaces of the collectives."""
 
 from __future__ import annotations
 
@@ -8,38 +8,84 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernelhub.ops.comm.problem import AllReduceProblem
+from kernelhub.ops.comm.problem import CollectiveProblem
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class AllReduceAdapter(abc.ABC):
-    """A kernel of `all_reduce`, made for one problem. To write one:
+class CollectiveAdapter(abc.ABC):
+    """A kernel of a collective, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static. Communicate with no rank there.
-    2. In `connect` do what only a first collective does, if a sum of one element does not do it.
-    3. In `launch` sum `x` over the ranks into `out`, and return nothing.
+    2. In `connect` do what takes long, needs other ranks or cannot be captured in a graph: create communicators and
+       workspaces, exchange handles, compile. A workspace must hold ``MESSAGE_BYTES[problem.message]`` of each rank.
+       `kernelhub.backends.shared.symmetric` makes workspaces and keeps them while graphs may use them.
+    3. In `launch`, of the op's class, run the kernel, and return nothing.
 
-    The op has checked what its contract says. Tensors may have any strides and no elements; `out` may be `x`.
+    The op has checked what its contract says. Tensors may have any strides and no elements. One instance may serve
+    several groups.
     """
 
-    def __init__(self, problem: AllReduceProblem) -> None:
+    def __init__(self, problem: CollectiveProblem) -> None:
         self.problem = problem
 
+    @abc.abstractmethod
     def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
-        """Connect the ranks, which takes seconds and cannot be captured in a graph: here, by a sum of one element.
+        """Connect the ranks. `prepare` calls it on all ranks of a group, in the same order, and never in a capture.
+
+        Other ranks get the error that it raises, after the time-out if they wait in a step of their own.
 
         Args:
             x: an example of what `launch` gets.
-            group: all its ranks call this.
-            timeout_s: as of `launch`.
+            group: the group.
+            timeout_s: longest wait for other ranks.
         """
-        one = torch.zeros(1, dtype=x.dtype, device=x.device)
-        type(self).launch(self, one, one, group, timeout_s)  # not the launch of an instance, which audits replace
-        if x.device.type == "cuda":
-            torch.cuda.current_stream(x.device).synchronize()
+
+
+class AllReduceAdapter(CollectiveAdapter):
+    """A kernel of `all_reduce`: see `CollectiveAdapter`."""
 
     @abc.abstractmethod
     def launch(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> None:
-        """Sum `x` of all ranks into `out` of each; on a CPU raise an error after `timeout_s`."""
+        """Sum `x` of all ranks into `out` of each, which may be `x`; on a CPU raise an error after `timeout_s`."""
+
+
+class AllReduceRmsNormAdapter(CollectiveAdapter):
+    """A kernel of `all_reduce_rms_norm`: see `CollectiveAdapter`."""
+
+    @abc.abstractmethod
+    def launch(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        residual_out: Tensor,
+        group: ProcessGroup,
+        timeout_s: float,
+    ) -> None:
+        """Write ``sum of x + residual`` to `residual_out`, and its RMSNorm times `weight` to `out`.
+
+        Args:
+            x: ``[..., hidden_size]``, of each rank.
+            residual: of the shape and dtype of `x`, equal on all ranks.
+            weight: ``[hidden_size]``, of the problem's `weight_dtype`.
+            eps: added to the mean of squares.
+            out: of the shape and dtype of `x`; it may be `x` or `residual`.
+            residual_out: of the shape and dtype of `x`; it may be `x` or `residual`, and is not `out`.
+            group, timeout_s: as of `AllReduceAdapter.launch`.
+        """
+
+
+def connect_by_sum(x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
+    """Create the communicator of a group's own backend, by a sum of one element."""
+    from datetime import timedelta
+
+    work = group.allreduce([torch.zeros(1, dtype=x.dtype, device=x.device)])
+    if x.device.type == "cuda":
+        work.wait()
+        torch.cuda.current_stream(x.device).synchronize()
+    else:
+        work.wait(timedelta(seconds=timeout_s))

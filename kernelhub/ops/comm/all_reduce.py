@@ -13,13 +13,14 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
-from kernelhub.errors import InvalidArgument, KernelhubError
+from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
-from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.adapter import AllReduceAdapter
-from kernelhub.ops.comm.group import backend_kind, meet, resolved
+from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
 from kernelhub.ops.comm.problem import ALL_REDUCE, FLOATS, AllReduceProblem
 from kernelhub.ops.comm.reference import all_reduce_reference
+from kernelhub.ops.comm.topology import connection
 from kernelhub.ops.operands import check_destination, check_operand
 from kernelhub.ops.operators import Traced
 from kernelhub.probes.device import facts_of
@@ -29,14 +30,19 @@ if TYPE_CHECKING:
 
 NAME = "all_reduce"
 _DTYPES = tuple(getattr(torch, name) for name in FLOATS)
-_TIMEOUT = "KERNELHUB_COMM_TIMEOUT_S"
 
 
 def problem_of(key: Any, device: int) -> AllReduceProblem:
     """The problem that a key means on a device; the key is built in `all_reduce`."""
-    dtype, world_size, group_backend = key
+    dtype, world_size, group_backend, link, peers, message = key
     return AllReduceProblem(
-        device=facts_of(device), dtype=dtype_name(dtype), world_size=world_size, group_backend=group_backend
+        device=facts_of(device),
+        dtype=dtype_name(dtype),
+        world_size=world_size,
+        group_backend=group_backend,
+        link=link,
+        peers=peers,
+        message=message,
     )
 
 
@@ -48,12 +54,12 @@ def check(x: Any, group: Any, out: Any) -> ProcessGroup:
     check_wants_no_gradient(NAME, "x", x)
     pg = resolved(NAME, group)
     if out is not None:
-        operands = {} if _same_place(x, out) else {"x": x}
+        operands = {} if same_place(x, out) else {"x": x}
         check_destination(NAME, "out", out, x.shape, x.dtype, x.device, operands)
     return pg
 
 
-def _same_place(x: Tensor, out: Any) -> bool:
+def same_place(x: Tensor, out: Any) -> bool:
     """Whether each element of one tensor is that element of the other."""
     if out is x:
         return True
@@ -68,7 +74,7 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch. A rank without rows launches, too."""
-    launch, timeout_s = adapter.launch, HUB.settings[_TIMEOUT]
+    launch, timeout_s = adapter.launch, HUB.settings[TIMEOUT]
     dtype, world_size = getattr(torch, problem.dtype), problem.world_size
 
     def run(x: Tensor, group: ProcessGroup | str, out: Tensor | None) -> Tensor:
@@ -108,16 +114,15 @@ _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
 
 
-class AllReducePlan(CallPlan):
-    """A kernel selected for a group: ``run(x, out=None)`` sums a tensor of the plan's dtype and any shape.
+class AllReducePlan(CollectivePlan):
+    """Kernels selected for a group: ``run(x, out=None)`` sums a tensor of the plan's dtype and any shape.
 
-    Ranks compared kernel, dtype and shape when they prepared the plan. A run does not compare them again: every rank
-    gives it the same shape.
+    Ranks compared kernels, dtype and shape when they prepared the plan. A run does not compare them again: every rank
+    gives it the same shape. It switches between kernels by the bytes of `x`.
     """
 
     __slots__ = ()
     call = "x, group, out"
-    kept = ("group",)
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllReducePlan:
@@ -129,35 +134,10 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllReducePla
         RanksDisagree: a rank gives another shape or dtype, selects another kernel, fails, or is missing after
             KERNELHUB_COMM_TIMEOUT_S.
     """
-    timeout_s = HUB.settings[_TIMEOUT]
-    try:
-        parsed = _op.parse(backend, args, kwargs)
-        x, group, _ = parsed.arguments
-        bound = _op.bound_for(parsed.key, parsed.device, backend)
-        plan = AllReducePlan(_op, bound, parsed)
-    except KernelhubError as error:
-        _give_up(error, timeout_s, *args, **kwargs)
-        raise
-    statement = {"op": NAME, "kernel": plan.kernel, "x": describe(x)}
-    pg = resolved(NAME, group)
-    meet(NAME, pg, statement, timeout_s)
-    plan.adapter.connect(x, pg, timeout_s)
-    return plan
+    return prepare(_op, AllReducePlan, backend, args, kwargs, lambda parsed: {"x": describe(parsed.arguments[0])})
 
 
 _prepare.__annotations__["return"] = AllReducePlan
-
-
-def _give_up(error: KernelhubError, timeout_s: float, x: Any = None, group: Any = None, out: Any = None) -> None:
-    """Inform the other ranks that this rank cannot run, so that they do not wait for it. Then raise `error`."""
-    try:
-        pg = resolved(NAME, group)
-    except InvalidArgument:
-        raise error from None
-    try:
-        meet(NAME, pg, {"op": NAME, "error": str(error)}, timeout_s)
-    except KernelhubError:
-        raise error from None
 
 
 def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
@@ -206,8 +186,9 @@ def all_reduce(
             traced: Tensor = _op.traced(x, group, out, backend)
             return traced
         pg = resolved(NAME, group)
-        key = (x.dtype, pg.size(), backend_kind(NAME, pg, x.device))
-    except (AttributeError, TypeError, InvalidArgument):
+        kind = backend_kind(NAME, pg, x.device)
+        key = (x.dtype, pg.size(), kind, *connection(pg, x.get_device(), x.nbytes))
+    except (AttributeError, TypeError, RuntimeError, InvalidArgument):
         check(x, group, out)
         raise
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, same_bits
-from kernelhub.ops.comm.inputs import all_reduce_inputs
+from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, joined, same_bits, worst
+from kernelhub.ops.comm.inputs import all_reduce_inputs, all_reduce_rms_norm_inputs
+from kernelhub.ops.comm.tolerance import normalised_error_allowed, sum_error_allowed
 
 
 class AllReduceCases(OpCases):
@@ -40,6 +41,52 @@ class AllReduceCases(OpCases):
     def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
         ratio, figures = same_bits(results["out"], expected)
         return Judgement(ratio, figures, {"out": expected})
+
+
+class AllReduceRmsNormCases(OpCases):
+    """The sum of one rank is its operand: what is compared is the addition of the residual and the norm."""
+
+    op = "all_reduce_rms_norm"
+
+    def cases(self) -> Iterator[Case]:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            yield Case(label=str(dtype)[6:], make=_norm(dtype=dtype), quick=True, repeats=True)
+        yield Case(label="float32 weight", make=_norm(weight_dtype=torch.float32), quick=True, repeats=True)
+        yield Case(label="float16, float32 weight", make=_norm(dtype=torch.float16, weight_dtype=torch.float32))
+        yield Case(label="eps 0", make=_norm(eps=0.0))
+        yield Case(label="eps 1", make=_norm(eps=1.0), without=_norm(), feature="eps")
+        for tokens in (0, 1, 2, 33, 129):
+            yield Case(label=f"{tokens} tokens", make=_norm(tokens=tokens), tokens=True, quick=tokens in (0, 33))
+        for width in (1, 7, 72, 4096):
+            yield Case(label=f"width {width}", make=_norm(hidden_size=width))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        x = arguments["x"]
+        return {name: (tuple(x.shape), x.dtype) for name in ("out", "residual_out")}
+
+    def in_place(self, given: Arguments) -> tuple[Arguments, dict[str, Tensor]]:
+        return given, {"out": given["x"], "residual_out": given["residual"]}
+
+    def expect(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
+        want: tuple[Tensor, Tensor] = self.reference(**arguments, dtype=torch.float64)
+        return want
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        want, total = expected
+        x, weight = arguments["x"], arguments["weight"]
+        allowed = sum_error_allowed([x.double(), arguments["residual"].double()], x.dtype)
+        figures = [worst((results["residual_out"].double() - total).abs(), allowed)]
+        allowed = normalised_error_allowed(want, total, weight.double(), arguments["eps"], allowed, x.dtype)
+        figures.append(worst((results["out"].double() - want).abs(), allowed))
+        return Judgement(*joined(*figures), {"out": want, "residual_out": total})
+
+
+def _norm(**inputs: object) -> Make:
+    def made(device: torch.device) -> Arguments:
+        usual: Arguments = {"tokens": 20, "hidden_size": 64}
+        return all_reduce_rms_norm_inputs(**usual | inputs, device=device)
+
+    return made
 
 
 def _make(**inputs: object) -> Make:

@@ -64,7 +64,7 @@ def backend_kind(op: str, group: ProcessGroup, device: torch.device) -> str:
     return USUAL if name == _USUAL.get(device.type) else OTHER
 
 
-def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: float) -> None:
+def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: float, own: Any = None) -> list[Any]:
     """Compare what each rank of a group would run. Every rank calls it, as often as the others.
 
     Args:
@@ -72,6 +72,10 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
         group: the group.
         statement: plain values that must be equal on all ranks. ``"error"`` is the reason why this rank cannot run.
         timeout_s: longest wait for the other ranks.
+        own: what else this rank tells the others, as plain values.
+
+    Returns:
+        `own` of each rank.
 
     Raises:
         RanksDisagree: a rank is missing (``rank_missing``), cannot run (``rank_failed``), or would run something else
@@ -79,11 +83,11 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
     """
     rank, size = group.rank(), group.size()
     if size == 1:
-        return
+        return [own]
     store = _store_of(op, group)
     try:
         turn = store.add(f"{_KEYS}/turn/{rank}", 1)
-        store.set(f"{_KEYS}/{turn}/{rank}", json.dumps(statement))
+        store.set(f"{_KEYS}/{turn}/{rank}", json.dumps([dict(statement), own]))
         if turn > 2:  # whoever has posted the turn before has read the one before that
             store.delete_key(f"{_KEYS}/{turn - 2}/{rank}")
         missing = _wait(store, turn, size, timeout_s)
@@ -101,7 +105,8 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
     except RuntimeError as error:  # torch's errors of a connection are RuntimeErrors
         reason = str(error).splitlines()[0]
         raise RanksDisagree("store_lost", f"{op}.prepare: the group's store is gone: {reason}", (0,)) from error
-    _compare(op, said)
+    _compare(op, [statement for statement, _ in said])
+    return [own for _, own in said]
 
 
 def _wait(store: Any, turn: int, size: int, timeout_s: float) -> list[int]:

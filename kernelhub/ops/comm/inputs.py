@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -33,6 +34,40 @@ def all_reduce_inputs(
     random = torch.Generator(device="cpu").manual_seed(seed)
     x = torch.randn(tokens, hidden_size, generator=random, dtype=torch.float32, device="cpu").to(dtype).to(device)
     return {"x": x, "group": alone(x.device) if group is None else group}
+
+
+def all_reduce_rms_norm_inputs(
+    *,
+    tokens: int = 64,
+    hidden_size: int = 4096,
+    dtype: torch.dtype = torch.bfloat16,
+    weight_dtype: torch.dtype | None = None,
+    eps: float = 1e-5,
+    device: torch.device | str = "cpu",
+    group: ProcessGroup | str | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments of `all_reduce_rms_norm`: by default 64 tokens of Llama 3.1 8B, in a group of this process alone.
+
+    Args:
+        tokens: rows.
+        hidden_size: elements of a row.
+        dtype: of x and residual.
+        weight_dtype: of weight; by default `dtype`.
+        eps: as of the op.
+        device: where the tensors are made.
+        group: the group; by default one with this process as its only rank.
+        seed: of the random numbers, which are the same for every device.
+    """
+    random = torch.Generator(device="cpu").manual_seed(seed)
+
+    def normal(*shape: int, of: torch.dtype = dtype) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float32, device="cpu").to(of).to(device)
+
+    x, residual = normal(tokens, hidden_size), normal(tokens, hidden_size)
+    weight = normal(hidden_size, of=weight_dtype or dtype)
+    where = alone(x.device) if group is None else group
+    return {"x": x, "residual": residual, "weight": weight, "eps": eps, "group": where}
 
 
 def alone(device: torch.device) -> str:

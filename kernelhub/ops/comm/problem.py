@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
+from typing import Any
 
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet
@@ -10,13 +12,29 @@ from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("float32", "float16", "bfloat16")
 USUAL, OTHER = "usual", "other"
+UNKNOWN, NVLINK, PCIE, NETWORK, NO_LINK = "unknown", "nvlink", "pcie", "network", "none"
+LINKS = (UNKNOWN, NVLINK, PCIE, NETWORK, NO_LINK)
+ATOMICS, ACCESS, NO_ACCESS = "atomics", "access", "none"
+PEERS = (UNKNOWN, ATOMICS, ACCESS, NO_ACCESS)
+# Buckets of the bytes of a message, by their upper bounds. Edges are where the fastest kernel changes on Hopper GPUs.
+ANY, MORE = "any", "more"
+MESSAGE_BYTES = {"32KB": 32 << 10, "256KB": 256 << 10, "1MB": 1 << 20, "8MB": 8 << 20, "32MB": 32 << 20}
+BUCKETS = (*MESSAGE_BYTES, MORE)
+MESSAGES = (ANY, *BUCKETS)
+_BOUNDS = tuple(MESSAGE_BYTES.values())
+_SIZES = (2, 4, 8)  # numbers of ranks with order lines of their own
+
+
+def bucket_of(num_bytes: int) -> str:
+    """The bucket of a message."""
+    return BUCKETS[bisect.bisect_left(_BOUNDS, num_bytes)]
 
 
 @dataclass(frozen=True)
-class AllReduceProblem:
-    """One configuration of `all_reduce`. Its facets are equal on all ranks that run devices of one kind."""
+class CollectiveProblem:
+    """The facets that all collectives have. They are equal on all ranks that run devices of one kind."""
 
-    device: DeviceFacts = facet("where x is")
+    device: DeviceFacts = facet("where the tensors are")
     dtype: str = facet("dtype of x", values=FLOATS, default="bfloat16")
     world_size: int = facet("ranks of the group", default=1)
     group_backend: str = facet(
@@ -24,10 +42,86 @@ class AllReduceProblem:
         values=(USUAL, OTHER),
         default=USUAL,
     )
+    link: str = facet(
+        "weakest connection of two ranks: nvlink, pcie, network (several machines or containers), none (a CPU, MIG, no "
+        "peer access, or turned off), unknown (no plan was prepared in the group)",
+        values=LINKS,
+        default=UNKNOWN,
+    )
+    peers: str = facet(
+        "what a probe of every ordered pair of GPUs proved: atomics, access (loads and stores), none, unknown",
+        values=PEERS,
+        default=UNKNOWN,
+    )
+    message: str = facet(
+        "bytes of a rank's message, as the upper bound of a bucket; any: the group has no kernel that depends on it",
+        values=MESSAGES,
+        default=ANY,
+    )
 
 
+@dataclass(frozen=True)
+class AllReduceProblem(CollectiveProblem):
+    """One configuration of `all_reduce`."""
+
+
+@dataclass(frozen=True)
+class AllReduceRmsNormProblem(CollectiveProblem):
+    """One configuration of `all_reduce_rms_norm`."""
+
+    hidden_size: int = facet("elements of a row", default=4096)
+    weight_dtype: str = facet("dtype of the weight: as x, or float32", values=FLOATS, default="bfloat16")
+
+
+def regime(problem: Any) -> str:
+    """Size of the group and bucket of the message."""
+    ranks = str(problem.world_size) if problem.world_size in _SIZES else "other"
+    return f"{ranks} ranks, {problem.message}"
+
+
+def contradiction(problem: Any) -> str | None:
+    """Why facets of connections contradict each other."""
+    if problem.link == NVLINK and problem.peers == NO_ACCESS:
+        return "link is nvlink, and peers is none"
+    if problem.link in (NETWORK, NO_LINK) and problem.peers in (ATOMICS, ACCESS):
+        return f"link is {problem.link}, and peers is {problem.peers}"
+    return None
+
+
+def complete(facets: dict[str, Any]) -> dict[str, Any]:
+    """NVLink has atomics, unless said otherwise."""
+    link, given = facets.get("link"), dict(facets)
+    if link == NVLINK:
+        given.setdefault("peers", ATOMICS)
+    elif link in (NETWORK, NO_LINK):
+        given.setdefault("peers", NO_ACCESS)
+    return given
+
+
+def complete_norm(facets: dict[str, Any]) -> dict[str, Any]:
+    """The weight has the dtype of x, unless said otherwise."""
+    given = complete(facets)
+    if "dtype" in given:
+        given.setdefault("weight_dtype", given["dtype"])
+    return given
+
+
+REGIMES = tuple(f"{ranks} ranks, {message}" for ranks in (*_SIZES, "other") for message in MESSAGES)
 ALL_REDUCE = OpRecord(
     name="all_reduce",
     summary="the sum of a tensor over the ranks of a process group",
     problem=AllReduceProblem,
+    complete=complete,
+    contradiction=contradiction,
+    regimes=REGIMES,
+    regime=regime,
+)
+ALL_REDUCE_RMS_NORM = OpRecord(
+    name="all_reduce_rms_norm",
+    summary="the sum of a tensor over the ranks of a process group, plus a residual, and its RMSNorm",
+    problem=AllReduceRmsNormProblem,
+    complete=complete_norm,
+    contradiction=contradiction,
+    regimes=REGIMES,
+    regime=regime,
 )

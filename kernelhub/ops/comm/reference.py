@@ -27,3 +27,21 @@ def all_reduce_reference(
     for part in parts:
         total += part
     return total
+
+
+@at_own_precision
+def all_reduce_rms_norm_reference(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    group: ProcessGroup | str,
+    out: Tensor | None = None,
+    residual_out: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Tensor]:
+    """The normalised rows and the new residual, computed in `dtype` and returned in it. All ranks call it."""
+    total = all_reduce_reference(x, group, dtype=dtype) + residual.to(dtype)
+    scale = (total.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return total * scale * weight.to(dtype), total

@@ -57,6 +57,7 @@ MAKERS = {
     "topk_indices": "kernelhub.ops.indexer.serving:topk_indices_calls",
     "linear_attention": "kernelhub.ops.linear_attention.serving:linear_attention_calls",
     "all_reduce": "kernelhub.ops.comm.serving:all_reduce_calls",
+    "all_reduce_rms_norm": "kernelhub.ops.comm.serving:all_reduce_rms_norm_calls",
     "quantize_fp8": "kernelhub.ops.quant.serving:quantize_fp8_calls",
     "quantize_nvfp4": "kernelhub.ops.quant.serving:quantize_nvfp4_calls",
     "quantize_mxfp4": "kernelhub.ops.quant.serving:quantize_mx_calls",

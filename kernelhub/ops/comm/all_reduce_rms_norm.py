@@ -1,0 +1,251 @@
+"""`all_reduce_rms_norm`: the sum over the ranks of a process group, plus a residual, and its RMSNorm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.lost import failed
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
+from kernelhub.ops.comm.adapter import AllReduceRmsNormAdapter
+from kernelhub.ops.comm.all_reduce import same_place
+from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
+from kernelhub.ops.comm.problem import ALL_REDUCE_RMS_NORM, FLOATS, AllReduceRmsNormProblem
+from kernelhub.ops.comm.reference import all_reduce_rms_norm_reference
+from kernelhub.ops.comm.topology import connection
+from kernelhub.ops.operands import check_destination, check_number, check_operand
+from kernelhub.ops.operators import Traced
+from kernelhub.probes.device import facts_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+NAME = "all_reduce_rms_norm"
+_DTYPES = tuple(getattr(torch, name) for name in FLOATS)
+
+
+def problem_of(key: Any, device: int) -> AllReduceRmsNormProblem:
+    """The problem that a key means on a device; the key is built in `all_reduce_rms_norm`."""
+    dtype, world_size, group_backend, hidden_size, weight_dtype, link, peers, message = key
+    return AllReduceRmsNormProblem(
+        device=facts_of(device),
+        dtype=dtype_name(dtype),
+        world_size=world_size,
+        group_backend=group_backend,
+        hidden_size=hidden_size,
+        weight_dtype=dtype_name(weight_dtype),
+        link=link,
+        peers=peers,
+        message=message,
+    )
+
+
+def check(
+    x: Any, residual: Any, weight: Any, eps: Any, group: Any, out: Any = None, residual_out: Any = None
+) -> ProcessGroup:
+    """Everything that the contract says of a call; returns the group."""
+    check_operand(NAME, "x", x)
+    if x.dtype not in _DTYPES:
+        refuse(NAME, "x", f"has dtype {dtype_name(x.dtype)}", f"give {', '.join(FLOATS)}")
+    if not x.ndim or not x.shape[-1]:
+        refuse(NAME, "x", f"has shape {list(x.shape)}", "give [..., hidden_size] with at least one element in a row")
+    check_operand(NAME, "residual", residual)
+    if residual.shape != x.shape or residual.dtype is not x.dtype:
+        refuse(NAME, "residual", f"is {describe(residual)}", f"x is {describe(x)}")
+    check_operand(NAME, "weight", weight)
+    if weight.shape != x.shape[-1:] or weight.dtype not in (x.dtype, torch.float32):
+        wanted = f"give [{x.shape[-1]}] in {dtype_name(x.dtype)} or float32"
+        refuse(NAME, "weight", f"is {describe(weight)}", wanted)
+    for parameter, tensor in (("x", x), ("residual", residual), ("weight", weight)):
+        check_wants_no_gradient(NAME, parameter, tensor)
+        if tensor.device != x.device:
+            refuse(NAME, parameter, f"is on {tensor.device}", f"move it to {x.device}")
+    check_number(
+        NAME, "eps", eps, "give a finite float of at least 0", lambda value: math.isfinite(value) and value >= 0
+    )
+    pg = resolved(NAME, group)
+    for parameter, place, other in (("out", out, residual_out), ("residual_out", residual_out, out)):
+        if place is not None:
+            beside = {"x": x, "residual": residual}
+            operands = {name: tensor for name, tensor in beside.items() if not same_place(tensor, place)}
+            if other is not None:
+                operands["residual_out" if parameter == "out" else "out"] = other
+            check_destination(NAME, parameter, place, x.shape, x.dtype, x.device, {**operands, "weight": weight})
+    return pg
+
+
+def bind(
+    adapter: Any,
+    problem: AllReduceRmsNormProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the destinations, the launch. A rank without rows launches, too."""
+    launch, timeout_s = adapter.launch, HUB.settings[TIMEOUT]
+    dtype, weight_dtype = getattr(torch, problem.dtype), getattr(torch, problem.weight_dtype)
+    world_size, hidden_size = problem.world_size, problem.hidden_size
+
+    def run(
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        group: ProcessGroup | str,
+        out: Tensor | None,
+        residual_out: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        pg = check(x, residual, weight, eps, group, out, residual_out)
+        if x.get_device() != device:
+            result: tuple[Tensor, Tensor] = elsewhere(x.get_device())(x, residual, weight, eps, pg, out, residual_out)
+            return result
+        if x.dtype is not dtype or x.shape[-1] != hidden_size:
+            refuse(NAME, "x", f"is {describe(x)}", f"the plan is for {problem.dtype} [..., {hidden_size}]")
+        if weight.dtype is not weight_dtype:
+            refuse(NAME, "weight", f"is {describe(weight)}", f"the plan is for {problem.weight_dtype}")
+        if pg.size() != world_size:
+            refuse(NAME, "group", f"has {pg.size()} ranks", f"the plan is for {world_size}")
+        if out is None:
+            out = torch.empty(x.shape, dtype=dtype, device=x.device)
+        if residual_out is None:
+            residual_out = torch.empty(x.shape, dtype=dtype, device=x.device)
+        tick()
+        try:
+            launch(x, residual, weight, float(eps), out, residual_out, pg, timeout_s)
+        except Exception as error:
+            failed(launch, error)
+            raise
+        return out, residual_out
+
+    return run
+
+
+_op: Op[AllReduceRmsNormProblem] = Op(
+    Contract.of(
+        ALL_REDUCE_RMS_NORM,
+        problem_of=problem_of,
+        adapter=AllReduceRmsNormAdapter,
+        bind=bind,
+        reference=all_reduce_rms_norm_reference,
+        example="kernelhub.ops.comm.inputs:all_reduce_rms_norm_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class AllReduceRmsNormPlan(CollectivePlan):
+    """Kernels selected for a group: ``run(x, residual, weight, eps, out=None, residual_out=None)``.
+
+    `x` has the plan's dtype and hidden size, and any number of rows, which is equal on all ranks. A run switches
+    between kernels by the bytes of `x`.
+    """
+
+    __slots__ = ()
+    call = "x, residual, weight, eps, group, out, residual_out"
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllReduceRmsNormPlan:
+    """Select once for arguments like these, compare the selection with those of the other ranks, and connect to them.
+
+    All ranks of the group call it, in the same order. Arguments as of `all_reduce_rms_norm`.
+
+    Raises:
+        RanksDisagree: a rank gives another shape or dtype, selects another kernel, fails, or is missing after
+            KERNELHUB_COMM_TIMEOUT_S.
+    """
+
+    def state(parsed: Any) -> dict[str, Any]:
+        x, _, weight, eps, *_ = parsed.arguments
+        return {"x": describe(x), "weight": describe(weight), "eps": float(eps)}
+
+    return prepare(_op, AllReduceRmsNormPlan, backend, args, kwargs, state)
+
+
+_prepare.__annotations__["return"] = AllReduceRmsNormPlan
+
+
+def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
+    return {"out": x.new_empty(x.shape), "residual_out": x.new_empty(x.shape)}
+
+
+@publish(_op, _prepare, traced=Traced(_memory, results=("out", "residual_out"), in_place=("x", "residual")))
+def all_reduce_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    group: torch.distributed.ProcessGroup | str,
+    out: Tensor | None = None,
+    residual_out: Tensor | None = None,
+    backend: Backend = None,
+) -> tuple[Tensor, Tensor]:
+    """Sum a tensor over the ranks of a process group, add a residual, and normalise: the end of a row-parallel layer.
+
+    With ``r = sum of x over the ranks + residual``, the results are ``r`` and
+    ``r / sqrt(mean(r**2) + eps) * weight``, with the mean over a row. Every rank of the group calls it, with the same
+    shape and dtype, and with the same `residual`, `weight` and `eps`, so that all ranks get the same results.
+
+    `all_reduce_rms_norm.prepare` compares shapes, dtypes, `eps` and kernel of all ranks, and names a rank that differs
+    or is missing. A direct call and `plan.run` compare nothing.
+
+    Args:
+        x: ``[..., hidden_size]``, also without rows, in float32, float16 or bfloat16: what this rank adds to the sum.
+        residual: of the shape and dtype of `x`.
+        weight: ``[hidden_size]``, in the dtype of `x` or float32.
+        eps: added to the mean of squares; at least 0.
+        group: a process group of torch.distributed that this process is in, or its registered `group_name`.
+        out: destination of the normalised rows. It may be `x` or `residual`, and must not overlap them otherwise.
+        residual_out: destination of ``r``, with the same freedom. It must not overlap `out`.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
+
+    Returns:
+        The normalised rows, and ``r``, both in the shape and dtype of `x`.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
+        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S. The group cannot be
+            used any more.
+
+    Source:
+        Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467, after the sum of a tensor-parallel
+        layer as in Megatron-LM, https://arxiv.org/abs/1909.08053.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> from kernelhub.ops.comm.inputs import alone
+        >>> x = torch.tensor([[3.0, 4.0]])
+        >>> zeros, ones = torch.zeros(1, 2), torch.ones(2)
+        >>> out, residual = kernelhub.all_reduce_rms_norm(x, zeros, ones, 0.0, alone(x.device))
+        >>> torch.equal(residual, x), out.square().mean().item()
+        (True, 1.0)
+    """
+    try:
+        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+            traced: tuple[Tensor, Tensor] = _op.traced(x, residual, weight, eps, group, out, residual_out, backend)
+            return traced
+        pg = resolved(NAME, group)
+        kind = backend_kind(NAME, pg, x.device)
+        place = connection(pg, x.get_device(), x.nbytes)
+        key = (x.dtype, pg.size(), kind, x.shape[-1], weight.dtype, *place)
+    except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):
+        check(x, residual, weight, eps, group, out, residual_out)
+        raise
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+    if run is None:
+        check(x, residual, weight, eps, group, out, residual_out)
+        run = _op.decide(key, x.get_device(), backend)
+    result: tuple[Tensor, Tensor] = run(x, residual, weight, eps, group, out, residual_out)
+    return result
