@@ -11,7 +11,7 @@ from torch import Tensor
 
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Make the tensor's device the current one: libraries launch on the current device."""
-    if tensor.is_cuda and torch.cuda.current_device() != tensor.get_device():
+    if tensor.is_cuda and torch.cuda.is_initialized() and torch.cuda.current_device() != tensor.get_device():
         return torch.cuda.device(tensor.device)
     return contextlib.nullcontext()
 

@@ -15,6 +15,11 @@ def as_numbers(scale: Tensor) -> Tensor:
     return scale.view(E8M0) if scale.dtype is torch.uint8 else scale
 
 
+def as_bytes(scale: Tensor) -> Tensor:
+    """Scales of float32, or of e8m0 as bytes."""
+    return scale.view(torch.uint8) if scale.dtype is E8M0 else scale
+
+
 def tiled(scale: Tensor) -> Tensor:
     """Scales [R, C] as [R up to whole 128, C up to whole 4], in tiles of 128 rows by 4 groups; of one byte as uint8.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kernelhub.backends.shared.triton_cache import WritableCache
 from kernelhub.dispatch.constraint import AnyOf, OnDevice, Package, Rejection
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
-from kernelhub.probes import cache
 from kernelhub.probes.device import DeviceFacts
 
 
@@ -27,20 +27,6 @@ class Interpreter:
                 "to debug the kernel on this CPU, start Python with TRITON_INTERPRET=1",
             )
         return None
-
-
-@dataclass(frozen=True)
-class WritableCache:
-    """Triton must have a writable cache."""
-
-    fields = ("device",)
-
-    def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        if problem.device.type == "cpu":
-            return None
-        return machine.ask(
-            "triton cache", lambda: cache.writable(cache.triton_cache_folder(), "TRITON_CACHE_DIR")
-        ).rejection
 
 
 # What Triton 3.6 to 3.9 all compile for; a newer GPU is added once the ahead-of-time tests build for it.

@@ -1,0 +1,7 @@
+"""The records of matrix products."""
+
+from __future__ import annotations
+
+from kernelhub.backends.gluon.gemm import fp8
+
+KERNELS = (*fp8.KERNELS,)

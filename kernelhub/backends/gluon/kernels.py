@@ -1,0 +1,15 @@
+"""The gluon backend and its records."""
+
+from __future__ import annotations
+
+from kernelhub.backends.gluon import gemm
+from kernelhub.dispatch.kernel import Backend
+
+BACKEND = Backend(
+    "gluon",
+    "our kernels for Hopper, in Triton's Gluon",
+    package="triton",
+    homepage="https://triton-lang.org",
+)
+
+KERNELS = (*gemm.KERNELS,)

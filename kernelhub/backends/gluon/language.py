@@ -1,0 +1,40 @@
+# mypy: ignore-errors
+"""The names of Gluon that kernels use, the same for Triton 3.6 to 3.9.
+
+3.8 renamed the copies by TMA and 3.9 those by cp.async; the old names raise in 3.9. Arguments whose names changed
+(the bytes of `mbarrier.expect` in 3.7.1) are passed by position.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    async_copy,
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
+tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
+copy_rows = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
+copy_arrive = async_copy.mbarrier_arrive
+
+__all__ = [
+    "TensorDescriptor",
+    "copy_arrive",
+    "copy_rows",
+    "fence_async_shared",
+    "gl",
+    "gluon",
+    "mbarrier",
+    "tma",
+    "tma_load",
+    "tma_store",
+    "warpgroup_mma",
+    "warpgroup_mma_wait",
+]
