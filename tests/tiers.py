@@ -45,6 +45,8 @@ NAMED = {
         "tests/warming",
     ),
     "starts ranks, or workers": (
+        "tests/backends/test_triton_comm.py::test_long_messages_are_sent_in_pieces",
+        "tests/backends/test_triton_comm.py::test_more_ranks_get_the_sums_in_the_order_of_ranks",
         "tests/faults/test_all.py::TestCounting::test_those_of_several_workers_are_gathered_and_printed",
         "tests/runtime/test_comm_ranks.py",
         "tests/runtime/test_ranks.py",

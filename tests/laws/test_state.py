@@ -15,6 +15,7 @@ STATE: dict[str, dict[str, str]] = {
     "backends.deep_gemm.watch": {"_stand_ins": "the nvcc that stands before the library's, one for each copy of it"},
     "backends.flashinfer.steps": {"_scratch": "workspaces, one for each kind, device and stream"},
     "backends.shared.symmetric": {"_workspaces": "workspaces that captured graphs may use, while their groups live"},
+    "backends.triton.comm.workspace": {"_made": "slots in workspaces of `backends.shared.symmetric`, while those live"},
     "backends.shared.operators": {"_files": "operator libraries that torch has loaded and cannot unload"},
     "compat.env.translation": {"_warned": "variables of engines that were warned about"},
     "compat.vllm.deep_gemm.calls": {

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kernelhub.backends.triton.requirements import Interpreter
 from kernelhub.cli.matrix import NONE, rows
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
@@ -26,13 +27,18 @@ def result(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / name).read_text())
 
 
+def is_interpreted(kernel: Kernel) -> bool:
+    """Whether a kernel also runs in Triton's interpreter."""
+    alternatives = (one for constraint in kernel.constraints for one in getattr(constraint, "alternatives", ()))
+    return any(isinstance(one, Interpreter) for one in alternatives)
+
+
 @cache
 def records() -> dict[Kernel, frozenset[str]]:
     """Every record, with the families of the devices that it takes; a CPU takes Triton's where they are interpreted."""
-    interpreted = {"triton": {"cpu"}}
     return {
         row.kernel: frozenset(FAMILY_OF[name] for name, taken in row.devices.items() if taken != NONE)
-        | interpreted.get(row.kernel.backend, set())
+        | ({"cpu"} if is_interpreted(row.kernel) else set())
         for function in functions()
         for row in rows(function.op.contract)
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.triton import attention, gemm, indexer, linear_attention, merge, mla, moe, quant
+from kernelhub.backends.triton import attention, comm, gemm, indexer, linear_attention, merge, mla, moe, quant
 from kernelhub.dispatch.kernel import Backend, Watch
 
 BACKEND = Backend(
@@ -16,6 +16,7 @@ BACKEND = Backend(
 
 KERNELS = (
     *attention.KERNELS,
+    *comm.KERNELS,
     *gemm.KERNELS,
     *indexer.KERNELS,
     *linear_attention.KERNELS,

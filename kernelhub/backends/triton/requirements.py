@@ -31,8 +31,10 @@ class Interpreter:
 
 # What Triton 3.6 to 3.9 all compile for; a newer GPU is added once the ahead-of-time tests build for it.
 _ARCHITECTURES = ((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1))
-_GPU = AnyOf((OnDevice("nvidia", only=_ARCHITECTURES), Interpreter()))
-MACHINE = (_GPU, Package("triton", ">=3.6,<3.10"), WritableCache())
+_NVIDIA = OnDevice("nvidia", only=_ARCHITECTURES)
+_TRITON = (Package("triton", ">=3.6,<3.10"), WritableCache())
+MACHINE = (AnyOf((_NVIDIA, Interpreter())), *_TRITON)
+GPU_MACHINE = (_NVIDIA, *_TRITON)  # of kernels that need more than one GPU
 
 
 def has_float8(device: DeviceFacts) -> bool:

@@ -1,0 +1,66 @@
+"""Records of the Triton collectives over memory of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelhub.backends.triton.requirements import GPU_MACHINE
+from kernelhub.dispatch.constraint import Between, OneOf, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.standing import untested
+from kernelhub.ops.comm.problem import ACCESS, ATOMICS, BUCKETS, FLOATS, NVLINK
+
+_PREPARE = "call the op's prepare on every rank, and run its plan"
+_RANKS: tuple[Any, ...] = (
+    *GPU_MACHINE,
+    dtype_in("dtype", *FLOATS),
+    Between("world_size", 2, 8, why="it sends to each other rank by itself"),
+    anything("group_backend"),
+    OneOf("link", (NVLINK,), "link", "it stores in the memory of all other ranks' GPUs", _PREPARE),
+    OneOf("peers", (ATOMICS, ACCESS), "peers", "it stores in the memory of all other ranks' GPUs", _PREPARE),
+)
+_MESSAGE = OneOf("message", BUCKETS, "message", "its tiles are chosen by the size of the message", _PREPARE)
+_NOT_RUN = untested("ampere", "ada", "hopper", "blackwell", "blackwell_rtx")
+_SUM = "adds in float32 in the order of ranks, rounds once; equal bits on all ranks"
+
+
+def _kernel(op: str, name: str, adapter: str, summary: str, *constraints: Any) -> Kernel:
+    return Kernel(
+        op=op,
+        name=name,
+        target=f"kernelhub.backends.triton.comm.adapter:{adapter}",
+        summary=f"{summary}; {_SUM}",
+        band=Band.PORTABLE,
+        constraints=(*_RANKS, *constraints),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        standings=(_NOT_RUN,),
+    )
+
+
+KERNELS = (
+    _kernel(
+        "all_reduce",
+        "triton.one_shot",
+        "OneShot",
+        "every rank sends all to every rank over NVLink",
+        _MESSAGE,
+    ),
+    _kernel(
+        "all_reduce",
+        "triton.two_shot",
+        "TwoShot",
+        "every rank adds up one part over NVLink and sends the sum to every rank",
+        _MESSAGE,
+    ),
+    _kernel(
+        "all_reduce_rms_norm",
+        "triton.one_shot",
+        "OneShotRmsNorm",
+        "every rank sends all to every rank over NVLink; sum, residual and norm in one launch",
+        _MESSAGE,
+        Between("hidden_size", 1, 8192, why="a program holds a whole row"),
+        dtype_in("weight_dtype", *FLOATS),
+    ),
+)

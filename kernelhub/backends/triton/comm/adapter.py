@@ -1,0 +1,205 @@
+"""From calls of `all_reduce` and `all_reduce_rms_norm` to their Triton launches over memory of all ranks."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.triton.comm.connection import Connection, aligned, fresh, is_aligned
+from kernelhub.backends.triton.comm.fused_rms_norm import all_reduce_rms_norm_kernel
+from kernelhub.backends.triton.comm.one_shot import one_shot_kernel
+from kernelhub.backends.triton.comm.tiles import Tile, one_shot_tile, row_tile, two_shot_tile
+from kernelhub.backends.triton.comm.two_shot import two_shot_kernel
+from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
+from kernelhub.ops.comm.adapter import AllReduceAdapter, AllReduceRmsNormAdapter
+from kernelhub.ops.comm.problem import MESSAGE_BYTES, AllReduceProblem, AllReduceRmsNormProblem, CollectiveProblem
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+
+_LARGEST = 32 << 20  # bytes of a message that is sent by one launch; what is longer is sent in pieces
+_SLOTS = 32 << 20  # most bytes of a set of slots, in one step; in two steps they are at most twice the largest piece
+
+
+def piece_bytes(problem: CollectiveProblem) -> int:
+    """Most bytes of one launch in one step, where each other rank has a slot for all of them."""
+    longest = min(_LARGEST, _SLOTS // (problem.world_size - 1)) // UNIT * UNIT
+    return min(MESSAGE_BYTES.get(problem.message, longest), longest)
+
+
+class _AllReduce(AllReduceAdapter):
+    """What both kernels of `all_reduce` do."""
+
+    problem: AllReduceProblem
+    kernel: Any
+
+    def __init__(self, problem: AllReduceProblem) -> None:
+        super().__init__(problem)
+        self._dtype = getattr(torch, problem.dtype)
+        self._piece = self.piece()
+        self._tile = self.tile()
+        self._connections: dict[str, Connection] = {}
+
+    @abc.abstractmethod
+    def piece(self) -> int:
+        """Most bytes of one launch, a multiple of 16."""
+
+    @abc.abstractmethod
+    def tile(self) -> Tile:
+        """How the kernel is launched."""
+
+    @abc.abstractmethod
+    def slot_bytes(self) -> int:
+        """What the slot of a sender must hold."""
+
+    @abc.abstractmethod
+    def sizes(self, num_bytes: int) -> tuple[int, tuple[int, ...]]:
+        """Tiles of a message, and the scalar arguments of the kernel."""
+
+    def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
+        workspace = workspace_for(group, x.device, self.slot_bytes(), timeout_s)
+        self.attach(group.group_name, workspace)
+
+    def attach(self, group_name: str, workspace: Workspace) -> Connection:
+        """Serve a group that has a workspace. This communicates with no rank."""
+        static = {"BLOCK": self._tile.bytes // self._dtype.itemsize}
+        connection = Connection("all_reduce", self.kernel, static, self._tile, workspace)
+        example = torch.empty(UNIT, dtype=self._dtype, device=workspace.device)
+        connection.compile((example, example), self.sizes(example.nbytes)[1])
+        self._connections[group_name] = connection
+        return connection
+
+    def launch(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> None:
+        num_bytes = x.nbytes
+        if not num_bytes:
+            return
+        connection = self._connections.get(group.group_name)
+        if connection is None:
+            connection = self.attach(group.group_name, workspace_before(group, self.slot_bytes()))
+        if num_bytes <= self._piece and is_aligned(x) and is_aligned(out):
+            self.run(connection, x, out, timeout_s)
+            return
+        source, target = aligned(x), out if is_aligned(out) else fresh(out)
+        count = self._piece // self._dtype.itemsize
+        for piece, into in zip(source.view(-1).split(count), target.view(-1).split(count), strict=True):
+            self.run(connection, piece, into, timeout_s)
+        if target is not out:
+            out.copy_(target)
+
+    def run(self, connection: Connection, source: Tensor, target: Tensor, timeout_s: float) -> None:
+        """Launch the kernel on contiguous tensors."""
+        tiles, sizes = self.sizes(source.nbytes)
+        connection(tiles, (source, target), sizes, timeout_s)
+
+
+class OneShot(_AllReduce):
+    """`all_reduce` in one step: every rank sends everything to every rank."""
+
+    kernel = one_shot_kernel
+
+    def piece(self) -> int:
+        return piece_bytes(self.problem)
+
+    def tile(self) -> Tile:
+        return one_shot_tile(self._piece)
+
+    def slot_bytes(self) -> int:
+        return self._piece
+
+    def sizes(self, num_bytes: int) -> tuple[int, tuple[int, ...]]:
+        return -(-num_bytes // self._tile.bytes), (num_bytes // self._dtype.itemsize,)
+
+
+class TwoShot(_AllReduce):
+    """`all_reduce` in two steps: each rank adds up one part of the message, which must be whole units of 16 bytes."""
+
+    kernel = two_shot_kernel
+
+    def piece(self) -> int:
+        return MESSAGE_BYTES.get(self.problem.message, _LARGEST)
+
+    def tile(self) -> Tile:
+        return two_shot_tile(self._piece)
+
+    def slot_bytes(self) -> int:
+        return 2 * self._part(self._piece) * UNIT
+
+    def sizes(self, num_bytes: int) -> tuple[int, tuple[int, ...]]:
+        part = self._part(num_bytes)
+        return -(-part * UNIT // self._tile.bytes), (num_bytes // self._dtype.itemsize, part)
+
+    def _part(self, num_bytes: int) -> int:
+        """Units of the part of a rank."""
+        return -(-num_bytes // (UNIT * self.problem.world_size))
+
+    def run(self, connection: Connection, source: Tensor, target: Tensor, timeout_s: float) -> None:
+        odd = source.nbytes % UNIT
+        if not odd:
+            super().run(connection, source, target, timeout_s)
+            return
+        padded = source.new_zeros(source.numel() + (UNIT - odd) // source.element_size())
+        padded[: source.numel()] = source.view(-1)
+        super().run(connection, padded, padded, timeout_s)
+        target.view(-1).copy_(padded[: source.numel()])
+
+
+class OneShotRmsNorm(AllReduceRmsNormAdapter):
+    """`all_reduce_rms_norm` in one launch and one step."""
+
+    problem: AllReduceRmsNormProblem
+
+    def __init__(self, problem: AllReduceRmsNormProblem) -> None:
+        super().__init__(problem)
+        self._dtype = getattr(torch, problem.dtype)
+        row_bytes = problem.hidden_size * self._dtype.itemsize
+        self._rows = max(8, piece_bytes(problem) // row_bytes // 8 * 8)  # of one launch; eight are whole units
+        self._slot_bytes = self._rows * row_bytes
+        self._tile = row_tile(problem.hidden_size, self._dtype.itemsize)
+        self._connections: dict[str, Connection] = {}
+
+    def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
+        self.attach(group.group_name, workspace_for(group, x.device, self._slot_bytes, timeout_s))
+
+    def attach(self, group_name: str, workspace: Workspace) -> Connection:
+        """Serve a group that has a workspace. This communicates with no rank."""
+        hidden_size = self.problem.hidden_size
+        static = {"H": hidden_size, "BLOCK": self._tile.bytes // self._dtype.itemsize}
+        connection = Connection("all_reduce_rms_norm", all_reduce_rms_norm_kernel, static, self._tile, workspace)
+        row = torch.empty(hidden_size, dtype=self._dtype, device=workspace.device)
+        weight = row.to(getattr(torch, self.problem.weight_dtype))
+        connection.compile((row, row, weight, row, row), (1, 1e-6))
+        self._connections[group_name] = connection
+        return connection
+
+    def launch(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        residual_out: Tensor,
+        group: ProcessGroup,
+        timeout_s: float,
+    ) -> None:
+        rows = x.numel() // self.problem.hidden_size
+        if not rows:
+            return
+        connection = self._connections.get(group.group_name)
+        if connection is None:
+            connection = self.attach(group.group_name, workspace_before(group, self._slot_bytes))
+        targets = [item if is_aligned(item) else fresh(item) for item in (out, residual_out)]
+        source, before, weight = aligned(x), aligned(residual), aligned(weight)
+        if rows <= self._rows:
+            connection(rows, (source, before, weight, *targets), (rows, float(eps)), timeout_s)
+        else:
+            parts = [item.view(rows, -1).split(self._rows) for item in (source, before, *targets)]
+            for a, b, c, d in zip(*parts, strict=True):
+                connection(len(a), (a, b, weight, c, d), (len(a), float(eps)), timeout_s)
+        for item, target in zip((out, residual_out), targets, strict=True):
+            if target is not item:
+                item.copy_(target)

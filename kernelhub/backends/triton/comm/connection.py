@@ -1,0 +1,97 @@
+"""One kernel as one rank of a group launches it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import triton
+from torch import Tensor
+
+from kernelhub.backends.triton.comm.tiles import Tile
+from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, Workspace
+from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.errors import RanksDisagree
+
+_LONGEST_US = 2**31 - 1
+_ALIGNMENT = 16  # bytes: a load of a thread
+
+
+class Connection:
+    """A kernel of one op, launched over the workspace of a group.
+
+    Args:
+        op: for messages.
+        kernel: the jitted function.
+        static: its static arguments, without those of the group.
+        tile: how it is launched.
+        workspace: of the group.
+    """
+
+    def __init__(self, op: str, kernel: Any, static: Mapping[str, Any], tile: Tile, workspace: Workspace) -> None:
+        self._op, self._workspace, self._tile = op, workspace, tile
+        of_group = {"RANK": workspace.rank, "WORLD": workspace.world_size}
+        fixed = {**static, **of_group, "MOST": MOST_PROGRAMS, "CLOCK": not triton.knobs.runtime.interpret}
+        self._launch = Launcher(kernel, fixed, num_warps=tile.warps, num_stages=1)
+        self._middle = (workspace.counters, workspace.missing, *workspace.slots)
+        self._last = (workspace.capacity, tile.ahead)
+
+    def compile(self, operands: tuple[Any, ...], sizes: tuple[Any, ...]) -> None:
+        """Compile and load what launches with such operands need."""
+        with device_of(operands[0]):
+            self._launch.prepare(1, self._workspace.device, *operands, *self._middle, *sizes, *self._last, _LONGEST_US)
+
+    def __call__(self, tiles: int, operands: tuple[Any, ...], sizes: tuple[Any, ...], timeout_s: float) -> None:
+        """Launch on the current stream, after the calls of the group before this one.
+
+        Args:
+            tiles: how many the message has.
+            operands: contiguous tensors on 16 bytes.
+            sizes: scalar arguments of the kernel.
+            timeout_s: longest wait for other ranks.
+
+        Raises:
+            RanksDisagree: another rank did not join a call before this one in time.
+        """
+        workspace = self._workspace
+        late = workspace.late()
+        if late:
+            raise _missing(self._op, workspace, late)
+        limit_us = min(int(timeout_s * 1e6), _LONGEST_US)
+        with device_of(operands[0]):
+            workspace.follow_last_call()
+            self._launch(
+                min(tiles, self._tile.programs),
+                workspace.device,
+                *operands,
+                *self._middle,
+                *sizes,
+                *self._last,
+                limit_us,
+            )
+
+
+def _missing(op: str, workspace: Workspace, late: list[int]) -> RanksDisagree:
+    names = ", ".join(map(str, late))
+    return RanksDisagree(
+        "rank_missing",
+        f"{op}: rank {workspace.rank} of {workspace.world_size} waited in vain for rank {names} in an earlier call, "
+        "whose result holds NaN; see the log of that rank, raise KERNELHUB_COMM_TIMEOUT_S if it was only slow, and "
+        "restart all ranks",
+        tuple(late),
+    )
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether a kernel can read or write a tensor where it is."""
+    return tensor.is_contiguous() and not tensor.data_ptr() % _ALIGNMENT
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy that a kernel can read."""
+    return tensor if is_aligned(tensor) else fresh(tensor).copy_(tensor)
+
+
+def fresh(tensor: Tensor) -> Tensor:
+    """Memory of a tensor's shape that a kernel can write."""
+    return tensor.new_empty(tensor.shape)

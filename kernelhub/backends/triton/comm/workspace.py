@@ -1,0 +1,128 @@
+"""Memory that the ranks of a group map from each other: the slots of `slots.py`.
+
+Made when a plan connects its ranks, and kept with the adapters that use it, so as long as their plans and captured
+graphs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.shared import symmetric
+from kernelhub.errors import KernelUnavailable
+from kernelhub.ops.comm.group import meet
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+MOST_RANKS = 8
+MOST_PROGRAMS = 512  # of a grid; each has a counter
+UNIT = 16  # bytes
+
+
+class Workspace:
+    """Slots of one rank, and where those of the other ranks are.
+
+    Args:
+        rank: this rank.
+        memory: uint8 ``[slots_bytes(world_size, capacity)]`` of this rank, whose slots this empties.
+        addresses: of the memory of each rank, in this process.
+        capacity: of the slot of a sender, in units of 16 bytes.
+
+    Attributes:
+        slots: the addresses; 0 beyond the last rank.
+        counters: int32 [MOST_PROGRAMS], as `slots.py` describes.
+        missing: int8 [MOST_RANKS] in memory of the host: 1 for a rank that was waited for too long.
+    """
+
+    def __init__(self, rank: int, memory: Tensor, addresses: Sequence[int], capacity: int) -> None:
+        self.rank, self.world_size, self.capacity, self.device = rank, len(addresses), capacity, memory.device
+        self.slots = (*addresses, *[0] * (MOST_RANKS - len(addresses)))
+        self._memory = memory.fill_(0xFF)  # every element empty
+        self.counters = torch.zeros(MOST_PROGRAMS, dtype=torch.int32, device=self.device)
+        self.missing = torch.zeros(MOST_RANKS, dtype=torch.int8, device="cpu", pin_memory=self.device.type == "cuda")
+        self._missing = ctypes.c_uint64.from_address(self.missing.data_ptr())
+        self._raw_stream = -1
+        self._stream: torch.cuda.Stream | None = None
+
+    def late(self) -> list[int]:
+        """Ranks that some call waited for until its time was over; after that the workspace is of no use."""
+        return [rank for rank, late in enumerate(self.missing.tolist()) if late] if self._missing.value else []
+
+    def follow_last_call(self) -> None:
+        """Let the current stream follow the stream of the last call: the slots serve one call after the other.
+
+        What is captured follows what was captured before it into the same graph. When a graph is replayed, its caller
+        orders it.
+        """
+        if self.device.type != "cuda":
+            return
+        raw_stream = torch._C._cuda_getCurrentRawStream(self.device.index)
+        if raw_stream == self._raw_stream:
+            return
+        current, last = torch.cuda.current_stream(self.device), self._stream
+        if last is not None and _is_captured(last) == _is_captured(current):
+            current.wait_stream(last)
+        self._raw_stream, self._stream = raw_stream, current
+
+
+_PURPOSE = "triton.comm"
+_made: weakref.WeakKeyDictionary[symmetric.Workspace, Workspace] = weakref.WeakKeyDictionary()
+
+
+def workspace_for(group: ProcessGroup, device: torch.device, slot_bytes: int, timeout_s: float) -> Workspace:
+    """The workspace of a group with slots of at least this size. All ranks call it, with the same size.
+
+    The kernels of a group share it.
+
+    Raises:
+        RanksDisagree, RuntimeError: as of `symmetric.rendezvoused`.
+    """
+    world_size = group.size()
+    size = slots_bytes(world_size, -(-slot_bytes // UNIT))
+    shared = symmetric.rendezvoused(group, device, size, _PURPOSE, timeout_s)
+    made = _made.get(shared)
+    if made is None:
+        bases = list(shared.handle.buffer_ptrs)
+        begin = shared.buffer.data_ptr() - bases[shared.rank]  # newer allocators place buffers in larger blocks
+        addresses = [base + begin for base in bases]
+        made = Workspace(shared.rank, shared.buffer, addresses, shared.num_bytes // slots_bytes(world_size, 1))
+        torch.cuda.synchronize(device)
+        meet(_PURPOSE, group, {"op": _PURPOSE, "step": "slots are empty"}, timeout_s)
+        _made[shared] = made
+    return made
+
+
+def workspace_before(group: ProcessGroup, slot_bytes: int) -> Workspace:
+    """The workspace that another plan of the group has made, if its slots suffice.
+
+    Raises:
+        KernelUnavailable: there is none.
+    """
+    shared = symmetric.workspace_of(group, _PURPOSE)
+    made = _made.get(shared)
+    if made is None or made.capacity * UNIT < slot_bytes:
+        raise KernelUnavailable(
+            f"{_PURPOSE}: the workspace of the group {group.group_name!r} is smaller than this message; call the op's "
+            "prepare on every rank, with the same backend= and settings as this call"
+        )
+    return made
+
+
+def _is_captured(stream: torch.cuda.Stream) -> bool:
+    """Whether a stream is being captured; the default one cannot be, nor asked while another is."""
+    if not stream.cuda_stream:
+        return False
+    with torch.cuda.stream(stream):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def slots_bytes(world_size: int, capacity: int) -> int:
+    """Bytes of two sets of slots, one slot for each other rank."""
+    return 2 * (world_size - 1) * capacity * UNIT

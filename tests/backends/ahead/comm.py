@@ -1,0 +1,67 @@
+"""Collectives over memory of all ranks."""
+
+from __future__ import annotations
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot
+from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, MOST_RANKS
+from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, NVLINK, AllReduceProblem, AllReduceRmsNormProblem
+from kernelhub.probes.device import DeviceFacts
+from tests.backends.ahead.case import Case
+
+_GROUP: Any = SimpleNamespace(group_name="ranks that are not here")
+
+
+def _workspace(world_size: int) -> Any:
+    return SimpleNamespace(
+        rank=1,
+        world_size=world_size,
+        capacity=1 << 20,
+        device=torch.device("cuda", 0),
+        slots=(*[1 << 40] * world_size, *[0] * (MOST_RANKS - world_size)),
+        counters=torch.empty(MOST_PROGRAMS, dtype=torch.int32, device="cuda"),
+        missing=torch.empty(MOST_RANKS, dtype=torch.int8, device="cuda"),
+        late=list,
+        follow_last_call=lambda: None,
+    )
+
+
+def _launch(adapter: Any, message: str, world_size: int, dtype: str, device: DeviceFacts) -> None:
+    facts = {"device": device, "link": NVLINK, "peers": ATOMICS, "message": message}
+    made = adapter(AllReduceProblem(**facts, dtype=dtype, world_size=world_size))
+    made.attach(_GROUP.group_name, _workspace(world_size))
+    x = torch.empty(MESSAGE_BYTES[message] // 4, dtype=getattr(torch, dtype), device="cuda")
+    made.launch(x, x, _GROUP, 60.0)
+
+
+def _launch_norm(hidden_size: int, world_size: int, dtype: str, device: DeviceFacts) -> None:
+    facts = {"device": device, "link": NVLINK, "peers": ATOMICS, "message": "256KB", "weight_dtype": dtype}
+    problem = AllReduceRmsNormProblem(**facts, dtype=dtype, world_size=world_size, hidden_size=hidden_size)
+    made = OneShotRmsNorm(problem)
+    made.attach(_GROUP.group_name, _workspace(world_size))
+    x, residual, out, residual_out = (
+        torch.empty(8, hidden_size, dtype=getattr(torch, dtype), device="cuda") for _ in range(4)
+    )
+    weight = torch.empty(hidden_size, dtype=getattr(torch, dtype), device="cuda")
+    made.launch(x, residual, weight, 1e-6, out, residual_out, _GROUP, 60.0)
+
+
+CASES = [
+    *(
+        Case(
+            f"{name} sum of {ranks} ranks to {message}, {dtype}",
+            functools.partial(_launch, adapter, message, ranks, dtype),
+        )
+        for name, adapter in (("one-shot", OneShot), ("two-shot", TwoShot))
+        for ranks, message, dtype in ((2, "32KB", "bfloat16"), (2, "32MB", "bfloat16"), (8, "8MB", "float32"))
+    ),
+    *(
+        Case(f"sum of {ranks} ranks and norm, {width} wide", functools.partial(_launch_norm, width, ranks, "bfloat16"))
+        for ranks, width in ((2, 4096), (4, 7168), (8, 8192))
+    ),
+]

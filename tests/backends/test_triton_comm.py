@@ -1,0 +1,194 @@
+"""The Triton kernels over memory of all ranks, in the interpreter: ranks are processes that share memory."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.comm import adapter as adapter_module
+from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot
+from kernelhub.errors import KernelUnavailable, RanksDisagree
+from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, MORE, NVLINK, AllReduceProblem, AllReduceRmsNormProblem
+from kernelhub.probes.device import simulated
+from tests.backends.simulated_ranks import GROUP, Ranks, run_ranks
+from tests.conftest import HAS_GPU
+
+pytestmark = pytest.mark.skipif(HAS_GPU, reason="the interpreter is off; tests/gpu runs these kernels on GPUs")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MESSAGE = "32KB"
+FACETS = {"device": simulated("H100"), "link": NVLINK, "peers": ATOMICS, "message": MESSAGE}
+TIMEOUT_S = 10.0  # polls in the interpreter, which has no clock: 10 million
+interpreter.repair()
+
+
+def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1 + rank)).to(dtype)
+
+
+def sum_of(parts: list[torch.Tensor]) -> torch.Tensor:
+    """In the order of ranks, in float32."""
+    total = parts[0].float()
+    for part in parts[1:]:
+        total = total + part.float()
+    return total
+
+
+def adapters(world_size: int, rank: int, workspace: Any, dtype: torch.dtype) -> list[Any]:
+    problem = AllReduceProblem(**FACETS, dtype=str(dtype)[6:], world_size=world_size)
+    made = [OneShot(problem), TwoShot(problem)]
+    for adapter in made:
+        adapter.attach(GROUP.group_name, workspace)
+    return made
+
+
+def sums(rank: int, world_size: int, workspace: Any) -> list[str]:
+    """What is wrong of sums of several sizes, by kernels in turn, so that the sets of slots alternate."""
+    wrong = []
+    for dtype in DTYPES:
+        for adapter in adapters(world_size, rank, workspace, dtype):
+            for shape in ((1,), (0, 8), (3, 5), (8, 8), (2, 605)):
+                parts = [values(other, shape, dtype) for other in range(world_size)]
+                want = sum_of(parts).to(dtype)
+                x = parts[rank]
+                out = torch.full(shape, torch.nan, dtype=dtype)
+                adapter.launch(x, out, GROUP, TIMEOUT_S)
+                found = {"out": out}
+                if shape == (8, 8):
+                    wide = torch.full((8, 17), torch.nan, dtype=dtype)
+                    wide[:, 1::2] = x.t()
+                    adapter.launch(wide[:, 1::2].t(), out.fill_(torch.nan), GROUP, TIMEOUT_S)
+                    adapter.launch(x, wide[:, 1::2], GROUP, TIMEOUT_S)
+                    found |= {"strided": out, "strided out": wide[:, 1::2]}
+                if shape == (3, 5):
+                    adapter.launch(x, x, GROUP, TIMEOUT_S)
+                    found["in place"] = x
+                name = type(adapter).__name__
+                wrong += [f"{name} {dtype} {shape} {what}" for what, got in found.items() if not torch.equal(got, want)]
+    return wrong
+
+
+def long_messages(rank: int, workspace: Any) -> list[str]:
+    """What is wrong of messages of several launches, as large ones are."""
+    wrong = []
+    facets = {**FACETS, "message": MORE, "dtype": "bfloat16", "world_size": 2}
+    parts = [values(other, (77, 24), torch.bfloat16) for other in range(2)]
+    want = sum_of(parts)
+    for adapter in (OneShot(AllReduceProblem(**facets)), TwoShot(AllReduceProblem(**facets))):
+        adapter.attach(GROUP.group_name, workspace)
+        out = torch.full_like(parts[rank], torch.nan)
+        adapter.launch(parts[rank], out, GROUP, TIMEOUT_S)
+        wrong += [] if torch.equal(out, want.bfloat16()) else [type(adapter).__name__]
+    norm = OneShotRmsNorm(AllReduceRmsNormProblem(**facets, hidden_size=24))
+    norm.attach(GROUP.group_name, workspace)
+    out, residual_out = torch.full_like(out, torch.nan), torch.full_like(out, torch.nan)
+    ones = torch.ones(24, dtype=torch.bfloat16)
+    norm.launch(parts[rank], torch.zeros_like(out), ones, 1e-5, out, residual_out, GROUP, TIMEOUT_S)
+    scaled = want * torch.rsqrt(want.square().mean(-1, keepdim=True) + 1e-5)
+    close = torch.allclose(out.float(), scaled, rtol=2**-8, atol=1e-3)
+    return wrong if close and torch.equal(residual_out, want.bfloat16()) else [*wrong, "norm"]
+
+
+def norms(rank: int, world_size: int, workspace: Any) -> list[str]:
+    """What is wrong of sums with a residual and their norms."""
+    wrong = []
+    for dtype, weight_dtype in ((torch.bfloat16, torch.float32), (torch.float16, torch.float16)):
+        facets = {"dtype": str(dtype)[6:], "weight_dtype": str(weight_dtype)[6:], "world_size": world_size}
+        for shape in ((1, 48), (2, 3, 40)):
+            adapter = OneShotRmsNorm(AllReduceRmsNormProblem(**FACETS, **facets, hidden_size=shape[-1]))
+            adapter.attach(GROUP.group_name, workspace)
+            residual, weight = values(99, shape, dtype), values(98, shape[-1:], weight_dtype)
+            x = values(rank, shape, dtype)
+            total = sum_of([values(other, shape, dtype) for other in range(world_size)]) + residual.float()
+            norm = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * weight.float()
+            out, residual_out = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
+            found = {"apart": (out, residual_out), "in place": (x, residual)}
+            wide = torch.full((*shape[:-1], 2 * shape[-1]), torch.nan, dtype=dtype)
+            found["strided"] = (wide[..., ::2], wide[..., 1::2])
+            for what in ("apart", "strided", "in place"):
+                adapter.launch(x, residual, weight, 1e-5, *found[what], GROUP, TIMEOUT_S)
+            for what, (got, got_residual) in found.items():
+                close = torch.allclose(got.float(), norm, rtol=torch.finfo(dtype).eps, atol=1e-3)
+                if not (close and torch.equal(got_residual, total.to(dtype))):
+                    wrong.append(f"{dtype} {shape} {what}")
+            adapter.launch(x[:0], residual[:0], weight, 1e-5, out[:0], residual_out[:0], GROUP, TIMEOUT_S)
+    return wrong
+
+
+def check(world_size: int) -> None:
+    ranks = Ranks(world_size, MESSAGE_BYTES[MESSAGE])
+
+    def act(rank: int) -> list[str]:
+        workspace = ranks.workspaces[rank]
+        return sums(rank, world_size, workspace) + norms(rank, world_size, workspace)
+
+    assert run_ranks(act, world_size) == [[]] * world_size
+    assert all(bool((memory == 0xFF).all()) for memory in ranks.memories), "slots that are not empty"
+
+
+def test_two_ranks_get_the_sums_in_the_order_of_ranks() -> None:
+    check(2)
+
+
+@pytest.mark.parametrize("world_size", [3, 4])
+def test_more_ranks_get_the_sums_in_the_order_of_ranks(world_size: int) -> None:
+    check(world_size)
+
+
+def test_long_messages_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_module, "_LARGEST", 1024)
+    monkeypatch.setattr(adapter_module, "_SLOTS", 1024)
+    ranks = Ranks(2, 2048)
+    assert run_ranks(lambda rank: long_messages(rank, ranks.workspaces[rank]), 2) == [[]] * 2
+
+
+class TestMissingRank:
+    """Rank 0 of two, alone."""
+
+    def test_a_call_ends_and_the_next_one_names_the_rank(self) -> None:
+        ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
+        adapter = adapters(2, 0, ranks.workspaces[0], torch.float32)[0]
+        x, out = torch.ones(100), torch.ones(100)
+        adapter.launch(x, out, GROUP, 3e-6)
+        assert bool(out.isnan().all())
+        with pytest.raises(
+            RanksDisagree, match="all_reduce: rank 0 of 2 waited in vain for rank 1 in an earl"
+        ) as error:
+            adapter.launch(x, out, GROUP, 3e-6)
+        assert error.value.ranks == (1,)
+
+    def test_calls_that_were_captured_do_not_wait_again(self) -> None:
+        ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
+        adapter = adapters(2, 0, ranks.workspaces[0], torch.float32)[0]
+        x, out = torch.ones(100), torch.ones(100)
+        adapter.launch(x, out, GROUP, 3e-6)
+        ranks.workspaces[0].missing.zero_()  # a replay does not look at it
+        sent = ranks.memories[1].clone()
+        out.zero_()
+        adapter.launch(x, out, GROUP, 1e3)
+        assert bool(out.isnan().all())
+        assert torch.equal(ranks.memories[1], sent)
+
+
+def test_a_group_that_no_plan_has_connected_is_refused() -> None:
+    adapter = OneShot(AllReduceProblem(**FACETS, dtype="float32", world_size=2))
+    with pytest.raises(KernelUnavailable, match="call the op's prepare on every rank"):
+        adapter.launch(torch.ones(1), torch.ones(1), SimpleNamespace(group_name="another"), TIMEOUT_S)
+
+
+def test_a_nan_of_the_bits_of_an_empty_slot_arrives_as_a_nan() -> None:
+    ranks = Ranks(2, 1024)
+
+    def act(rank: int) -> list[bool]:
+        found = []
+        for dtype, bits in ((torch.float16, torch.int16), (torch.float32, torch.int32)):
+            x = torch.zeros(4, dtype=dtype)
+            x[rank] = torch.full((), -1, dtype=bits).view(dtype)
+            adapters(2, rank, ranks.workspaces[rank], dtype)[0].launch(x, x, GROUP, TIMEOUT_S)
+            found += x.isnan().tolist()
+        return found
+
+    assert run_ranks(act, 2) == [[True, True, False, False] * 2] * 2
