@@ -61,7 +61,7 @@ def rendezvoused(
     It contains zeros on all ranks when it is made.
 
     Raises:
-        RanksDisagree: a rank cannot allocate it, wants another size, or is missing.
+        RanksDisagree: a rank cannot allocate it, gives another size, or is missing.
         RuntimeError: the ranks cannot exchange their handles.
     """
     key = (group.group_name, purpose)

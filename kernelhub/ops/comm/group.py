@@ -72,7 +72,7 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
         group: the group.
         statement: plain values that must be equal on all ranks. ``"error"`` is the reason why this rank cannot run.
         timeout_s: longest wait for the other ranks.
-        own: what else this rank tells the others, as plain values.
+        own: what else this rank states to the others, as plain values.
 
     Returns:
         `own` of each rank.

@@ -1,6 +1,6 @@
 """`prepare` of the collectives: all ranks learn how they are connected, select, compare, and connect.
 
-Each step is collective. A rank that fails in a step tells the others, so that every rank raises an error and none
+Each step is collective. A rank that fails in a step informs the others, so that every rank raises an error and none
 waits.
 """
 
