@@ -54,6 +54,7 @@ GOALS_NS = {
     "fp4_gemm": 8_500,
     "all_reduce": 8_500,
     "all_reduce_rms_norm": 15_000,
+    **dict.fromkeys(("moe_dispatch", "moe_combine"), 25_000),
     "fused_moe": 12_000,
 }
 # Of a miss and the slowest selection together, which is more than any new call takes.
@@ -74,6 +75,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "linear_attention": {"tokens": 4},
     "all_reduce": {"tokens": 4},
     "all_reduce_rms_norm": {"tokens": 4, "hidden_size": 256},
+    "moe_dispatch": {"tokens": 4, "hidden_size": 64, "num_experts": 8, "top_k": 2},
+    "moe_combine": {"tokens": 4, "hidden_size": 64, "num_experts": 8, "top_k": 2},
     "fp4_gemm": {"tokens": 4, "n": 256, "k": 256},
     "bmm_fp8": {"batch": 4, "tokens": 4},
     "fp8_gemm": {"tokens": 4, "n": 256, "k": 256},

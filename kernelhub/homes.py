@@ -16,6 +16,8 @@ OPS: dict[str, str] = {
     "linear_attention": "kernelhub.ops.linear_attention.op",
     "all_reduce": "kernelhub.ops.comm.all_reduce",
     "all_reduce_rms_norm": "kernelhub.ops.comm.all_reduce_rms_norm",
+    "moe_dispatch": "kernelhub.ops.comm.experts.dispatch",
+    "moe_combine": "kernelhub.ops.comm.experts.combine",
     "quantize_fp8": "kernelhub.ops.quant.fp8",
     "dequantize_fp8": "kernelhub.ops.quant.fp8",
     "quantize_mxfp4": "kernelhub.ops.quant.mx",

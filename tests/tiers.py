@@ -49,6 +49,7 @@ NAMED = {
         "tests/backends/test_triton_comm.py::test_more_ranks_get_the_sums_in_the_order_of_ranks",
         "tests/faults/test_all.py::TestCounting::test_those_of_several_workers_are_gathered_and_printed",
         "tests/runtime/test_comm_ranks.py",
+        "tests/runtime/test_expert_ranks.py",
         "tests/runtime/test_ranks.py",
         "tests/runtime/test_tuned_ranks.py",
     ),

@@ -11,6 +11,7 @@ from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.comm import AllReduceContract, AllReduceRmsNormContract
 from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
+from tests.contract.experts_comm import CombineContract, DispatchContract
 from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.grouped_gemm import GroupedGemmContract
@@ -72,6 +73,38 @@ class TestDistributed(AllReduceContract):
 
 class TestDistributedNorm(AllReduceRmsNormContract):
     kernel = "torch.distributed"
+
+
+class TestGather(DispatchContract):
+    kernel = "torch.gather"
+
+
+class TestAllToAll(DispatchContract):
+    kernel = "torch.all_to_all"
+
+
+class TestGatherFixed(DispatchContract):
+    kernel = "torch.gather_fixed"
+
+
+class TestAllToAllFixed(DispatchContract):
+    kernel = "torch.all_to_all_fixed"
+
+
+class TestReduceScatter(CombineContract):
+    kernel = "torch.reduce_scatter"
+
+
+class TestAllToAllBack(CombineContract):
+    kernel = "torch.all_to_all"
+
+
+class TestReduceScatterFixed(CombineContract):
+    kernel = "torch.reduce_scatter_fixed"
+
+
+class TestAllToAllBackFixed(CombineContract):
+    kernel = "torch.all_to_all_fixed"
 
 
 class TestPerGroup(GroupedGemmContract):

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.comm.experts.inputs import combine_inputs, dispatch_inputs
+from kernelhub.ops.comm.experts.problem import FORMATS as EXPERT_FORMATS
 from kernelhub.ops.comm.inputs import all_reduce_inputs, all_reduce_rms_norm_inputs
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
@@ -200,6 +202,28 @@ def all_reduce_rms_norm(random: Random, device: torch.device) -> Arguments:
         device=device,
         **_seed(random),
     )
+
+
+def _routed(random: Random, device: torch.device) -> Arguments:
+    tokens, top_k = random.choice(_ROWS), random.choice((1, 2, 8))
+    return {
+        "tokens": tokens,
+        "hidden_size": random.choice((1, 7, 64, 130)),
+        "num_experts": random.choice((8, 12)),
+        "top_k": top_k,
+        "format": random.choice(EXPERT_FORMATS),
+        "max_tokens": random.choice((None, max(tokens, 1), tokens + 3, 300)),
+        "device": device,
+        **_seed(random),
+    }
+
+
+def moe_dispatch(random: Random, device: torch.device) -> Arguments:
+    return dispatch_inputs(dtype=random.choice((*FLOATS, FP8)), **_routed(random, device))
+
+
+def moe_combine(random: Random, device: torch.device) -> Arguments:
+    return combine_inputs(dtype=random.choice(FLOATS), **_routed(random, device))
 
 
 def concat_mla_k(random: Random, device: torch.device) -> Arguments:
@@ -468,6 +492,8 @@ DRAWN: dict[str, Callable[[Random, torch.device], Arguments]] = {
         concat_mla_k,
         all_reduce,
         all_reduce_rms_norm,
+        moe_dispatch,
+        moe_combine,
         mqa_logits,
         paged_mqa_logits,
         topk_indices,

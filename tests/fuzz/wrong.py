@@ -182,7 +182,7 @@ def _of_list(value: list[Any]) -> list[Value]:
         ("a list with one of other shape", [first[..., :-1], *value[1:]], False),
         ("a list with one of other dtype", [first.double(), *value[1:]], False),
         ("a list with a sparse one", [first.to_sparse(), *value[1:]], True),
-        ("a list with one that requires grad", [first.clone().requires_grad_(), *value[1:]], True),
+        ("a list with one that requires grad", [_wanting_gradient(first), *value[1:]], True),
         ("shorter", value[:-1], False),
     ]
 
@@ -194,3 +194,8 @@ def _device(arguments: Arguments) -> torch.device:
 def _tensors(arguments: Arguments) -> list[Tensor]:
     values = [part for value in arguments.values() for part in (value if isinstance(value, list) else [value])]
     return [value for value in values if isinstance(value, Tensor)]
+
+
+def _wanting_gradient(tensor: Tensor) -> Tensor:
+    """A copy that requires grad; integers, which cannot, as floats of the same values."""
+    return (tensor if tensor.is_floating_point() else tensor.float()).clone().requires_grad_()

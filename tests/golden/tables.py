@@ -141,6 +141,20 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         **CONNECTED,
     },
     "all_reduce_rms_norm": {"alone": {}, "4 ranks": {"world_size": 4}, **CONNECTED},
+    "moe_dispatch": {
+        "alone": {},
+        "8 ranks": {"world_size": 8},
+        "8 ranks, exact": {"world_size": 8, "capacity": "exact", "format": "contiguous"},
+        "8 ranks, many, masked": {"world_size": 8, "capacity": "many", "format": "masked", "scales": True},
+        "8 ranks, another backend": {"world_size": 8, "group_backend": "other"},
+    },
+    "moe_combine": {
+        "alone": {},
+        "8 ranks": {"world_size": 8},
+        "8 ranks, exact": {"world_size": 8, "rows": "needed", "format": "contiguous"},
+        "8 ranks, gathered": {"world_size": 8, "rows": "all"},
+        "8 ranks, many, masked": {"world_size": 8, "capacity": "many", "format": "masked"},
+    },
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
     "quantize_fp8": {
         "token": {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.torch import attention, comm, gemm, indexer, linear_attention, merge, mla, moe, quant
+from kernelhub.backends.torch.comm import experts
 from kernelhub.dispatch.kernel import Backend, Watch
 
 BACKEND = Backend(
@@ -17,6 +18,7 @@ BACKEND = Backend(
 KERNELS = (
     *attention.KERNELS,
     *comm.KERNELS,
+    *experts.KERNELS,
     *gemm.KERNELS,
     *indexer.KERNELS,
     *linear_attention.KERNELS,

@@ -451,6 +451,11 @@ def _padded(given: tuple[Any, ...], count: int) -> tuple[Any, ...]:
     return (*given, *(None for _ in range(count - len(given))))
 
 
+def _of_all_ranks(problem: Any, given: tuple[Any, ...]) -> Read:
+    """The reference needs the tokens of all ranks."""
+    raise NotAudited("collective")
+
+
 def _all_reduce(problem: Any, given: tuple[Any, ...]) -> Read:
     """One rank of several must not call the reference, which communicates with the others."""
     x, out, group, _ = given
@@ -480,6 +485,8 @@ READERS: dict[str, Reader] = {
     "linear_attention": _linear_attention,
     "all_reduce": _all_reduce,
     "all_reduce_rms_norm": _all_reduce_rms_norm,
+    "moe_dispatch": _of_all_ranks,
+    "moe_combine": _of_all_ranks,
     "fp4_gemm": _fp4_gemm,
     "grouped_gemm": _grouped_gemm,
     "fp8_gemm": _fp8_gemm,

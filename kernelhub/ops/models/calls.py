@@ -58,6 +58,8 @@ MAKERS = {
     "linear_attention": "kernelhub.ops.linear_attention.serving:linear_attention_calls",
     "all_reduce": "kernelhub.ops.comm.serving:all_reduce_calls",
     "all_reduce_rms_norm": "kernelhub.ops.comm.serving:all_reduce_rms_norm_calls",
+    "moe_dispatch": "kernelhub.ops.comm.experts.serving:moe_dispatch_calls",
+    "moe_combine": "kernelhub.ops.comm.experts.serving:moe_combine_calls",
     "quantize_fp8": "kernelhub.ops.quant.serving:quantize_fp8_calls",
     "quantize_nvfp4": "kernelhub.ops.quant.serving:quantize_nvfp4_calls",
     "quantize_mxfp4": "kernelhub.ops.quant.serving:quantize_mx_calls",

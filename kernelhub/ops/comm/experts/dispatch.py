@@ -1,0 +1,239 @@
+"""`moe_dispatch`: tokens to the ranks of their experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.lost import failed
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import dtype_name
+from kernelhub.ops.call_plan import CallPlan
+from kernelhub.ops.comm.experts.adapter import DispatchAdapter, Outgoing
+from kernelhub.ops.comm.experts.checks import DISPATCH as NAME
+from kernelhub.ops.comm.experts.checks import check_dispatch, check_problem
+from kernelhub.ops.comm.experts.prepared import prepared
+from kernelhub.ops.comm.experts.problem import MOE_DISPATCH, TOKENS, DispatchProblem, capacity_of
+from kernelhub.ops.comm.experts.received import Dispatched
+from kernelhub.ops.comm.experts.reference import moe_dispatch_reference
+from kernelhub.ops.comm.experts.traced import TracedDispatch
+from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.probes.device import facts_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_TIMEOUT = "KERNELHUB_COMM_TIMEOUT_S"
+
+
+def problem_of(key: Any, device: int) -> DispatchProblem:
+    """The problem that a key means on a device; the key is built in `moe_dispatch`."""
+    dtype, hidden_size, top_k, num_experts, world_size, group_backend, capacity, format, scales = key
+    return DispatchProblem(
+        device=facts_of(device),
+        dtype=dtype_name(dtype),
+        hidden_size=hidden_size,
+        top_k=top_k,
+        num_experts=num_experts,
+        world_size=world_size,
+        group_backend=group_backend,
+        capacity=capacity,
+        format=format,
+        scales=scales,
+    )
+
+
+def bind(
+    adapter: DispatchAdapter,
+    problem: DispatchProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the launch. A rank without tokens launches, too."""
+    launch, timeout_s = adapter.launch, HUB.settings[_TIMEOUT]
+
+    def run(
+        x: Tensor,
+        topk_ids: Tensor,
+        topk_weights: Tensor,
+        group: ProcessGroup | str,
+        num_experts: int,
+        scales: Tensor | None,
+        format: str,
+        max_tokens: int | None,
+    ) -> Dispatched:
+        pg = check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens)
+        given = (x, topk_ids, topk_weights, pg, num_experts, scales, format, max_tokens)
+        if x.get_device() != device:
+            there: Dispatched = elsewhere(x.get_device())(*given)
+            return there
+        check_problem(problem, given)
+        tick()
+        try:
+            return launch(outgoing(x, topk_ids, topk_weights, scales, max_tokens), pg, timeout_s)
+        except Exception as error:
+            failed(launch, error)
+            raise
+
+    return run
+
+
+def outgoing(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, scales: Tensor | None, max_tokens: int | None
+) -> Outgoing:
+    """What an adapter is given."""
+    return Outgoing(x, scales, topk_ids.contiguous(), topk_weights.contiguous(), max_tokens or 0)
+
+
+_op: Op[DispatchProblem] = Op(
+    Contract.of(
+        MOE_DISPATCH,
+        problem_of=problem_of,
+        adapter=DispatchAdapter,
+        bind=bind,
+        reference=moe_dispatch_reference,
+        example="kernelhub.ops.comm.experts.inputs:dispatch_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class DispatchPlan(CallPlan):
+    """A kernel selected for a group: ``run(x, topk_ids, topk_weights, scales=None)`` dispatches tokens.
+
+    Ranks compared all but the number of their tokens when they prepared the plan. A run does not compare them again.
+    """
+
+    __slots__ = ()
+    call = "x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens"
+    kept = ("group", "num_experts", "format", "max_tokens")
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> DispatchPlan:
+    """Select once for tokens like these, compare the selection with those of the other ranks, and connect to them.
+
+    All ranks of the group call it, in the same order. Arguments as of `moe_dispatch`.
+
+    Raises:
+        RanksDisagree: a rank gives other arguments (but for its number of tokens), selects another kernel, fails, such
+            as for more tokens than `max_tokens`, or is missing after KERNELHUB_COMM_TIMEOUT_S.
+    """
+
+    def statement(x: Tensor, topk_ids: Tensor, *others: Any) -> dict[str, Any]:
+        _, _, num_experts, scales, format, max_tokens = others
+        return {
+            "x": f"{dtype_name(x.dtype)} [T, {x.shape[1]}]",
+            "topk_ids": f"[T, {topk_ids.shape[1]}]",
+            "num_experts": num_experts,
+            "scales": "missing" if scales is None else "given",
+            "format": format,
+            "max_tokens": max_tokens,
+        }
+
+    def connect(plan: DispatchPlan, pg: ProcessGroup, timeout_s: float, given: tuple[Any, ...]) -> None:
+        x, topk_ids, topk_weights, _, _, scales, _, max_tokens = given
+        plan.adapter.connect(outgoing(x, topk_ids, topk_weights, scales, max_tokens), pg, timeout_s)
+
+    return prepared(_op, DispatchPlan, 3, statement, connect, backend, args, kwargs)
+
+
+_prepare.__annotations__["return"] = DispatchPlan
+
+
+@publish(_op, _prepare, traced=TracedDispatch())
+def moe_dispatch(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    group: torch.distributed.ProcessGroup | str,
+    num_experts: int,
+    scales: Tensor | None = None,
+    format: str = TOKENS,
+    max_tokens: int | None = None,
+    backend: Backend = None,
+) -> Dispatched:
+    """Send each token to the ranks of its experts. Every rank of the group calls it, also one without tokens.
+
+    Rank r of W holds the experts ``r * E / W`` to ``(r + 1) * E / W - 1``. `moe_dispatch.prepare` compares arguments of
+    all ranks, and names a rank that differs or is missing. A direct call and `plan.run` compare nothing.
+
+    Args:
+        x: tokens ``[T, H]``, float32, float16, bfloat16 or float8_e4m3fn; T may differ between ranks, and be 0.
+        topk_ids: int32 ``[T, top_k]``, experts of each token by their global ids. Ids that name no expert, such as -1,
+            send nothing. An expert may repeat: its weights are added.
+        topk_weights: float32 ``[T, top_k]``.
+        group: a process group of torch.distributed that this process is in, or its registered `group_name`.
+        num_experts: E, experts of all ranks, a multiple of their number.
+        scales: float32 ``[T, ceil(H / 128)]``, the scales of float8 rows, which go with them.
+        format: ``"tokens"``, a row per token with its ids and weights, as `fused_moe` takes them; ``"contiguous"``, a
+            row per token and expert, sorted by expert; or ``"masked"``, the same padded per expert. `grouped_gemm`
+            takes the last two.
+        max_tokens: most tokens of any rank, the same on all ranks. The shapes of the result follow from it, nothing
+            waits for the GPU, and the call can be captured in a CUDA graph. Without it the result is exact, and the
+            call waits for the GPU.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
+
+    Returns:
+        `Dispatched`: x, scales, topk_ids, topk_weights, counts, offsets, and the handle for `moe_combine`. With
+        `max_tokens` x has ``R = W * max_tokens`` rows in format tokens, ``R * min(top_k, E / W)`` in format contiguous,
+        and M is R in format masked. Tokens are in the order of their ranks, then of their rows. Rows of no expert hold
+        anything.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
+        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
+            The group cannot be used any more.
+
+    Source:
+        DeepSeek-V3 (2024), section 3.2.2; the formats are those of vLLM's and SGLang's expert parallelism (standard,
+        contiguous and batched), and of DeepGEMM's grouped products.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> from kernelhub.ops.comm.inputs import alone
+        >>> x, group = torch.ones(3, 32), alone(torch.device("cpu"))
+        >>> weights, ids = kernelhub.route_experts(torch.randn(3, 8), 2)
+        >>> sent = kernelhub.moe_dispatch(x, ids, weights, group, 8, format="contiguous")
+        >>> sent.x.shape, int(sent.counts.sum())
+        (torch.Size([6, 32]), 6)
+        >>> torch.allclose(kernelhub.moe_combine(sent.x, sent.handle, group), weights.sum(1, keepdim=True) * x)
+        True
+    """
+    try:
+        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+            traced: Dispatched = _op.traced(
+                x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, backend
+            )
+            return traced
+        pg = resolved(NAME, group)
+        key = (
+            x.dtype,
+            x.shape[1],
+            topk_ids.shape[1],
+            num_experts,
+            pg.size(),
+            backend_kind(NAME, pg, x.device),
+            capacity_of(max_tokens),
+            format,
+            scales is not None,
+        )
+        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+    except (AttributeError, TypeError, LookupError, InvalidArgument):
+        check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens)
+        raise
+    if run is None:
+        check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens)
+        run = _op.decide(key, x.get_device(), backend)
+    result: Dispatched = run(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens)
+    return result

@@ -1,0 +1,70 @@
+"""`prepare` of collectives of experts: parse, compare with the other ranks, connect."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.op import Backend, Op
+from kernelhub.errors import InvalidArgument, KernelhubError
+from kernelhub.ops.call_plan import CallPlan
+from kernelhub.ops.comm.group import meet, resolved
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+PlanT = TypeVar("PlanT", bound=CallPlan)
+
+
+def prepared(
+    op: Op[Any],
+    plan_type: type[PlanT],
+    group_at: int,
+    statement: Callable[..., Mapping[str, Any]],
+    connect: Callable[[PlanT, ProcessGroup, float, tuple[Any, ...]], None],
+    backend: Backend,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+) -> PlanT:
+    """A plan that all ranks of the group prepared alike.
+
+    Args:
+        op: the op.
+        plan_type: class of the plan.
+        group_at: index of the group among the op's arguments.
+        statement: takes the arguments; returns what must be equal on all ranks, beside the kernel.
+        connect: connects the plan's adapter to those of the other ranks.
+        backend, args, kwargs: the call.
+
+    Raises:
+        RanksDisagree: see `kernelhub.ops.comm.group.meet`.
+    """
+    name, timeout_s = op.contract.name, HUB.settings["KERNELHUB_COMM_TIMEOUT_S"]
+    try:
+        parsed = op.parse(backend, args, kwargs)
+        plan = plan_type(op, op.bound_for(parsed.key, parsed.device, backend), parsed)
+        said = {"op": name, "kernel": plan.kernel, **statement(*parsed.arguments)}
+    except KernelhubError as error:
+        _give_up(op, error, timeout_s, args, kwargs)
+        raise
+    pg = resolved(name, parsed.arguments[group_at])
+    meet(name, pg, said, timeout_s)
+    connect(plan, pg, timeout_s, parsed.arguments)
+    return plan
+
+
+def _give_up(
+    op: Op[Any], error: KernelhubError, timeout_s: float, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Inform the other ranks that this rank cannot run, so that they do not wait for it. Then raise `error`."""
+    name = op.contract.name
+    try:
+        pg = resolved(name, inspect.signature(op.function).bind_partial(*args, **kwargs).arguments.get("group"))
+    except (InvalidArgument, TypeError):
+        raise error from None
+    try:
+        meet(name, pg, {"op": name, "error": str(error)}, timeout_s)
+    except KernelhubError:
+        raise error from None

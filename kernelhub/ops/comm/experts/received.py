@@ -1,0 +1,135 @@
+"""What a dispatch returns: the received tokens, and the handle by which a combine sends results back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelhub.ops.comm.experts.problem import FORMATS, ROWS, TOKENS
+
+EXPERTS, COMBINE = "experts", "combine"
+
+
+class Dispatched(NamedTuple):
+    """The tokens that a rank received.
+
+    Attributes:
+        x: rows in the format: ``[R, H]``, or ``[E / W, M, H]`` if masked. Rows of no expert hold anything.
+        scales: float32, of the rows, with the last dimension ``ceil(H / 128)``; None where x came without.
+        topk_ids: int32 ``[R, top_k]``, ids among the experts of this rank, -1 for others; None but for ``tokens``.
+        topk_weights: float32 ``[R, top_k]``, 0 where the id is -1; None but for ``tokens``.
+        counts: int32 ``[E / W]``, rows of each expert of this rank: `grouped_gemm` takes it as `group_sizes`.
+        offsets: int32 ``[E / W]``, the end of each expert in x, as `grouped_gemm` takes it; None but for
+            ``contiguous``.
+        handle: what `moe_combine` takes.
+    """
+
+    x: Tensor
+    scales: Tensor | None
+    topk_ids: Tensor | None
+    topk_weights: Tensor | None
+    counts: Tensor
+    offsets: Tensor | None
+    handle: list[Tensor]
+
+    @property
+    def format(self) -> str:
+        """The format of x."""
+        if self.topk_ids is not None:
+            return TOKENS
+        return FORMATS[1] if self.offsets is not None else FORMATS[2]
+
+    @property
+    def weighed_by(self) -> str:
+        """Who multiplies by the weights of the router: ``"experts"`` (`fused_moe`), or ``"combine"``."""
+        return EXPERTS if self.topk_ids is not None else COMBINE
+
+
+class Handle(NamedTuple):
+    """A handle, as adapters read it. As an argument it is a list of the same tensors, in this order.
+
+    Attributes:
+        header: int64 in CPU memory, the numbers of `Header`.
+        topk_ids: int32 ``[T, top_k]``, the global ids of this rank's own tokens.
+        slots: int32 ``[R, top_k]``, for each received token and choice the row of x, counted through all experts if
+            masked; for ``tokens`` the local id. -1: the expert is on another rank, or is an earlier choice.
+        weights: float32 ``[R, top_k]``, 0 where slots are -1.
+        splits: int64 in CPU memory. Of rows ``all`` the tokens of each rank; of ``needed`` how many rows this rank sent
+            to each rank, then how many it received from each; else empty.
+        sent: int64, the token of each row that this rank sent, of ``needed``; else empty.
+    """
+
+    header: Tensor
+    topk_ids: Tensor
+    slots: Tensor
+    weights: Tensor
+    splits: Tensor
+    sent: Tensor
+
+
+class Header(NamedTuple):
+    """The numbers of a handle.
+
+    Attributes:
+        format: index in `FORMATS`.
+        rows: index in `ROWS`.
+        world_size: ranks.
+        num_experts: experts of all ranks.
+        tokens: this rank's own.
+        max_tokens: the most of a rank; 0 if exact.
+        num_rows: rows of x, counted through all experts if masked.
+    """
+
+    format: int
+    rows: int
+    world_size: int
+    num_experts: int
+    tokens: int
+    max_tokens: int
+    num_rows: int
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        """The shape of y without its columns."""
+        experts = self.num_experts // self.world_size
+        return (experts, self.num_rows // experts) if FORMATS[self.format] == FORMATS[2] else (self.num_rows,)
+
+
+def handle_of(header: Header, topk_ids: Tensor, slots: Tensor, weights: Tensor, *of_rows: Tensor) -> list[Tensor]:
+    """A handle as an argument. `of_rows`: splits and sent."""
+    numbers = torch.tensor(header, dtype=torch.int64, device="cpu")
+    splits, sent = of_rows or (numbers.new_empty(0), slots.new_empty(0, dtype=torch.int64))
+    return [numbers, topk_ids, slots, weights, splits, sent]
+
+
+def header_of(handle: Sequence[Tensor]) -> Header:
+    """The numbers of a handle."""
+    return Header(*handle[0].tolist())
+
+
+def is_handle(handle: object) -> bool:
+    """Whether an argument has the form of a handle."""
+    if not isinstance(handle, list | tuple) or len(handle) != len(Handle._fields):
+        return False
+    if not all(isinstance(part, Tensor) for part in handle):
+        return False
+    header = handle[0]
+    if header.dtype is not torch.int64 or header.shape != (len(Header._fields),) or not header.is_cpu:
+        return False
+    if [part.dtype for part in handle[1:]] != [torch.int32, torch.int32, torch.float32, torch.int64, torch.int64]:
+        return False
+    given, ids, slots, weights = header_of(handle), handle[1], handle[2], handle[3]
+    return bool(
+        0 <= given.format < len(FORMATS)
+        and 0 <= given.rows < len(ROWS)
+        and min(given.world_size, given.num_experts) > 0
+        and given.num_experts % given.world_size == 0
+        and min(given.max_tokens, given.num_rows) >= 0
+        and ids.ndim == slots.ndim == 2
+        and ids.shape[0] == given.tokens
+        and slots.shape == weights.shape
+        and slots.shape[1] == ids.shape[1]
+    )

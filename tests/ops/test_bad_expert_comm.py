@@ -1,0 +1,145 @@
+"""Arguments of expert collectives that break the contract: one error that names the parameter, before a launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed as dist
+
+import kernelhub
+from kernelhub.errors import InvalidArgument, NoKernel
+from kernelhub.ops.comm.inputs import alone
+
+z = torch.zeros
+CPU = torch.device("cpu")
+E4M3 = torch.float8_e4m3fn
+
+
+def tokens(**changes: Any) -> dict[str, Any]:
+    usual = {"x": z(4, 130), "topk_ids": z(4, 2).int(), "topk_weights": z(4, 2), "group": alone(CPU), "num_experts": 8}
+    return usual | changes
+
+
+def results(**changes: Any) -> dict[str, Any]:
+    sent = kernelhub.moe_dispatch(**tokens(), max_tokens=6)
+    return {"y": sent.x, "handle": sent.handle, "group": alone(CPU)} | changes
+
+
+def header(**numbers: int) -> list[torch.Tensor]:
+    handle = list(results()["handle"])
+    handle[0] = handle[0].clone()
+    for place, number in numbers.items():
+        handle[0][int(place[1:])] = number
+    return handle
+
+
+DISPATCH = [
+    ("x", {"x": 3}, "is int"),
+    ("x", {"x": z(4)}, r"shape \[4\]"),
+    ("x", {"x": z(4, 0)}, r"shape \[4, 0\]"),
+    ("x", {"x": z(4, 130).int()}, "int32"),
+    ("x", {"x": z(4, 130, device="meta")}, "meta"),
+    ("x", {"x": z(4, 130, requires_grad=True)}, "requires grad"),
+    ("x", {"max_tokens": 3}, "has 4 tokens; max_tokens is 3"),
+    ("topk_ids", {"topk_ids": z(4, 2).long()}, "int64"),
+    ("topk_ids", {"topk_ids": z(3, 2).int()}, r"\[3, 2\]"),
+    ("topk_ids", {"topk_ids": z(4, 0).int()}, r"\[4, 0\]"),
+    ("topk_weights", {"topk_weights": z(4, 2).half()}, "float16"),
+    ("topk_weights", {"topk_weights": z(4, 3)}, "topk_ids has 2 columns"),
+    ("topk_weights", {"topk_weights": z(4, 2, device="meta")}, "meta"),
+    ("group", {"group": None}, "is NoneType"),
+    ("group", {"group": "nobody"}, "not registered"),
+    ("group", {"group": dist.GroupMember.NON_GROUP_MEMBER}, "excludes this process"),
+    ("num_experts", {"num_experts": 0}, "is 0"),
+    ("num_experts", {"num_experts": 2.0}, "is 2.0"),
+    ("scales", {"scales": z(4, 2)}, "is given; x is float32"),
+    ("scales", {"x": z(4, 130).to(E4M3)}, "is missing"),
+    ("scales", {"x": z(4, 130).to(E4M3), "scales": z(4, 1)}, r"float32 \[4, 2\]"),
+    ("scales", {"x": z(4, 130).to(E4M3), "scales": z(4, 2).half()}, "float16"),
+    ("format", {"format": "grouped"}, "tokens, contiguous, masked"),
+    ("format", {"format": None}, "is None"),
+    ("max_tokens", {"max_tokens": 0}, "is 0"),
+    ("max_tokens", {"max_tokens": 8.0}, "is 8.0"),
+]
+COMBINE = [
+    ("y", {"y": z(6, 130).int()}, "int32"),
+    ("y", {"y": z(5, 130)}, r"give \[6, H\], a row for each of the dispatched x \(tokens\)"),
+    ("y", {"y": z(6)}, r"\[6\]"),
+    ("y", {"y": z(6, 130, device="meta")}, "meta"),
+    ("y", {"y": z(6, 130, requires_grad=True)}, "requires grad"),
+    ("handle", {"handle": None}, "is no handle"),
+    ("handle", {"handle": []}, "is no handle"),
+    ("handle", {"handle": [z(1)] * 6}, "is no handle"),
+    ("group", {"group": "nobody"}, "not registered"),
+    ("out", {"out": z(5, 130)}, r"\[5, 130\]"),
+    ("out", {"out": z(4, 130).half()}, "float16"),
+    ("out", {"out": z(1, 130).expand(4, 130)}, "out"),
+]
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "warm"])
+@pytest.mark.parametrize(("parameter", "changes", "words"), DISPATCH)
+def test_a_dispatch_names_the_parameter(parameter: str, changes: dict[str, Any], words: str, warm: bool) -> None:
+    if warm:
+        kernelhub.moe_dispatch(**tokens())
+        kernelhub.moe_dispatch(**tokens(), max_tokens=6)
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        kernelhub.moe_dispatch(**tokens(**changes))
+    assert caught.value.parameter == parameter
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "warm"])
+@pytest.mark.parametrize(("parameter", "changes", "words"), COMBINE)
+def test_a_combine_names_the_parameter(parameter: str, changes: dict[str, Any], words: str, warm: bool) -> None:
+    if warm:
+        kernelhub.moe_combine(**results())
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        kernelhub.moe_combine(**results(**changes))
+    assert caught.value.parameter == parameter
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"_0": 3}, {"_1": -1}, {"_1": 9}, {"_2": 0}, {"_3": 0}, {"_4": 5}, {"_6": -6}], ids=str
+)
+def test_a_damaged_handle_is_refused(numbers: dict[str, int]) -> None:
+    with pytest.raises(InvalidArgument, match="is no handle") as caught:
+        kernelhub.moe_combine(**results(handle=header(**numbers)))
+    assert caught.value.parameter == "handle"
+
+
+def test_a_plan_refuses_what_it_was_not_prepared_for() -> None:
+    plan = kernelhub.moe_dispatch.prepare(**tokens(), max_tokens=6)
+    with pytest.raises(InvalidArgument, match="the plan is for 130"):
+        plan.run(z(4, 128), z(4, 2).int(), z(4, 2))
+    with pytest.raises(InvalidArgument, match="the plan is for 2"):
+        plan.run(z(4, 130), z(4, 3).int(), z(4, 3))
+    with pytest.raises(InvalidArgument, match="has 7 tokens; max_tokens is 6"):
+        plan.run(z(7, 130), z(7, 2).int(), z(7, 2))
+    sent = plan.run(z(6, 130), z(6, 2).int(), z(6, 2))
+    combine = kernelhub.moe_combine.prepare(sent.x, sent.handle, alone(CPU))
+    with pytest.raises(InvalidArgument, match=r"the plan is for torch\.float32"):
+        combine.run(sent.x.half(), sent.handle)
+    exact = kernelhub.moe_dispatch(**tokens())
+    with pytest.raises(InvalidArgument, match="the plan is for few"):
+        combine.run(exact.x, exact.handle)
+
+
+def test_a_format_that_the_expert_kernel_does_not_take_is_named() -> None:
+    sent = kernelhub.moe_dispatch(**tokens(), format="masked")
+    with pytest.raises(InvalidArgument, match="x"):
+        kernelhub.fused_moe(sent.x, z(8, 64, 130), z(8, 130, 32), z(4, 2), z(4, 2).int())
+
+
+@pytest.mark.parametrize("op", ["moe_dispatch", "moe_combine"])
+def test_a_backend_other_than_the_usual_is_rejected(op: str) -> None:
+    selection = kernelhub.explain(op, device="CPU", group_backend="other")
+    assert selection.selected is None
+    with pytest.raises(NoKernel, match="neither NCCL for a GPU nor gloo for a CPU"):
+        raise getattr(kernelhub, op).op.no_kernel(selection, None)
+
+
+def test_experts_that_ranks_cannot_share_equally_are_a_contradiction() -> None:
+    with pytest.raises(Exception, match="10, which 4 ranks cannot share equally"):
+        kernelhub.explain("moe_dispatch", device="CPU", num_experts=10, world_size=4)
