@@ -66,14 +66,24 @@ def on_the_cpu() -> Iterator[None]:
 
 
 class Emulated:
-    """Before a contract in the bases of a test class: its kernel, `emulated.NAME`, runs here."""
+    """Before a contract in the bases of a test class: its kernel, `emulated.NAME`, runs here.
+
+    Attributes:
+        labels: of the cases to run; of all if there are none.
+    """
 
     device = "cpu"
+    labels: tuple[str, ...] = ()
+    _accepted: list[Any]
 
     @classmethod
     def accepted_cases(cls) -> list[Any]:
-        with on_the_cpu():
-            return super().accepted_cases()  # type: ignore[misc]
+        if "_accepted" not in cls.__dict__:  # kept, because within a test the backend is registered
+            with on_the_cpu():
+                found = super().accepted_cases()  # type: ignore[misc]
+            cls._accepted = [case for case in found if not cls.labels or case.label in cls.labels]
+            assert len(cls._accepted) == (len(cls.labels) or len(found))
+        return cls._accepted
 
     @pytest.fixture(autouse=True)
     def here(self, clean_hub: Any) -> Iterator[None]:

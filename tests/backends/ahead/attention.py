@@ -74,10 +74,10 @@ def _cases() -> list[Case]:
 
 
 def _case(name: str, adapter: type[Any], facets: dict[str, Any], paged: bool = True) -> Case:
-    return Case(name, functools.partial(_launch, adapter, facets, paged))
+    return Case(name, functools.partial(launch, adapter, facets, paged))
 
 
-def _launch(adapter: type[Any], facets: dict[str, Any], paged: bool, device: DeviceFacts) -> None:
+def launch(adapter: type[Any], facets: dict[str, Any], paged: bool, device: DeviceFacts) -> None:
     """A serving-sized call."""
     problem_type = PagedAttentionProblem if paged else AttentionProblem
     problem = problem_type(device=device, **facets)

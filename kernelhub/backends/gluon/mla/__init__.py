@@ -1,0 +1,34 @@
+"""Records of the Gluon kernels of multi-head latent attention."""
+
+from __future__ import annotations
+
+from kernelhub.backends.gluon.requirements import MACHINE
+from kernelhub.dispatch.constraint import OneOf, SameValue, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.ops.attention.problem import FEW, ONE
+
+_WRITTEN = "the width that it is written for"
+
+KERNELS = (
+    Kernel(
+        op="mla_attention",
+        name="gluon.decode",
+        target="kernelhub.backends.gluon.mla.adapter:Decode",
+        summary="tiles of 64 rows, two warpgroups in turns, keys split by a schedule made on the device, parts merged",
+        band=Band.TUNED,
+        constraints=(
+            *MACHINE,
+            dtype_in("q_dtype", "bfloat16"),
+            SameValue("q_dtype", "kv_dtype", why="float8 is not written"),
+            OneOf("head_dim", (576,), why=_WRITTEN),
+            OneOf("value_dim", (512,), why=_WRITTEN),
+            OneOf("page_size", (64,), why="a step is a pair of pages of 64"),
+            OneOf("q_len", (ONE, FEW), why="its programs walk all keys of a sequence"),
+            anything("num_heads"),
+        ),
+        features=frozenset({"causal", "sinks", "lse"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",
+    ),
+)

@@ -1,0 +1,30 @@
+"""Prefill of attention."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from kernelhub.backends.gluon.attention.adapter import Prefill
+from kernelhub.ops.attention.problem import ANY, MANY
+from tests.backends.ahead.attention import launch
+from tests.backends.ahead.case import Case
+
+_PLAIN: dict[str, Any] = {"head_dim_qk": 128, "head_dim_vo": 128, "num_q_heads": 32, "num_kv_heads": 8, "q_len": MANY}
+_EVERYTHING = {"causal": True, "window_left": True, "softcap": True, "sinks": True, "lse": True}
+_64 = {"head_dim_qk": 64, "head_dim_vo": 64}
+
+
+def _case(name: str, facets: dict[str, Any], paged: bool = False) -> Case:
+    return Case(name, functools.partial(launch, Prefill, _PLAIN | facets, paged))
+
+
+CASES = [
+    _case("gluon prefill, causal", {"causal": True}),
+    _case("gluon prefill", {}),
+    _case("gluon prefill, everything", {"ragged": True, "q_len": ANY, **_EVERYTHING}),
+    _case("gluon prefill, 64", {"causal": True, **_64}),
+    _case("gluon prefill, pages of 16", {"causal": True, "ragged": True, "q_len": ANY, "page_size": 16}, paged=True),
+    _case("gluon prefill, pages of 256", {"causal": True, "page_size": 256, "kv_layout": "HND"}, paged=True),
+    _case("gluon prefill, window, 64, pages of 64", {"window_left": True, "page_size": 64, **_64}, paged=True),
+]
