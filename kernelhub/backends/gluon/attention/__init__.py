@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from kernelhub.backends.gluon.requirements import MACHINE
-from kernelhub.dispatch.constraint import OneOf, SameValue, anything, dtype_in
+from kernelhub.dispatch.constraint import OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE
+from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem
 
 _WRITTEN = "the widths that it is written for"
+
+
+def _other_widths(problem: AttentionProblem) -> str | None:
+    """Keys are as wide as values, or DeepSeek's 192 for 128."""
+    qk, vo = problem.head_dim_qk, problem.head_dim_vo
+    return None if qk == vo or (qk, vo) == (192, 128) else f"it is written for keys of {vo}, or 192 with values of 128"
+
+
 _CONSTRAINTS = (
     *MACHINE,
     dtype_in("q_dtype", "bfloat16", "float16"),
     SameValue("q_dtype", "kv_dtype", why="float8 is not written"),
-    OneOf("head_dim_qk", (64, 128), why=_WRITTEN),
-    SameValue("head_dim_qk", "head_dim_vo", why=_WRITTEN),
+    OneOf("head_dim_qk", (64, 128, 192, 256), why=_WRITTEN),
+    OneOf("head_dim_vo", (64, 128, 256), why=_WRITTEN),
+    Rule(("head_dim_qk", "head_dim_vo"), _other_widths),
     OneOf("q_len", (ONE, FEW, MANY, ANY)),
     anything("num_q_heads", "num_kv_heads"),
 )

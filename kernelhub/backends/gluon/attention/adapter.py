@@ -43,14 +43,17 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
         super().__init__(problem)
         self._page = problem.page_size if isinstance(problem, PagedAttentionProblem) else 0
         self._heads_first = isinstance(problem, PagedAttentionProblem) and problem.kv_layout == "HND"
-        width = problem.head_dim_qk
-        self._block_n = 128 if width <= 128 else 64
+        self._d0 = min(problem.head_dim_qk, 128) if problem.head_dim_vo <= 128 else problem.head_dim_qk
+        self._d1 = problem.head_dim_qk - self._d0
+        self._block_n = 128 if problem.head_dim_vo <= 128 else 64
         self._static = {
             "HEADS": problem.num_q_heads,
             "GROUP": problem.group_size,
             "RAGGED": problem.ragged,
             "PAGE": self._page,
-            "D": width,
+            "D0": self._d0,
+            "D1": self._d1,
+            "DV": problem.head_dim_vo,
             "HAS_LEFT": problem.window_left,
             "HAS_RIGHT": problem.causal or problem.window_right,
             "HAS_SOFTCAP": problem.softcap,
@@ -97,8 +100,10 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
             launch(
                 min(problem.device.num_sms, total),
                 variant,
-                descriptor(queries.rows, (64, problem.head_dim_qk)),
-                descriptor(keys.rows, (page, problem.head_dim_qk)),
+                descriptor(queries.rows, (64, self._d0)),
+                descriptor(queries.rows, (64, self._d1 or self._d0)),
+                descriptor(keys.rows, (page, self._d0)),
+                descriptor(keys.rows, (page, self._d1 or self._d0)),
                 descriptor(values_of.rows, (page, problem.head_dim_vo)),
                 result,
                 lse_of,

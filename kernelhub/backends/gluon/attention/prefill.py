@@ -59,12 +59,12 @@ def load_rows(
 
 @gluon.jit
 def load_tiles(
-    q_desc, k_desc, v_desc, q_buf, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, cu_seqlens_q,
-    cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens, total, stride_table, page_rows_k, page_rows_v,
-    rows_k, rows_v, last_page, q_batch, q_head_row, q_head_column, k_batch, k_head_row, k_head_column, v_batch,
-    v_head_row, v_head_column, window_left, window_right, HEADS: gl.constexpr, GROUP: gl.constexpr,
-    RAGGED: gl.constexpr, PAGE: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr,
+    q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty,
+    v_full, v_empty, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens, total,
+    stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row, q_head_column, k_batch,
+    k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left, window_right, HEADS: gl.constexpr,
+    GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, HAS_LEFT:
+    gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     step = 0
     done = 0
@@ -77,7 +77,11 @@ def load_tiles(
             row = q_start + sequence * q_batch + head * q_head_row + block * ROWS
             for w in gl.static_range(2):
                 mbarrier.wait(q_empty.index(w), (done & 1) ^ 1)
-                mbarrier.expect(q_full.index(w), q_desc.block_type.nbytes)
+                if D1 > 0:
+                    mbarrier.expect(q_full.index(w), q_desc.block_type.nbytes + q_rest.block_type.nbytes)
+                    tma_load(q_rest, [row + w * 64, head * q_head_column + D0], q_full.index(w), q_buf1.index(w))
+                else:
+                    mbarrier.expect(q_full.index(w), q_desc.block_type.nbytes)
                 tma_load(q_desc, [row + w * 64, head * q_head_column], q_full.index(w), q_buf.index(w))
             pages = block_table
             if PAGE > 0:
@@ -94,7 +98,15 @@ def load_tiles(
                 s = step % STAGES
                 phase = ((step // STAGES) & 1) ^ 1
                 mbarrier.wait(k_empty.index(s), phase)
-                mbarrier.expect(k_full.index(s), k_desc.block_type.nbytes * pieces)
+                if D1 > 0:
+                    nbytes: gl.constexpr = (k_desc.block_type.nbytes + k_rest.block_type.nbytes) * pieces
+                    mbarrier.expect(k_full.index(s), nbytes)
+                    load_rows(
+                        k_rest, k_bufs1.index(s), k_full.index(s), pages, row_k, n, kv_head * k_head_column + D0,
+                        kv_len, page_rows_k, rows_k, last_page, PAGE, BLOCK_N,
+                    )  # fmt: skip
+                else:
+                    mbarrier.expect(k_full.index(s), k_desc.block_type.nbytes * pieces)
                 load_rows(
                     k_desc, k_bufs.index(s), k_full.index(s), pages, row_k, n, kv_head * k_head_column, kv_len,
                     page_rows_k, rows_k, last_page, PAGE, BLOCK_N,
@@ -157,11 +169,11 @@ def clear_from(buf, limit, cleared, phase, WHICH: gl.constexpr, BLOCK_N: gl.cons
 
 @gluon.jit
 def step_keys(
-    acc, m, total, p, q, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turn, scratch, step, turns, n, position,
-    kv_len, factor, score_scale, softcap, window_left, window_right, WHICH: gl.constexpr, MASK: gl.constexpr,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, SCALED: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr, S_LAYOUT: gl.constexpr,
-    O_LAYOUT: gl.constexpr,
+    acc, m, total, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, turn, scratch, step, turns, n,
+    position, kv_len, factor, score_scale, softcap, window_left, window_right, WHICH: gl.constexpr, MASK: gl.constexpr,
+    D1: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+    SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Scores of step `step` are multiplied while the values of the step before are; the softmax of these meanwhile."""
     before = (step - 1) % STAGES
@@ -172,6 +184,8 @@ def step_keys(
     if PINGPONG:
         mbarrier.wait(turn.index(WHICH), (turns & 1) ^ (1 - WHICH))
     started = warpgroup_mma(q, k_bufs.index(s).permute((1, 0)), zero, use_acc=False, is_async=True)
+    if D1 > 0:
+        started = warpgroup_mma(q1, k_bufs1.index(s).permute((1, 0)), started, is_async=True)
     mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
     pending = warpgroup_mma(p, v_bufs.index(before), acc, is_async=True)
     if PINGPONG:
@@ -198,18 +212,19 @@ def step_keys(
 
 @gluon.jit
 def attend(
-    q_buf, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared, scratch, out, lse, sinks,
-    cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total_tiles, score_scale, softcap,
-    window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, WHICH: gl.constexpr,
-    HEADS: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr, HAS_LEFT: gl.constexpr,
-    HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
-    SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
+    q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared, scratch,
+    out, lse, sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total_tiles, score_scale,
+    softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, WHICH:
+    gl.constexpr, HEADS: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D1: gl.constexpr, DV: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE:
+    gl.constexpr, SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE:
+    gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: 64 rows of each tile of its program."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, D, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DV, 16])
     row: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
     factor = score_scale
@@ -221,6 +236,7 @@ def attend(
     tails = 0
     zero = gl.zeros((64, BLOCK_N), gl.float32, S_LAYOUT)
     q = q_buf.index(WHICH)
+    q1 = q_buf1.index(WHICH)
     for t in range(gl.program_id(0), total_tiles, gl.num_programs(0)):
         head, sequence, block, q_start, q_len, _, kv_len = tile_of(
             t, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, HEADS, RAGGED, PAGE
@@ -232,12 +248,14 @@ def attend(
             token = block * ROWS + WHICH * 64 + gl.arange(0, 64, row)
             position = kv_len - q_len + token
             mbarrier.wait(q_full.index(WHICH), done & 1)
-            acc = gl.zeros((64, D), gl.float32, O_LAYOUT)
+            acc = gl.zeros((64, DV), gl.float32, O_LAYOUT)
             s = step % STAGES
             mbarrier.wait(k_full.index(s), (step // STAGES) & 1)
             if PINGPONG:
                 mbarrier.wait(turn.index(WHICH), (turns & 1) ^ (1 - WHICH))
             x = warpgroup_mma(q, k_bufs.index(s).permute((1, 0)), zero, use_acc=False, is_async=True)
+            if D1 > 0:
+                x = warpgroup_mma(q1, k_bufs1.index(s).permute((1, 0)), x, is_async=True)
             if PINGPONG:
                 mbarrier.arrive(turn.index(1 - WHICH), count=1)
                 turns += 1
@@ -259,18 +277,18 @@ def attend(
             step += 1
             for i in range(1, right):
                 acc, m, total, p = step_keys(
-                    acc, m, total, p, q, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turn,
+                    acc, m, total, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, turn,
                     scratch.index(WHICH), step, turns, low + (steps - 1 - i) * BLOCK_N, position, kv_len, factor,
-                    score_scale, softcap, window_left, window_right, WHICH, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP,
+                    score_scale, softcap, window_left, window_right, WHICH, True, D1, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP,
                     SCALED, BLOCK_N, STAGES, PINGPONG, LATE, S_LAYOUT, O_LAYOUT,
                 )  # fmt: skip
                 step += 1
                 turns += 1
             for _ in range(right, left):
                 acc, m, total, p = step_keys(
-                    acc, m, total, p, q, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turn,
+                    acc, m, total, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, turn,
                     scratch.index(WHICH), step, turns, 0, position, kv_len, factor, score_scale, softcap, window_left,
-                    window_right, WHICH, False, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, SCALED, BLOCK_N, STAGES, PINGPONG,
+                    window_right, WHICH, False, D1, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, SCALED, BLOCK_N, STAGES, PINGPONG,
                     LATE, S_LAYOUT, O_LAYOUT,
                 )  # fmt: skip
                 step += 1
@@ -278,9 +296,9 @@ def attend(
             if HAS_LEFT:
                 for i in range(left, steps):
                     acc, m, total, p = step_keys(
-                        acc, m, total, p, q, k_bufs, v_bufs, k_full, k_empty, v_full, v_empty, turn,
+                        acc, m, total, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, turn,
                         scratch.index(WHICH), step, turns, low + (steps - 1 - i) * BLOCK_N, position, kv_len, factor,
-                        score_scale, softcap, window_left, window_right, WHICH, True, HAS_LEFT, HAS_RIGHT,
+                        score_scale, softcap, window_left, window_right, WHICH, True, D1, HAS_LEFT, HAS_RIGHT,
                         HAS_SOFTCAP, SCALED, BLOCK_N, STAGES, PINGPONG, LATE, S_LAYOUT, O_LAYOUT,
                     )  # fmt: skip
                     step += 1
@@ -294,7 +312,7 @@ def attend(
             done += 1
             store_rows(
                 acc, m, total, out, lse, sinks, sequence, head, token, block * ROWS + WHICH * 64, q_start, q_len,
-                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, D, RAGGED, HAS_SINKS, HAS_LSE,
+                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, DV, RAGGED, HAS_SINKS, HAS_LSE,
                 O_LAYOUT,
             )  # fmt: skip
 
@@ -302,7 +320,7 @@ def attend(
 @gluon.jit
 def store_rows(
     acc, m, total, out, lse, sinks, sequence, head, token, first, q_start, q_len, stride_ob, stride_ot, stride_oh,
-    stride_lb, stride_lh, stride_lt, D: gl.constexpr, RAGGED: gl.constexpr, HAS_SINKS: gl.constexpr,
+    stride_lb, stride_lh, stride_lt, DV: gl.constexpr, RAGGED: gl.constexpr, HAS_SINKS: gl.constexpr,
     HAS_LSE: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Add the sink to the denominator, divide, write the rows that the sequence has."""
@@ -321,7 +339,7 @@ def store_rows(
     total = gl.where(some, total, 1.0)
     result = acc * gl.convert_layout(1.0 / total, row)[:, None]
     rows = first + gl.arange(0, 64, row)
-    columns = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
+    columns = gl.arange(0, DV, gl.SliceLayout(0, O_LAYOUT))
     out += batch.to(gl.int64) * stride_ob + q_start.to(gl.int64) * stride_ot + head.to(gl.int64) * stride_oh
     where = rows.to(gl.int64) * stride_ot
     gl.store(out + where[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=(rows < q_len)[:, None])
@@ -340,27 +358,34 @@ def store_rows(
     do_not_specialize_on_alignment=["lse", "sinks", "cu_seqlens_q", "cu_seqlens_k", "block_table", "seq_lens"],
 )  # fmt: skip
 def prefill_kernel(
-    q_desc, k_desc, v_desc, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, score_scale, softcap,
-    num_seqs, q_tokens, kv_tokens, total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch,
-    q_head_row, q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
-    window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, HEADS: gl.constexpr,
-    GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr, HAS_LEFT: gl.constexpr,
-    HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
-    SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
+    q_desc, q_rest, k_desc, k_rest, v_desc, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens,
+    score_scale, softcap, num_seqs, q_tokens, kv_tokens, total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v,
+    last_page, q_batch, q_head_row, q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row,
+    v_head_column, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, HEADS:
+    gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr,
+    DV: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS:
+    gl.constexpr, HAS_LSE: gl.constexpr, SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PINGPONG:
+    gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Programs take tiles in turns.
 
     Args:
-        q_desc, k_desc, v_desc: descriptors of rows and columns. A sequence, a head and a page move a tile by *_batch,
+        q_desc, k_desc, v_desc: descriptors of rows and columns; q_rest, k_rest: of what is beyond the first D0 columns
+            of a head, D1 of them. A sequence, a head and a page move a tile by *_batch,
             *_head_row and page_rows_* rows, and by *_head_column columns. rows_k, rows_v: rows of the caches.
         q_tokens, kv_tokens: of a sequence in batched tensors, of all in ragged ones; of pages what a row of the block
             table has room for.
         total: tiles, some of them empty if the queries are ragged.
         SCALED: `score_scale` is not positive, so that it does not commute with the maximum.
     """
-    q_buf = gl.allocate_shared_memory(q_desc.dtype, [2, 64, D], q_desc.layout)
-    k_bufs = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D], k_desc.layout)
-    v_bufs = gl.allocate_shared_memory(v_desc.dtype, [STAGES, BLOCK_N, D], v_desc.layout)
+    q_buf = gl.allocate_shared_memory(q_desc.dtype, [2, 64, D0], q_desc.layout)
+    k_bufs = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D0], k_desc.layout)
+    v_bufs = gl.allocate_shared_memory(v_desc.dtype, [STAGES, BLOCK_N, DV], v_desc.layout)
+    q_buf1 = q_buf
+    k_bufs1 = k_bufs
+    if D1 > 0:
+        q_buf1 = gl.allocate_shared_memory(q_desc.dtype, [2, 64, D1], q_rest.layout)
+        k_bufs1 = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D1], k_rest.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -383,24 +408,24 @@ def prefill_kernel(
     fence_async_shared()
     gl.warp_specialize([
         (attend, (
-            q_buf, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared, scratch, out, lse,
-            sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total, score_scale, softcap,
-            window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS,
-            RAGGED, PAGE, D, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, BLOCK_N, STAGES, PINGPONG,
-            LATE,
+            q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared,
+            scratch, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total,
+            score_scale, softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh,
+            stride_lt, 0, HEADS, RAGGED, PAGE, D1, DV, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED,
+            BLOCK_N, STAGES, PINGPONG, LATE,
         )),
         (attend, (
-            q_buf, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared, scratch, out, lse,
-            sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total, score_scale, softcap,
-            window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS,
-            RAGGED, PAGE, D, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, BLOCK_N, STAGES, PINGPONG,
-            LATE,
+            q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared,
+            scratch, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total,
+            score_scale, softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh,
+            stride_lt, 1, HEADS, RAGGED, PAGE, D1, DV, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED,
+            BLOCK_N, STAGES, PINGPONG, LATE,
         )),
         (load_tiles, (
-            q_desc, k_desc, v_desc, q_buf, k_bufs, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-            cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens, total, stride_table,
-            page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row, q_head_column, k_batch,
-            k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left, window_right, HEADS, GROUP,
-            RAGGED, PAGE, HAS_LEFT, HAS_RIGHT, BLOCK_N, STAGES,
+            q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full,
+            k_empty, v_full, v_empty, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens,
+            total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
+            q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
+            window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip
