@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.gluon.requirements import MACHINE
+from kernelhub.backends.gluon.standings import NOT_RUN
 from kernelhub.dispatch.constraint import OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem
@@ -42,6 +43,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
+        standings=NOT_RUN,
     ),
     Kernel(
         op="paged_attention",
@@ -58,5 +60,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
+        standings=NOT_RUN,
     ),
 )

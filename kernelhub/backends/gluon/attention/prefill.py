@@ -9,7 +9,8 @@ the next keys are multiplied while the softmax of these is taken.
     x = S(i) waited for; issue S(i + 1) = Q K(i + 1), O += P(i) V(i); softmax of S(i + 1); wait for O
 
 Keys past a sequence's end are masked, and rows of its last tile of values there are cleared in shared memory: they may
-hold NaN, and 0 times NaN is NaN. Pages past the end are not looked up; TMA fills what lies outside a tensor with zeros.
+hold NaN, and 0 times NaN is NaN. Pages past the end are not looked up; TMA reads zeros outside of a
+tensor.
 
 Source: FlashAttention-3 (Shah et al. 2024).
 """

@@ -18,7 +18,7 @@ def within(offsets, sequence, tokens):
 
 @gluon.jit
 def sequence_of(slot, cu_seqlens_q, num_seqs):
-    """The ragged sequence of a place in a row of tiles whose length the host knows, and the place in the sequence.
+    """The ragged sequence of a place in a row of tiles whose length depends on no offset, and the place in the sequence.
 
     Sequence i is given the places from cu[i] // ROWS + i on, which is never too few. Some have no rows.
     """
@@ -41,7 +41,7 @@ def tile_of(
 ):  # fmt: skip
     """(head, sequence, row block, first query, queries, first key, keys); the block is below 0 if it has no rows.
 
-    No row lies outside of the operands, whatever offsets and lengths say.
+    No row is outside of the operands, whatever offsets and lengths say.
     """
     head = t % HEADS
     slot = t // HEADS

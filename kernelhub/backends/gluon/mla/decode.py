@@ -97,7 +97,7 @@ def load_pages(
 def score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, ODD: gl.constexpr):
     """The scores of a page, issued as its halves arrive and not waited for; the half that is released first, first."""
     phase = done & 1
-    none = done >> 24  # 0, which the assembler cannot tell: it would keep 36 addresses in registers, and spill
+    none = done >> 24  # 0, but no constant: the assembler would keep 36 addresses in registers, and spill
     zero = gl.zeros((64, 64), gl.float32, S_LAYOUT)
     if ODD:
         mbarrier.wait(full_r.index(1), phase)

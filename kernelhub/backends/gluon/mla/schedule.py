@@ -1,9 +1,9 @@
 # mypy: ignore-errors
 """Which program walks which keys, computed from the lengths on the device, by every program for itself.
 
-A sequence of n pairs of pages costs SETUP + n, one of no keys nothing. Costs of all sequences lie end to end on a line,
-which is cut into equal parts. A part walks the pairs whose places lie in it, of one sequence after another; so a long
-sequence is shared by several parts, and `parts_of` tells which.
+A sequence of n pairs of pages costs SETUP + n, one of no keys nothing. The costs of all sequences, end to end, are a
+line, which is cut into equal parts. A part walks the pairs whose places are in it, of one sequence after another; so a
+long sequence is shared by several parts, which `parts_of` computes.
 """
 
 from __future__ import annotations
