@@ -18,7 +18,7 @@ def within(offsets, sequence, tokens):
 
 @gluon.jit
 def sequence_of(slot, cu_seqlens_q, num_seqs):
-    """The ragged sequence of a place in a row of tiles whose length depends on no offset, and the place in the sequence.
+    """The ragged sequence of a place in a row of tiles whose length depends on no offset, and its place therein.
 
     Sequence i is given the places from cu[i] // ROWS + i on, which is never too few. Some have no rows.
     """
