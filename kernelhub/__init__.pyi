@@ -32,6 +32,7 @@ from kernelhub.ops.gemm.grouped.op import grouped_gemm as grouped_gemm
 from kernelhub.ops.indexer.mqa_logits import mqa_logits as mqa_logits
 from kernelhub.ops.indexer.paged_mqa_logits import paged_mqa_logits as paged_mqa_logits
 from kernelhub.ops.indexer.topk_indices import topk_indices as topk_indices
+from kernelhub.ops.kv_cache.op import write_kv_cache as write_kv_cache
 from kernelhub.ops.linear_attention.op import linear_attention as linear_attention
 from kernelhub.ops.mla.cache.op import write_mla_cache as write_mla_cache
 from kernelhub.ops.mla.concat.op import concat_mla_k as concat_mla_k
@@ -58,7 +59,7 @@ from kernelhub.runtime.warm import warm as warm
 from kernelhub.warming.warmup import warmup as warmup
 
 __version__: str
-__all__ = ['__version__', 'errors', 'testing', 'attention', 'paged_attention', 'merge_attention_states', 'mla_attention', 'write_mla_cache', 'concat_mla_k', 'mqa_logits', 'paged_mqa_logits', 'topk_indices', 'linear_attention', 'all_reduce', 'all_reduce_rms_norm', 'moe_dispatch', 'moe_combine', 'quantize_fp8', 'dequantize_fp8', 'quantize_mxfp4', 'dequantize_mxfp4', 'quantize_mxfp8', 'dequantize_mxfp8', 'quantize_nvfp4', 'dequantize_nvfp4', 'fp4_gemm', 'bmm_fp8', 'fp8_gemm', 'grouped_gemm', 'fused_moe', 'route_experts', 'explain', 'report', 'use', 'strict', 'configure', 'reload', 'register_backend', 'verify', 'tune', 'PackedWeight', 'Selection', 'DeviceFacts', 'SimulatedMachine', 'cache_notices', 'set_cache_variables', 'health', 'seal', 'unseal', 'warm', 'warmup', 'problems_of', 'agree']
+__all__ = ['__version__', 'errors', 'testing', 'attention', 'paged_attention', 'merge_attention_states', 'write_kv_cache', 'mla_attention', 'write_mla_cache', 'concat_mla_k', 'mqa_logits', 'paged_mqa_logits', 'topk_indices', 'linear_attention', 'all_reduce', 'all_reduce_rms_norm', 'moe_dispatch', 'moe_combine', 'quantize_fp8', 'dequantize_fp8', 'quantize_mxfp4', 'dequantize_mxfp4', 'quantize_mxfp8', 'dequantize_mxfp8', 'quantize_nvfp4', 'dequantize_nvfp4', 'fp4_gemm', 'bmm_fp8', 'fp8_gemm', 'grouped_gemm', 'fused_moe', 'route_experts', 'explain', 'report', 'use', 'strict', 'configure', 'reload', 'register_backend', 'verify', 'tune', 'PackedWeight', 'Selection', 'DeviceFacts', 'SimulatedMachine', 'cache_notices', 'set_cache_variables', 'health', 'seal', 'unseal', 'warm', 'warmup', 'problems_of', 'agree']
 
 _R = typing.TypeVar("_R")
 import kernelhub.ops.attention.attention

@@ -7,6 +7,7 @@ OPS: dict[str, str] = {
     "attention": "kernelhub.ops.attention.attention",
     "paged_attention": "kernelhub.ops.attention.paged_attention",
     "merge_attention_states": "kernelhub.ops.merge.op",
+    "write_kv_cache": "kernelhub.ops.kv_cache.op",
     "mla_attention": "kernelhub.ops.mla.attention.op",
     "write_mla_cache": "kernelhub.ops.mla.cache.op",
     "concat_mla_k": "kernelhub.ops.mla.concat.op",

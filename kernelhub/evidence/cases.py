@@ -11,6 +11,7 @@ from kernelhub.ops.gemm.fp8.batched.cases import BmmFp8Cases
 from kernelhub.ops.gemm.fp8.cases import Fp8GemmCases
 from kernelhub.ops.gemm.grouped.cases import GroupedGemmCases
 from kernelhub.ops.indexer.cases import LogitsCases, PagedLogitsCases, TopKCases
+from kernelhub.ops.kv_cache.cases import KvCacheCases
 from kernelhub.ops.linear_attention.cases import LinearAttentionCases
 from kernelhub.ops.merge.cases import MergeCases
 from kernelhub.ops.mla.attention.cases import MlaAttentionCases
@@ -26,6 +27,7 @@ CASES: dict[str, OpCases] = {
         AttentionCases(),
         PagedAttentionCases(),
         MergeCases(),
+        KvCacheCases(),
         MlaAttentionCases(),
         MlaCacheCases(),
         ConcatCases(),

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 E4M3_MAX = 448.0
+E5M2_MAX = 57344.0
 E2M1_MAX = 6.0
 INT4_MAX = 7.0  # -8 is there, too
 E4M3 = torch.float8_e4m3fn
@@ -37,6 +38,11 @@ def to_e4m3(x: Tensor) -> Tensor:
     The conversion of torch up to 2.11 turns values above 464 into NaN.
     """
     return x.float().clamp(-E4M3_MAX, E4M3_MAX).to(E4M3)
+
+
+def to_e5m2(x: Tensor) -> Tensor:
+    """Any floats as float8_e5m2, rounded to nearest even; infinity becomes 57344, NaN stays."""
+    return x.float().clamp(-E5M2_MAX, E5M2_MAX).to(E5M2)
 
 
 def to_e2m1(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
+from tests.contract.kv_cache import KvCacheContract
 from tests.contract.linear_attention import LinearContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
@@ -143,6 +144,10 @@ class TestExperts(ExpertsContract):
 
 class TestLinear(LinearContract):
     kernel = "torch.chunked"
+
+
+class TestScatterKvCache(KvCacheContract):
+    kernel = "torch.scatter"
 
 
 class TestScatterMlaCache(MlaCacheContract):

@@ -20,6 +20,7 @@ from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
+from tests.contract.kv_cache import KvCacheContract
 from tests.contract.linear_attention import LinearContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
@@ -142,6 +143,10 @@ class TestLinearChunked(LinearContract):
 class TestLinearRecurrent(LinearContract):
     most_elements = None if HAS_GPU else 20_000
     kernel = "triton.recurrent"
+
+
+class TestWriteKvCache(KvCacheContract):
+    kernel = "triton.write"
 
 
 class TestWriteMlaCache(MlaCacheContract):

@@ -18,6 +18,7 @@ from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import PAIRS, grouped_gemm_inputs
 from kernelhub.ops.indexer.inputs import logits_inputs, paged_logits_inputs, topk_inputs
+from kernelhub.ops.kv_cache.inputs import write_kv_cache_inputs
 from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.merge.inputs import merge_inputs
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
@@ -159,6 +160,31 @@ def mla_attention(random: Random, device: torch.device) -> Arguments:
     if random.random() < 0.3:
         arguments["scale"] = random.choice((0.0, -0.3, 1e-8, 0.01))
     return arguments | {"return_lse": random.random() < 0.3}
+
+
+def write_kv_cache(random: Random, device: torch.device) -> Arguments:
+    qk, vo = random.choice(((128, 128), (64, 64), (192, 128), (40, 24), (7, 3), (1, 1)))
+    kv_dtype, heads = random.choice((None, None, FP8, E5M2)), random.choice((1, 2, 3, 8))
+    arguments = write_kv_cache_inputs(
+        tokens=random.choice(_ROWS),
+        num_kv_heads=heads,
+        num_q_heads=random.choice((0, heads)),
+        head_dim_qk=qk,
+        head_dim_vo=vo,
+        page_size=random.choice((1, 3, 16, 64)),
+        skipped=random.choice((0, 1, 2, 3)),
+        dtype=random.choice(FLOATS),
+        kv_dtype=kv_dtype,
+        kv_layout=random.choice(("NHD", "NHD", "HND")),
+        device=device,
+        **_seed(random),
+    )
+    if kv_dtype is not None:
+        scales = [random.choice((2.0**-6, 0.3, 3.3, 1e-8)) for _ in range(2)]
+        count = random.choice((0, 0, 1, heads))
+        for name, scale in zip(("k_scale", "v_scale"), scales, strict=True):
+            arguments[name] = torch.linspace(scale, 2 * scale, count, device=device) if count else scale
+    return arguments
 
 
 def write_mla_cache(random: Random, device: torch.device) -> Arguments:
@@ -487,6 +513,7 @@ DRAWN: dict[str, Callable[[Random, torch.device], Arguments]] = {
         attention,
         paged_attention,
         merge_attention_states,
+        write_kv_cache,
         mla_attention,
         write_mla_cache,
         concat_mla_k,

@@ -138,8 +138,9 @@ def _skipped_tokens(given: Arguments, random: Random) -> str:
     skipped = given["slot_mapping"] < 0
     if not bool(skipped.any()):
         return ""
-    for name in ("kv_c", "k_rope"):
-        given[name][skipped] = torch.nan
+    for name in ("kv_c", "k_rope", "k", "v"):
+        if name in given:
+            given[name][skipped] = torch.nan
     return "tokens of slot -1"
 
 
@@ -190,6 +191,7 @@ _BY_OP = {
     "mqa_logits": (_unseen_keys,),
     "topk_indices": (_unseen_columns,),
     "linear_attention": (_idle_states,),
+    "write_kv_cache": (_skipped_tokens,),
     "write_mla_cache": (_skipped_tokens,),
     "grouped_gemm": (_idle_groups,),
     "fused_moe": (_other_experts,),

@@ -155,6 +155,11 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "8 ranks, gathered": {"world_size": 8, "rows": "all"},
         "8 ranks, many, masked": {"world_size": 8, "capacity": "many", "format": "masked"},
     },
+    "write_kv_cache": {
+        "bf16": {},
+        "fp8": {"kv_scale": "value"},
+        "e5m2, HND, scales by head": {"kv_dtype": "float8_e5m2", "kv_scale": "head", "kv_layout": "HND"},
+    },
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
     "quantize_fp8": {
         "token": {},

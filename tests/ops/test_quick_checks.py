@@ -14,6 +14,7 @@ from kernelhub.ops.arguments import _MOST_FORMS, Forms, alike, usable
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.indexer.inputs import paged_logits_inputs
+from kernelhub.ops.kv_cache.inputs import write_kv_cache_inputs
 from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter
@@ -82,6 +83,7 @@ CALLS: dict[str, tuple[Any, dict[str, Any]]] = {
     "grouped_gemm": (kernelhub.grouped_gemm, grouped_gemm_inputs(n=16, k=32, spare=0)),
     "linear_attention": (kernelhub.linear_attention, linear_inputs(tokens=3)),
     "paged_mqa_logits": (kernelhub.paged_mqa_logits, paged_logits_inputs(seq_lens=(5, 3))),
+    "write_kv_cache": (kernelhub.write_kv_cache, write_kv_cache_inputs(tokens=3)),
     "write_mla_cache": (kernelhub.write_mla_cache, write_mla_cache_inputs(tokens=3)),
     "fused_moe": (
         kernelhub.fused_moe,

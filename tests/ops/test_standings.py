@@ -19,6 +19,8 @@ from kernelhub.probes.device import SIMULATED
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FAMILIES = {"cpu": "cpu", "hopper": "h200"}  # that tests have run on: the word in the names of the files
+# Runs of parts of the tests: of kernels beside a library, or of ops that are younger than the results of all tests.
+RUNS = {"cpu": ("ranks_cpu.json", "own_ops_cpu.json"), "hopper": ("libraries_h200.json",)}
 FAMILY_OF = {name: device.family for name, device in SIMULATED.items()}
 
 
@@ -56,21 +58,24 @@ def said_by_the_results(family: str) -> dict[Kernel, list[str]]:
         backend = row["kernel"].partition(".")[0]
         totals[backend] = totals.get(backend, 0) + row["passed"]
     passed = {(row["op"], row["kernel"]) for row in tests["tests"] if row["passed"] and not row["failed"]}
-    libraries = result("libraries_h200.json" if family == "hopper" else "ranks_cpu.json")
-    by_itself = {name for run in libraries["runs"] for name in run["kernels"]}  # its evidence names its library's run
+    files = [result(name) for name in RUNS[family]]
+    # The evidence of such a kernel names its own run.
+    by_itself = {name for runs in files for run in runs["runs"] for name in run["kernels"]}
     said: dict[Kernel, list[str]] = {}
     for kernel, families in records().items():
         if family not in families:
             continue  # what ran on the host of a GPU
-        if (kernel.op, kernel.name) in passed and kernel.name not in by_itself:
+        names = {kernel.name, identity(kernel)}
+        if (kernel.op, kernel.name) in passed and not names & by_itself:
             versions = [f"torch {tests['torch']}"]
             versions += [f"Triton {tests['triton']}"] if kernel.backend == "triton" else []
             count = f"{totals[kernel.backend]} tests of this backend passed, none failed"
             said.setdefault(kernel, []).extend([tests["device"], tests["date"], *versions, count])
-        for run in libraries["runs"]:
-            if kernel.name in run["kernels"] and run["passed"] and not run["failed"]:
-                where = [libraries["device"], run.get("date", libraries["date"]), f"torch {libraries['torch']}"]
-                said.setdefault(kernel, []).extend([*where, f"{run['library']}: {run['passed']} tests passed"])
+        for runs in files:
+            for run in runs["runs"]:
+                if names & set(run["kernels"]) and run["passed"] and not run["failed"]:
+                    where = [runs["device"], run.get("date", runs["date"]), f"torch {runs['torch']}"]
+                    said.setdefault(kernel, []).extend([*where, f"{run['library']}: {run['passed']} tests passed"])
     return said
 
 

@@ -20,6 +20,7 @@ from kernelhub.ops import functions
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.indexer.inputs import paged_logits_inputs
+from kernelhub.ops.kv_cache.inputs import write_kv_cache_inputs
 from kernelhub.ops.linear_attention.inputs import linear_inputs
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
@@ -61,6 +62,10 @@ def slots() -> dict[str, Any]:
     return write_mla_cache_inputs(tokens=5, latent_dim=16, rope_dim=8, page_size=4, device=DEVICE)
 
 
+def kv_slots() -> dict[str, Any]:
+    return write_kv_cache_inputs(tokens=5, num_kv_heads=2, head_dim_qk=16, page_size=4, device=DEVICE)
+
+
 # (op, its arguments, the parameter, the place, the value there, words of the refusal)
 PAGE = ("block_table", (0, 1))
 WRONG = [
@@ -79,6 +84,7 @@ WRONG = [
     ("paged_mqa_logits", logits, "seq_lens", 1, 49, "is 49 for sequence 1"),
     ("linear_attention", states, "cu_seqlens", 2, 10, "ends at 10"),
     ("linear_attention", states, "state_indices", 1, 5, "state has 5 slots"),
+    ("write_kv_cache", kv_slots, "slot_mapping", 2, 1 << 40, "is 1099511627776 for token 2"),
     ("write_mla_cache", slots, "slot_mapping", 2, 1 << 40, "is 1099511627776 for token 2"),
     ("grouped_gemm", rows, "offsets", 1, 99, "is 99 at 1"),
     ("grouped_gemm", lambda: rows(masked=True), "group_sizes", 0, -1, "is -1 at 0"),

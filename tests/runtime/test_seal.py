@@ -193,6 +193,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "paged_attention": {"seq_lens": (5, 1)},
     "merge_attention_states": {"tokens": 3, "num_heads": 4},
     "mla_attention": {"seq_lens": (5, 1), "num_heads": 2},
+    "write_kv_cache": {"tokens": 5, "num_kv_heads": 2},
     "write_mla_cache": {"tokens": 5},
     "concat_mla_k": {"tokens": 3, "num_heads": 2},
     "mqa_logits": {"tokens": 3, "keys": 9},

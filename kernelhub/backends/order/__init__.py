@@ -9,6 +9,7 @@ from kernelhub.backends.order import (
     fp8_gemm,
     grouped_gemm,
     indexer,
+    kv_cache,
     mla,
     moe,
     paged_attention,
@@ -18,6 +19,7 @@ from kernelhub.backends.order import (
 ORDER = {
     **attention.ORDER,
     **paged_attention.ORDER,
+    **kv_cache.ORDER,
     **mla.ORDER,
     **fp8_gemm.ORDER,
     **fp4_gemm.ORDER,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.torch import attention, comm, gemm, indexer, linear_attention, merge, mla, moe, quant
+from kernelhub.backends.torch import attention, comm, gemm, indexer, kv_cache, linear_attention, merge, mla, moe, quant
 from kernelhub.backends.torch.comm import experts
 from kernelhub.dispatch.kernel import Backend, Watch
 
@@ -21,6 +21,7 @@ KERNELS = (
     *experts.KERNELS,
     *gemm.KERNELS,
     *indexer.KERNELS,
+    *kv_cache.KERNELS,
     *linear_attention.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,

@@ -66,6 +66,22 @@ def float_to_e4m3(x):
 
 
 @triton.jit
+def float_to_e5m2(x):
+    """float32 as float8_e5m2 bytes. NaN stays NaN, infinity becomes 57344."""
+    bits = x.to(tl.uint32, bitcast=True)
+    sign = (bits >> 24) & 0x80
+    size = bits & 0x7FFFFFFF
+    rounded = (size + 0xFFFFF + ((size >> 21) & 1)) >> 21  # two bits of mantissa
+    normal = rounded - 448  # the exponent bias of float32 is larger by 112
+    # Below 2^-14 the step is 2^-16: adding 2^7 leaves just those bits at the end of the mantissa.
+    small = (tl.abs(x) + 128.0).to(tl.uint32, bitcast=True) - 0x43000000
+    code = tl.where(size < 0x38800000, small, normal)
+    code = tl.where(size >= 0x47600000, 0x7B, code)  # from 57344, the largest number
+    code = tl.where(size > 0x7F800000, 0x7F, code)
+    return (code | sign).to(tl.uint8)
+
+
+@triton.jit
 def e2m1_to_float(code):
     """The lower four bits of integers as float32: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives."""
     code = code.to(tl.uint32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.triton import attention, comm, gemm, indexer, linear_attention, merge, mla, moe, quant
+from kernelhub.backends.triton import attention, comm, gemm, indexer, kv_cache, linear_attention, merge, mla, moe, quant
 from kernelhub.dispatch.kernel import Backend, Watch
 
 BACKEND = Backend(
@@ -19,6 +19,7 @@ KERNELS = (
     *comm.KERNELS,
     *gemm.KERNELS,
     *indexer.KERNELS,
+    *kv_cache.KERNELS,
     *linear_attention.KERNELS,
     *merge.KERNELS,
     *mla.KERNELS,

@@ -27,5 +27,7 @@ STANDINGS = (
     published("blackwell", evidence=f"{_STATED}; for a B200 {_AHEAD}"),
     published("blackwell_rtx", evidence=f"{_STATED}; for an RTX5090 {_AHEAD}"),
 )
+# Of what has not run on a GPU.
+STATED = published("ampere", "ada", "hopper", "blackwell", "blackwell_rtx", evidence=_STATED)
 # What is not compiled ahead by itself.
 WITHOUT_AHEAD = (*_RAN, published("ampere", "ada", "blackwell", "blackwell_rtx", evidence=_STATED))

@@ -232,6 +232,23 @@ def _write_mla_cache(problem: Any, given: tuple[Any, ...]) -> Read:
     return Read(arguments, {"kv_cache": rows})
 
 
+def _write_kv_cache(problem: Any, given: tuple[Any, ...]) -> Read:
+    """As for `write_mla_cache`, of both caches; launches get pages of tokens whatever the layout is."""
+    k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = given
+    places = torch.arange(slot_mapping.shape[0], device=slot_mapping.device)
+    arguments = {"k": k, "v": v, "slot_mapping": torch.where(slot_mapping < 0, slot_mapping, places)}
+    for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
+        pages, page_size, *rest = cache.shape
+        strides = cache.stride()
+        if strides[0] != page_size * strides[1] and pages != 1:
+            raise NotAudited("unread")  # such pages cannot be read as rows without a copy of all
+        flat = cache.as_strided((pages * page_size, 1, *rest), (strides[1], *strides[1:]))
+        arguments[name] = Rows(flat, slot_mapping)
+    if k_scale is not None:
+        arguments |= {"k_scale": k_scale, "v_scale": v_scale}
+    return Read(arguments, {name: arguments[name] for name in ("k_cache", "v_cache")})
+
+
 def _concat_mla_k(problem: Any, given: tuple[Any, ...]) -> Read:
     k_nope, k_rope, out = given
     return Read({"k_nope": out[..., : problem.nope_dim] if k_nope is None else k_nope, "k_rope": k_rope}, {"out": out})
@@ -476,6 +493,7 @@ READERS: dict[str, Reader] = {
     "attention": _attention,
     "paged_attention": _paged_attention,
     "merge_attention_states": _merge,
+    "write_kv_cache": _write_kv_cache,
     "mla_attention": _mla_attention,
     "write_mla_cache": _write_mla_cache,
     "concat_mla_k": _concat_mla_k,

@@ -49,6 +49,7 @@ MAKERS = {
     "attention": "kernelhub.ops.attention.serving:attention_calls",
     "paged_attention": "kernelhub.ops.attention.serving:paged_attention_calls",
     "merge_attention_states": "kernelhub.ops.merge.serving:merge_calls",
+    "write_kv_cache": "kernelhub.ops.kv_cache.serving:write_kv_cache_calls",
     "mla_attention": "kernelhub.ops.mla.serving:mla_attention_calls",
     "write_mla_cache": "kernelhub.ops.mla.serving:write_mla_cache_calls",
     "concat_mla_k": "kernelhub.ops.mla.serving:concat_mla_k_calls",

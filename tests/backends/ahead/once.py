@@ -28,6 +28,7 @@ ONCE = frozenset(
         "one-shot sum of 8 ranks to 8MB, float32",
         "two-shot sum of 8 ranks to 8MB, float32",
         "sum of 8 ranks and norm, 8192 wide",
+        "kv cache, fp8, 192 and 128",
         "mla cache, fp8",
         "mla 128 heads",
         "routing of deepseek-v3.2",

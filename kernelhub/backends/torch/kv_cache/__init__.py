@@ -1,0 +1,37 @@
+"""Records of the torch kernels of `write_kv_cache`."""
+
+from __future__ import annotations
+
+from kernelhub.backends.torch import standings
+from kernelhub.backends.torch.devices import ANYWHERE
+from kernelhub.dispatch.constraint import anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.standing import verified
+from kernelhub.ops.attention.problem import FLOATS, QUANTISED
+
+_CPU = verified(
+    "cpu",
+    evidence="CPU, 2 cores, 2026-11-25, torch 2.13.0+cpu, write_kv_cache by torch: 54 tests passed "
+    "(benchmarks/results/own_ops_cpu.json)",
+)
+
+KERNELS = (
+    Kernel(
+        op="write_kv_cache",
+        name="torch.scatter",
+        target="kernelhub.backends.torch.kv_cache.scatter:Scatter",
+        summary="an indexed store for keys and one for values",
+        band=Band.REFERENCE,
+        constraints=(
+            ANYWHERE,
+            dtype_in("dtype", *FLOATS),
+            dtype_in("kv_dtype", *FLOATS, *QUANTISED),
+            anything("num_kv_heads", "head_dim_qk", "head_dim_vo", "page_size"),
+        ),
+        features=frozenset({"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        standings=(_CPU, *standings.STATED),
+    ),
+)

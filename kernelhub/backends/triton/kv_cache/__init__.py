@@ -1,0 +1,39 @@
+"""Records of the Triton kernels of `write_kv_cache`."""
+
+from __future__ import annotations
+
+from kernelhub.backends.triton import standings
+from kernelhub.backends.triton.requirements import MACHINE
+from kernelhub.dispatch.constraint import Between, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.standing import verified
+from kernelhub.ops.attention.problem import FLOATS, QUANTISED
+
+_CPU = verified(
+    "cpu",
+    evidence="interpreted: CPU, 2 cores, 2026-11-25, torch 2.13.0+cpu, write_kv_cache by Triton, interpreted: 54 tests "
+    "passed (benchmarks/results/own_ops_cpu.json)",
+)
+
+KERNELS = (
+    Kernel(
+        op="write_kv_cache",
+        name="triton.write",
+        target="kernelhub.backends.triton.kv_cache.adapter:Write",
+        summary="keys and values in one launch",
+        band=Band.PORTABLE,
+        constraints=(
+            *MACHINE,
+            dtype_in("dtype", *FLOATS),
+            dtype_in("kv_dtype", *FLOATS, *QUANTISED),
+            Between("head_dim_qk", 1, 2048, why="a program holds whole heads"),
+            Between("head_dim_vo", 1, 2048, why="a program holds whole heads"),
+            anything("num_kv_heads", "page_size"),
+        ),
+        features=frozenset({"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        standings=(_CPU, standings.STATED),
+    ),
+)

@@ -1,0 +1,385 @@
+"""`write_kv_cache`: keys and values of new tokens into a paged cache."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, ClassVar, NoReturn
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.forms import python_value
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.lost import failed
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
+from kernelhub.ops.attention.problem import FLOATS, QUANTISED
+from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
+from kernelhub.ops.kv_cache.adapter import KvCacheAdapter
+from kernelhub.ops.kv_cache.problem import HND, NHD, WRITE_KV_CACHE, KvCacheProblem
+from kernelhub.ops.kv_cache.reference import write_kv_cache_reference
+from kernelhub.ops.operands import (
+    check_apart,
+    check_number,
+    check_operand,
+    finite_and_not_zero,
+    is_plain_view,
+    may_overlap,
+    overlaps_itself,
+)
+from kernelhub.ops.operators import Traced
+from kernelhub.ops.values import checks_devices, values_to_check
+from kernelhub.probes.device import facts_of
+
+NAME = "write_kv_cache"
+_FLOATS = tuple(getattr(torch, name) for name in FLOATS)
+_QUANTISED = tuple(getattr(torch, name) for name in QUANTISED)
+_FEW_SLOTS = 64  # that are compared faster as ints than by a sort
+_MOST_PAIRS = 1024  # pairs of caches that are kept as checked: a model has one for each layer
+
+
+def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
+    """Raise the error that names the parameter."""
+    raise InvalidArgument(NAME, parameter, problem, fix)
+
+
+def problem_of(key: Any, device: int) -> KvCacheProblem:
+    """The problem that a key means on a device; the key is built in `write_kv_cache`."""
+    dtype, kv_dtype, *rest = key
+    return KvCacheProblem(facts_of(device), dtype_name(dtype), dtype_name(kv_dtype), *rest)
+
+
+def scale_kind(k_scale: Any, v_scale: Any, num_kv_heads: int) -> str | None:
+    """The form of the scales: ``"value"``, ``"tensor"``, ``"head"``, or None."""
+    kind = _kind("k_scale", k_scale, num_kv_heads)
+    if kind != _kind("v_scale", v_scale, num_kv_heads):
+        refuse("v_scale", "has another form than k_scale", "give both as floats, or both as tensors of one shape")
+    return kind
+
+
+def _kind(parameter: str, scale: Any, num_kv_heads: int) -> str | None:
+    if scale is None:
+        return None
+    if not isinstance(scale, Tensor):
+        return "value"
+    check_operand(NAME, parameter, scale)
+    if scale.dtype is not torch.float32:
+        refuse(parameter, f"has dtype {dtype_name(scale.dtype)}", "scales are float32")
+    if scale.numel() == 1:
+        return "tensor"
+    if scale.shape == (num_kv_heads,):
+        return "head"
+    refuse(parameter, f"has shape {list(scale.shape)}", f"give one element, or [{num_kv_heads}], one per KV head")
+
+
+def check(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any, kv_layout: Any
+) -> None:
+    """Everything that the contract says of a call."""
+    given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slot_mapping}
+    for parameter, tensor in given.items():
+        check_operand(NAME, parameter, tensor)
+    if kv_layout not in (NHD, HND):
+        refuse("kv_layout", f"is {kv_layout!r}", "give 'NHD' or 'HND'")
+    if k.ndim != 3 or not k.shape[1] or not k.shape[2]:
+        refuse("k", f"has shape {list(k.shape)}", "give [T, KH, D] with at least one head and one column")
+    tokens, heads, _ = k.shape
+    if k.dtype not in _FLOATS:
+        refuse("k", f"has dtype {dtype_name(k.dtype)}", f"give {', '.join(FLOATS)}")
+    if v.ndim != 3 or v.shape[:2] != k.shape[:2] or not v.shape[2]:
+        refuse("v", f"has shape {list(v.shape)}", f"give [{tokens}, {heads}, DV]")
+    if v.dtype is not k.dtype:
+        refuse("v", f"has dtype {dtype_name(v.dtype)}", f"k has {dtype_name(k.dtype)}")
+    _check_cache("k_cache", k_cache, k, kv_layout)
+    _check_cache("v_cache", v_cache, v, kv_layout)
+    if v_cache.shape[:-1] != k_cache.shape[:-1]:
+        refuse("v_cache", f"has shape {list(v_cache.shape)}", f"give {[*k_cache.shape[:-1], v.shape[2]]} as k_cache")
+    if v_cache.dtype is not k_cache.dtype:
+        refuse("v_cache", f"has dtype {dtype_name(v_cache.dtype)}", f"k_cache has {dtype_name(k_cache.dtype)}")
+    if slot_mapping.dtype is not torch.int64:
+        refuse("slot_mapping", f"has dtype {dtype_name(slot_mapping.dtype)}", "give int64: .to(torch.int64)")
+    if slot_mapping.shape != (tokens,):
+        refuse("slot_mapping", f"has shape {list(slot_mapping.shape)}", f"give [{tokens}], a slot for each token")
+    _check_scales(k_cache, k_scale, v_scale, heads)
+    given |= {name: scale for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)) if isinstance(scale, Tensor)}
+    for parameter, tensor in given.items():
+        if tensor.device != k.device:
+            refuse(parameter, f"is on {tensor.device}", f"move it to {k.device}, where k is")
+        check_wants_no_gradient(NAME, parameter, tensor)
+    slots = k_cache.numel() // (heads * k_cache.shape[-1])
+    if slots == 0 and tokens:
+        refuse("k_cache", f"has shape {list(k_cache.shape)}", "give at least one page")
+    for name in ("k_cache", "v_cache"):
+        cache = given.pop(name)
+        if overlaps_itself(cache):
+            refuse(name, f"overlaps itself (strides {list(cache.stride())})", "give places that do not overlap")
+        check_apart(NAME, name, cache, given)  # k_cache from v_cache too
+    check_slots(slot_mapping, slots)
+
+
+def _check_cache(parameter: str, cache: Tensor, new: Tensor, kv_layout: str) -> None:
+    _, heads, width = new.shape
+    head_axis = 2 if kv_layout == NHD else 1
+    if cache.ndim != 4 or cache.shape[head_axis] != heads or cache.shape[3] != width:
+        page = f"page_size, {heads}" if kv_layout == NHD else f"{heads}, page_size"
+        refuse(parameter, f"has shape {list(cache.shape)}", f"give [num_pages, {page}, {width}] for {kv_layout}")
+    if cache.shape[3 - head_axis] == 0:
+        refuse(parameter, f"has shape {list(cache.shape)}", "a page holds at least one token")
+    if cache.dtype not in (new.dtype, *_QUANTISED):
+        wanted = f"give {dtype_name(new.dtype)} as k, or {' or '.join(QUANTISED)}"
+        refuse(parameter, f"has dtype {dtype_name(cache.dtype)}", wanted)
+
+
+def check_slots(slot_mapping: Tensor, slots: int) -> None:
+    """Each is in the cache, and all are distinct; on a GPU only KERNELHUB_CHECK=1 checks that."""
+    given = values_to_check(slot_mapping)
+    if given is None or not given.numel():
+        return
+    if given.numel() <= _FEW_SLOTS:
+        few = given.tolist()
+        named = [slot for slot in few if slot >= 0]
+        if max(few) < slots and len(set(named)) == len(named):
+            return
+    if int(given.max()) >= slots:
+        token = int(given.argmax())
+        refuse("slot_mapping", f"is {int(given[token])} for token {token}", f"k_cache has {slots} slots")
+    written = given[given >= 0]
+    if len(written.unique()) < len(written):
+        values, counts = written.unique(return_counts=True)
+        slot = int(values[counts > 1][0])
+        tokens = (given == slot).nonzero().flatten().tolist()
+        refuse("slot_mapping", f"is {slot} for tokens {tokens[0]} and {tokens[1]}", "give each token a slot of its own")
+
+
+def _check_scales(k_cache: Tensor, k_scale: Any, v_scale: Any, heads: int) -> None:
+    kind = scale_kind(k_scale, v_scale, heads)
+    if k_cache.dtype not in _QUANTISED:
+        if kind is not None:
+            refuse("k_scale", f"is given with a {dtype_name(k_cache.dtype)} k_cache", "scales belong to an fp8 cache")
+    elif kind is None:
+        refuse("k_scale", f"is None with a {dtype_name(k_cache.dtype)} k_cache", "give 1.0 to store values as they are")
+    elif kind == "value":
+        fix = "give a finite float other than 0, or float32 of one element or of one per KV head"
+        for parameter, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+            check_number(NAME, parameter, scale, fix, finite_and_not_zero)
+
+
+def bind(
+    adapter: Any,
+    problem: KvCacheProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the launch."""
+    launch, looks = adapter.launch, problem.device.type == "cpu" or checks_devices()
+    dtype, kv_dtype = getattr(torch, problem.dtype), getattr(torch, problem.kv_dtype)
+    heads, kind, layout = problem.num_kv_heads, problem.kv_scale, problem.kv_layout
+    k_tail, v_tail = (heads, problem.head_dim_qk), (heads, problem.head_dim_vo)
+    page = (problem.page_size, heads) if layout == NHD else (heads, problem.page_size)
+    k_page, v_page = (*page, problem.head_dim_qk), (*page, problem.head_dim_vo)
+    form = (dtype, kv_dtype, heads, k_tail[1], v_tail[1], problem.page_size, kind)
+    scale_shape = (heads,) if kind == "head" else (1,)
+    apart: set[Any] = set()  # pairs of caches, by their memory, that overlap neither themselves nor each other
+
+    def memory_of(k_cache: Tensor, v_cache: Tensor) -> Any:
+        return (
+            k_cache.data_ptr(),
+            v_cache.data_ptr(),
+            k_cache.shape[0],
+            k_cache.stride(),
+            v_cache.stride(),
+        )
+
+    def known_scale(scale: Any) -> bool:
+        if kind is None:
+            return scale is None
+        if kind == "value":
+            return type(scale) is float and math.isfinite(scale) and scale != 0
+        return (
+            usable(scale, torch.float32, device)
+            and (scale.shape == scale_shape or (kind == "tensor" and scale.numel() == 1))
+            and is_plain_view(scale)
+        )
+
+    def known(
+        k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k_scale: Any, v_scale: Any
+    ) -> bool:
+        """Whether `check` would accept the operands, slots aside, and they fit the kernel."""
+        if not usable(k, dtype, device) or k.ndim != 3 or k.shape[1:] != k_tail:
+            return False
+        tokens = k.shape[0]
+        if not alike(v, (tokens, *v_tail), dtype, device) or not alike(slot_mapping, (tokens,), torch.int64, device):
+            return False
+        pages = k_cache.shape[0]
+        if not alike(k_cache, (pages, *k_page), kv_dtype, device) or not pages:
+            return False
+        if not alike(v_cache, (pages, *v_page), kv_dtype, device):
+            return False
+        if not (is_plain_view(k_cache) and is_plain_view(v_cache) and slot_mapping.is_contiguous()):
+            return False
+        if not (is_plain_view(k) and is_plain_view(v)):  # both are views of a projection's result, as a rule
+            return False
+        if memory_of(k_cache, v_cache) not in apart:
+            return False
+        read = (k, v, slot_mapping, k_scale, v_scale) if kind in ("tensor", "head") else (k, v, slot_mapping)
+        if not (known_scale(k_scale) and known_scale(v_scale)):
+            return False
+        return not may_overlap(k_cache, read) and not may_overlap(v_cache, read)
+
+    def run(
+        k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k_scale: Any, v_scale: Any
+    ) -> tuple[Tensor, Tensor]:
+        if k.get_device() != device:
+            result: tuple[Tensor, Tensor] = elsewhere(k.get_device())(
+                k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale
+            )
+            return result
+        try:
+            right = known(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
+            right = False
+        if right:
+            if looks:
+                check_slots(slot_mapping, k_cache.shape[0] * problem.page_size)
+        else:
+            check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, layout)
+            check_form(k, v, k_cache, k_scale, v_scale)
+            if len(apart) >= _MOST_PAIRS:
+                apart.clear()
+            apart.add(memory_of(k_cache, v_cache))
+            k_scale, v_scale = python_value(k_scale), python_value(v_scale)
+        if k.shape[0]:
+            tick()
+            if kind == "head" or kind == "tensor":
+                k_scale, v_scale = k_scale.contiguous(), v_scale.contiguous()
+            pages = (k_cache, v_cache) if layout == NHD else (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
+            try:
+                launch(k, v, *pages, slot_mapping, k_scale, v_scale)
+            except Exception as error:
+                failed(launch, error)
+                check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, layout)
+                raise
+        return k_cache, v_cache
+
+    def check_form(k: Tensor, v: Tensor, k_cache: Tensor, k_scale: Any, v_scale: Any) -> None:
+        """The call is what the kernel was made for: a plan may be run with another than it was prepared for."""
+        size = k_cache.shape[1 if layout == NHD else 2]
+        found = scale_kind(k_scale, v_scale, k.shape[1])
+        if (k.dtype, k_cache.dtype, *k.shape[1:], v.shape[2], size, found) != form:
+            wanted = f"{problem.dtype} of {list(k_tail)} and {list(v_tail)} to {problem.kv_dtype} pages of {form[5]}"
+            got = f"is of a call of {describe(k)} and {describe(v)} to {describe(k_cache)}, scales {found}"
+            refuse("k", got, f"the plan is for {wanted}, scales {kind}")
+
+    return run
+
+
+_op: Op[KvCacheProblem] = Op(
+    Contract.of(
+        WRITE_KV_CACHE,
+        problem_of=problem_of,
+        adapter=KvCacheAdapter,
+        bind=bind,
+        reference=write_kv_cache_reference,
+        example="kernelhub.ops.kv_cache.inputs:write_kv_cache_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class KvCachePlan(CallPlan):
+    """A kernel selected for tokens and caches like these.
+
+    ``run(k, v, k_cache, v_cache, slot_mapping, k_scale=None, v_scale=None)`` is a whole call.
+    """
+
+    __slots__ = ()
+    call = "k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale"
+    fixed: ClassVar[Fixed] = {"kv_layout": attrgetter("kv_layout")}
+
+
+@publish(_op, prepares(_op, KvCachePlan), traced=Traced(dict, ("k_cache", "v_cache")))
+def write_kv_cache(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    k_scale: float | Tensor | None = None,
+    v_scale: float | Tensor | None = None,
+    kv_layout: str = NHD,
+    backend: Backend = None,
+) -> tuple[Tensor, Tensor]:
+    """Write the keys and values of new tokens into the pages of a KV cache.
+
+    Args:
+        k: ``[T, KH, D]``, float32, float16 or bfloat16, of any strides: keys with their rotary embedding.
+        v: ``[T, KH, DV]`` in the same dtype.
+        k_cache: ``[num_pages, page_size, KH, D]``, or ``[num_pages, KH, page_size, D]`` for ``kv_layout="HND"``, of
+            any strides, as `paged_attention` reads it; dtype of k, or float8_e4m3fn or float8_e5m2 with scales. The op
+            writes to it.
+        v_cache: as k_cache, with the width DV. Both may be views of one tensor, as long as they share no element.
+        slot_mapping: int64 ``[T]``, the slot of each token: ``page * page_size + offset in the page``. A token with a
+            negative slot is not written. Slots must be distinct; on a GPU only ``KERNELHUB_CHECK=1`` checks that.
+        k_scale: factor of a float8 k_cache: a float, or float32 of one element or ``[KH]``. The cache stores
+            ``k / k_scale``, rounded to nearest even and saturated at the largest number of the format.
+        v_scale: factor of a float8 v_cache, in the same form.
+        kv_layout: ``"NHD"`` or ``"HND"``.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
+
+    Returns:
+        `k_cache` and `v_cache` themselves.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
+
+    Source:
+        vLLM's ``reshape_and_cache_flash``; FlashInfer's ``append_paged_kv_cache``.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> k_cache, v_cache = torch.zeros(2, 4, 16, 2, 64)  # 4 pages of 16 tokens, 2 KV heads
+        >>> slots = torch.tensor([0, 33, -1])
+        >>> _ = kernelhub.write_kv_cache(torch.ones(3, 2, 64), torch.ones(3, 2, 64), k_cache, v_cache, slots)
+        >>> k_cache.sum((2, 3)).nonzero().tolist()
+        [[0, 0], [2, 1]]
+    """
+    if type(k) is not Tensor and isinstance(k, Tensor) and not isinstance(backend, DryRun):
+        traced: tuple[Tensor, Tensor] = _op.traced(**locals())
+        return traced
+    try:
+        heads = k.shape[1]
+        if k_scale is None and v_scale is None:
+            kind = None
+        elif type(k_scale) is float and type(v_scale) is float:
+            kind = "value"
+        else:
+            kind = scale_kind(k_scale, v_scale, heads)
+        key = (
+            k.dtype,
+            k_cache.dtype,
+            heads,
+            k.shape[2],
+            v.shape[2],
+            k_cache.shape[1 if kv_layout == NHD else 2],
+            kind,
+            kv_layout,
+        )
+        hash(key)
+    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
+        check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout)
+        raise
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+    if run is None:
+        check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout)
+        run = _op.decide(key, k.get_device(), backend)
+    result: tuple[Tensor, Tensor] = run(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    return result
