@@ -19,6 +19,7 @@ enum {
   MAX_BYTES = 16384, /* of all parameters of a launch; a sequence's kernels have no maps, so it never takes more */
   MAX_OPERANDS = 64,
   MAX_STEPS = 8,
+  MAX_FORMS = 4,
   MAX_RANK = 5,
   MAP_BYTES = 128,      /* CUtensorMap */
   INVALID_CONTEXT = 201 /* CUDA_ERROR_INVALID_CONTEXT */
@@ -52,6 +53,7 @@ typedef struct {
   PyObject* driver_type;
   PyObject* kernel_type;
   PyObject* sequence_type;
+  PyObject* forms_type;
 } State;
 
 static PyObject *name_enter, *name_leave, *name_calls, *name_base, *name_shape, *name_strides, *name_padding;
@@ -70,19 +72,20 @@ typedef struct {
   PyObject* stream_self;
   PyObject* failed;  /* (status, kernel) -> exception */
   PyObject* enter;   /* device -> None; makes the device's context current in this thread */
-  PyObject* current; /* () -> the current device; or None */
+  PyObject *allocate, *release; /* (bytes, stream) -> address, and (address); or None, and memory comes as a tensor */
+  PyObject* current;            /* () -> the current device; or None */
   PyCFunction current_function;
   PyObject* current_self;
   PyObject* runtime; /* has launch_enter_hook and launch_exit_hook; or None */
 } Driver;
 
 static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"launch", "encode", "tensor", "data_ptr", "stream_of", "failed", "enter", "current", "runtime", NULL};
+  static char* names[] = {"launch", "encode", "tensor", "data_ptr", "stream_of", "failed", "enter", "current", "runtime", "allocate", "release", NULL};
   Driver* self = (Driver*)object;
   unsigned long long launch, encode;
-  PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime;
-  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOO", names, &launch, &encode, &tensor, &data_ptr, &stream_of,
-                                   &failed, &enter, &current, &runtime))
+  PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release;
+  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOO", names, &launch, &encode, &tensor, &data_ptr, &stream_of,
+                                   &failed, &enter, &current, &runtime, &allocate, &release))
     return -1;
   if (self->tensor != NULL) {
     PyErr_SetString(PyExc_TypeError, "a Driver is made once");
@@ -106,8 +109,10 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
     self->current_self = PyCFunction_GetSelf(current);
   }
   Py_INCREF(tensor), Py_INCREF(data_ptr), Py_INCREF(stream_of), Py_INCREF(failed), Py_INCREF(enter), Py_INCREF(current);
-  Py_INCREF(runtime);
+  Py_INCREF(runtime), Py_INCREF(allocate), Py_INCREF(release);
   self->current = current;
+  self->allocate = allocate;
+  self->release = release;
   self->tensor = (PyTypeObject*)tensor;
   self->data_ptr_of_a = data_ptr;
   self->stream_of = stream_of;
@@ -127,6 +132,8 @@ static void driver_dealloc(PyObject* object) {
   Py_XDECREF(self->enter);
   Py_XDECREF(self->current);
   Py_XDECREF(self->runtime);
+  Py_XDECREF(self->allocate);
+  Py_XDECREF(self->release);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
 }
@@ -552,10 +559,8 @@ typedef struct { /* one entry into the driver */
 
 /* Launch all in order on one stream; -1 with an exception. The interpreter's lock is free meanwhile: where the queue of
  * the GPU is full, the driver waits for work that may need the lock. */
-static int launch_all(Driver* driver, PyObject* device, Launch* launches, int count) {
+static int launch_all(Driver* driver, PyObject* device, void* stream, Launch* launches, int count) {
   void* parameters[MAX_PARAMETERS];
-  void* stream;
-  if (current_stream(driver, device, &stream) < 0) return -1;
   int at = 0, entered = 0, status;
   for (;;) {
     status = 0;
@@ -604,7 +609,10 @@ static PyObject* kernel_launch(PyObject* object, PyObject* const* given, Py_ssiz
   if (pack(self, given + 1, values) < 0) return NULL;
   if (grid[0] && grid[1] && grid[2]) {
     Launch launch = {self, config_of(self, grid), values};
-    if (launch_all(self->driver, self->device, &launch, 1) < 0) return NULL;
+    void* stream;
+    if (current_stream(self->driver, self->device, &stream) < 0 ||
+        launch_all(self->driver, self->device, stream, &launch, 1) < 0)
+      return NULL;
   }
   Py_RETURN_TRUE;
 }
@@ -647,7 +655,8 @@ typedef struct {
   Driver* driver;
   PyObject* device;
   int num_steps;
-  Py_ssize_t num_operands;
+  Py_ssize_t num_operands; /* of a call, and, if there is room, the memory of the temporaries */
+  unsigned long long room; /* bytes of temporaries that the call allocates */
   uint64_t used, aligned; /* one bit per operand */
   Step steps[MAX_STEPS];
 } Sequence;
@@ -735,12 +744,12 @@ static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) 
 }
 
 static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"steps", "operands", "aligned", NULL};
+  static char* names[] = {"steps", "operands", "aligned", "room", NULL};
   Sequence* self = (Sequence*)object;
   State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
   PyObject *steps, *aligned;
-  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!nO!", names, &PyTuple_Type, &steps,
-                                                    &self->num_operands, &PyTuple_Type, &aligned))
+  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!nO!|K", names, &PyTuple_Type, &steps,
+                                                    &self->num_operands, &PyTuple_Type, &aligned, &self->room))
     return -1;
   Py_ssize_t count = PyTuple_Size(steps);
   if (self->driver != NULL || count < 1 || count > MAX_STEPS || self->num_operands < 1 ||
@@ -762,6 +771,10 @@ static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
     self->num_steps = (int)at + 1; /* so that dealloc frees what a failed step has */
     if (read_step(self, &self->steps[at], PyTuple_GetItem(steps, at), state) < 0) return -1;
   }
+  if (self->room && self->driver->allocate == Py_None) {
+    PyErr_SetString(PyExc_ValueError, "the driver cannot allocate memory for temporaries");
+    return -1;
+  }
   return 0;
 }
 
@@ -779,29 +792,59 @@ static void sequence_dealloc(PyObject* object) {
   Py_DECREF(type);
 }
 
-static PyObject* sequence_launch(PyObject* object, PyObject* const* given, Py_ssize_t count) {
-  Sequence* self = (Sequence*)object;
+/* Memory of torch's allocator; -1 with an exception. */
+static int allocate(Driver* driver, unsigned long long bytes, void* stream, PyObject** memory) {
+  PyObject *size = PyLong_FromUnsignedLongLong(bytes), *on = PyLong_FromVoidPtr(stream);
+  *memory = size == NULL || on == NULL ? NULL : PyObject_CallFunctionObjArgs(driver->allocate, size, on, NULL);
+  Py_XDECREF(size);
+  Py_XDECREF(on);
+  return *memory == NULL ? -1 : 0;
+}
+
+/* Give memory back, an exception being kept: the launches that use it are in the stream, and what gets it next runs
+ * after them. */
+static int release(Driver* driver, PyObject* memory) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyObject* done = PyObject_CallFunctionObjArgs(driver->release, memory, NULL);
+  Py_DECREF(memory);
+  if (done == NULL && type == NULL) return -1;
+  if (done == NULL) PyErr_Clear();
+  Py_XDECREF(done);
+  PyErr_Restore(type, value, trace);
+  return 0;
+}
+
+/* 1: launched, 0: not, since it has to be launched otherwise, -1: an exception. */
+static int launch_sequence(Sequence* self, PyObject* const* given) {
   uint64_t addresses[MAX_OPERANDS], unaligned = 0;
-  if (self->driver == NULL || count != self->num_operands)
-    return PyErr_Format(PyExc_TypeError, "takes %zd operands, got %zd", self->num_operands, count);
-  int set = hooked(self->driver);
-  if (set < 0) return NULL;
-  if (set) Py_RETURN_FALSE;
-  int current = is_current(self->driver, self->device);
-  if (current < 0) return NULL;
-  if (!current) Py_RETURN_FALSE;
+  Py_ssize_t count = self->num_operands - (self->room > 0);
+  int left = hooked(self->driver);
+  if (left == 0) left = 1 - is_current(self->driver, self->device);
+  if (left != 0) return left == 1 ? 0 : -1;
   for (Py_ssize_t at = 0; at < count; at++) {
     uint64_t bit = 1ULL << at;
     if (!((self->used | self->aligned) & bit)) continue;
     if (given[at] == Py_None && !(self->used & bit)) continue;
-    if (address_of(self->driver, given[at], at, &addresses[at]) < 0) return NULL;
+    if (address_of(self->driver, given[at], at, &addresses[at]) < 0) return -1;
     if (self->aligned & bit) unaligned |= addresses[at];
   }
-  if (unaligned & 15) Py_RETURN_FALSE;
+  if (unaligned & 15) return 0;
+  void* stream;
+  if (current_stream(self->driver, self->device, &stream) < 0) return -1;
+  PyObject* memory = NULL;
+  if (self->room) {
+    if (allocate(self->driver, self->room, stream, &memory) < 0) return -1;
+    addresses[count] = PyLong_AsUnsignedLongLong(memory);
+    if (addresses[count] == (uint64_t)-1 && PyErr_Occurred()) {
+      Py_DECREF(memory);
+      return -1;
+    }
+  }
   alignas(64) unsigned char values[MAX_BYTES];
   Launch launches[MAX_STEPS];
   Py_ssize_t begin = 0;
-  int entered = 0;
+  int entered = 0, status = 0;
   for (int at = 0; at < self->num_steps; at++) {
     Step* step = &self->steps[at];
     if (!step->config.grid[0] || !step->config.grid[1] || !step->config.grid[2]) continue;
@@ -814,8 +857,112 @@ static PyObject* sequence_launch(PyObject* object, PyObject* const* given, Py_ss
     launches[entered++] = (Launch){step->kernel, step->config, values + begin};
     begin += rounded(step->kernel);
   }
-  if (entered && launch_all(self->driver, self->device, launches, entered) < 0) return NULL;
-  Py_RETURN_TRUE;
+  if (entered) status = launch_all(self->driver, self->device, stream, launches, entered);
+  if (memory != NULL && release(self->driver, memory) < 0) status = -1;
+  return status < 0 ? -1 : 1;
+}
+
+static PyObject* sequence_launch(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  Sequence* self = (Sequence*)object;
+  Py_ssize_t wanted = self->num_operands - (self->room > 0);
+  if (self->driver == NULL || count != wanted)
+    return PyErr_Format(PyExc_TypeError, "takes %zd operands, got %zd", wanted, count);
+  int launched = launch_sequence(self, given);
+  return launched < 0 ? NULL : PyBool_FromLong(launched);
+}
+
+/* ---- Forms: sequences by the form of their operands ------------------------------------------------------------- */
+
+typedef struct {
+  PyObject* holds; /* (*operands) -> whether they have the form */
+  PyCFunction function;
+  PyObject* self;     /* of `function`, borrowed of holds */
+  Sequence* sequence; /* NULL for a form that is launched otherwise */
+} Form;
+
+typedef struct {
+  PyObject_HEAD
+  Py_ssize_t num_forms;
+  Form forms[MAX_FORMS];
+} Forms;
+
+static int forms_init(PyObject* object, PyObject* args, PyObject* named) {
+  static char* names[] = {"forms", NULL};
+  Forms* self = (Forms*)object;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
+  PyObject* forms;
+  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!", names, &PyTuple_Type, &forms)) return -1;
+  Py_ssize_t count = PyTuple_Size(forms);
+  if (self->num_forms || count < 1 || count > MAX_FORMS) {
+    PyErr_Format(PyExc_ValueError, "made once, of 1 to %d forms", MAX_FORMS);
+    return -1;
+  }
+  for (Py_ssize_t at = 0; at < count; at++) {
+    Form* form = &self->forms[at];
+    PyObject *pair = PyTuple_GetItem(forms, at), *holds, *sequence;
+    if (!PyTuple_Check(pair)) {
+      PyErr_SetString(PyExc_TypeError, "a form is a check and a Sequence or None");
+      return -1;
+    }
+    if (!PyArg_ParseTuple(pair, "OO", &holds, &sequence)) return -1;
+    if (sequence != Py_None && (PyObject*)Py_TYPE(sequence) != state->sequence_type) {
+      PyErr_SetString(PyExc_TypeError, "a form is a check and a Sequence or None");
+      return -1;
+    }
+    Py_INCREF(holds);
+    form->holds = holds;
+    if (PyObject_TypeCheck(holds, &PyCFunction_Type) && PyCFunction_GetFlags(holds) == METH_VARARGS) {
+      form->function = PyCFunction_GetFunction(holds);
+      form->self = PyCFunction_GetSelf(holds);
+    }
+    if (sequence != Py_None) {
+      Py_INCREF(sequence);
+      form->sequence = (Sequence*)sequence;
+    }
+    self->num_forms = at + 1;
+  }
+  return 0;
+}
+
+static void forms_dealloc(PyObject* object) {
+  Forms* self = (Forms*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  for (Py_ssize_t at = 0; at < self->num_forms; at++) {
+    Py_XDECREF(self->forms[at].holds);
+    Py_XDECREF(self->forms[at].sequence);
+  }
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+static PyObject* forms_launch(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  Forms* self = (Forms*)object;
+  PyObject* operands = PyTuple_New(count);
+  if (operands == NULL) return NULL;
+  for (Py_ssize_t at = 0; at < count; at++) {
+    Py_INCREF(given[at]);
+    PyTuple_SetItem(operands, at, given[at]);
+  }
+  int launched = 0;
+  for (Py_ssize_t at = 0; at < self->num_forms; at++) {
+    Form* form = &self->forms[at];
+    PyObject* answer = form->function ? form->function(form->self, operands) : PyObject_CallObject(form->holds, operands);
+    int holds = answer == NULL ? -1 : PyObject_IsTrue(answer);
+    Py_XDECREF(answer);
+    if (holds < 0) launched = -1;
+    if (holds == 0) continue;
+    if (holds > 0 && form->sequence != NULL) {
+      if (count != form->sequence->num_operands - (form->sequence->room > 0)) {
+        PyErr_Format(PyExc_TypeError, "%zd operands, the sequence takes others", count);
+        launched = -1;
+      } else {
+        launched = launch_sequence(form->sequence, given);
+      }
+    }
+    break;
+  }
+  Py_DECREF(operands);
+  return launched < 0 ? NULL : PyBool_FromLong(launched);
 }
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
@@ -833,6 +980,12 @@ static PyMethodDef sequence_methods[] = {
      "set, another device is current, or an operand that has to begin at a multiple of 16 bytes does not."},
     {NULL, NULL, 0, NULL}};
 
+static PyMethodDef forms_methods[] = {
+    {"launch", (PyCFunction)(void (*)(void))forms_launch, METH_FASTCALL,
+     "launch(*operands): make the launches of the form that the operands have. False, with nothing launched, if they have "
+     "none of the forms, or one that is launched otherwise."},
+    {NULL, NULL, 0, NULL}};
+
 #define SLOT(id, value) {id, (void*)(value)}
 static PyType_Slot driver_slots[] = {SLOT(Py_tp_init, driver_init), SLOT(Py_tp_dealloc, driver_dealloc),
                                      SLOT(Py_tp_doc, "Functions of the CUDA driver and of torch."), {0, NULL}};
@@ -842,10 +995,14 @@ static PyType_Slot kernel_slots[] = {SLOT(Py_tp_init, kernel_init), SLOT(Py_tp_d
 static PyType_Slot sequence_slots[] = {SLOT(Py_tp_init, sequence_init), SLOT(Py_tp_dealloc, sequence_dealloc),
                                        SLOT(Py_tp_methods, sequence_methods),
                                        SLOT(Py_tp_doc, "Launches that differ in their tensors only."), {0, NULL}};
+static PyType_Slot forms_slots[] = {SLOT(Py_tp_init, forms_init), SLOT(Py_tp_dealloc, forms_dealloc),
+                                    SLOT(Py_tp_methods, forms_methods),
+                                    SLOT(Py_tp_doc, "Sequences by the form of their operands."), {0, NULL}};
 static PyType_Spec driver_spec = {"kernelhub._launch.Driver", sizeof(Driver), 0, Py_TPFLAGS_DEFAULT, driver_slots};
 static PyType_Spec kernel_spec = {"kernelhub._launch.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
 static PyType_Spec sequence_spec = {"kernelhub._launch.Sequence", sizeof(Sequence), 0, Py_TPFLAGS_DEFAULT,
                                     sequence_slots};
+static PyType_Spec forms_spec = {"kernelhub._launch.Forms", sizeof(Forms), 0, Py_TPFLAGS_DEFAULT, forms_slots};
 
 static int add_type(PyObject* module, const char* name, PyType_Spec* spec, PyObject** kept) {
   PyObject* type = PyType_FromModuleAndSpec(module, spec, NULL);
@@ -873,13 +1030,15 @@ static int run_module(PyObject* module) {
   }
   if (add_type(module, "Driver", &driver_spec, &state->driver_type) < 0 ||
       add_type(module, "Kernel", &kernel_spec, &state->kernel_type) < 0 ||
-      add_type(module, "Sequence", &sequence_spec, &state->sequence_type) < 0)
+      add_type(module, "Sequence", &sequence_spec, &state->sequence_type) < 0 ||
+      add_type(module, "Forms", &forms_spec, &state->forms_type) < 0)
     return -1;
   if (PyModule_AddIntConstant(module, "MAX_PARAMETERS", MAX_PARAMETERS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_STEPS", MAX_STEPS) < 0 ||
+      PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 1);
+  return PyModule_AddIntConstant(module, "VERSION", 2);
 }
 
 static int clear_module(PyObject* module) {
@@ -887,6 +1046,7 @@ static int clear_module(PyObject* module) {
   Py_CLEAR(state->driver_type);
   Py_CLEAR(state->kernel_type);
   Py_CLEAR(state->sequence_type);
+  Py_CLEAR(state->forms_type);
   return 0;
 }
 
@@ -895,6 +1055,7 @@ static int traverse_module(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->driver_type);
   Py_VISIT(state->kernel_type);
   Py_VISIT(state->sequence_type);
+  Py_VISIT(state->forms_type);
   return 0;
 }
 

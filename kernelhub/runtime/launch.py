@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.work import JOURNAL
 
 NAME = "kernelhub._launch"
-VERSION = 1  # of the extension's interface, as `launch.c` gives it
+VERSION = 2  # of the extension's interface, as `launch.c` gives it
 _ROOT = Path(__file__).parent.parent
 _SOURCE = Path("csrc", "launch", "launch.c")
 _COMPILED_S = 0.1  # reading the cache takes a hundredth of it, a compiler ten times as long
@@ -88,10 +89,12 @@ class Native(NamedTuple):
     Attributes:
         module: the extension, with `Kernel` and `Sequence`.
         driver: its `Driver`, which a `Kernel` takes first.
+        allocates: whether a `Sequence` may have temporaries.
     """
 
     module: Any
     driver: Any
+    allocates: bool
 
 
 @functools.cache
@@ -115,9 +118,12 @@ def native_of(module: Any, launch: int, encode: int, **other: Any) -> Native:
         "failed": _failed,
         "enter": _enter,
         "current": getattr(torch._C, "_cuda_getDevice", None),
+        **dict(zip(("allocate", "release"), _memory(), strict=True)),
         "runtime": _hooks(),
     }
-    return Native(module, module.Driver(launch=launch, encode=encode, **{**usual, **other}))
+    usual |= other
+    made = module.Driver(launch=launch, encode=encode, **usual)
+    return Native(module, made, usual["allocate"] is not None)
 
 
 def in_use() -> bool:
@@ -160,6 +166,20 @@ def _build() -> tuple[Any, str]:
         if time.perf_counter() - start > _COMPILED_S:
             doing.kind = "compile"
     return module, ""
+
+
+def _memory() -> tuple[Any, Any]:
+    """torch's functions that allocate and free memory on a stream; None where another allocator replaces its own."""
+    import torch
+
+    names = (
+        "_cuda_cudaCachingAllocator_raw_alloc",
+        "_cuda_cudaCachingAllocator_raw_delete",
+        "_cuda_getAllocatorBackend",
+    )
+    allocate, release, backend = (getattr(torch._C, name, None) for name in names)
+    usual = backend is not None and backend() == "native" and not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING")
+    return (allocate, release) if usual else (None, None)
 
 
 def _hooks() -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -125,8 +125,9 @@ def sequence(
     places: Sequence[Sequence[tuple[int, int] | None]],
     operands: int,
     aligned: Sequence[int],
-) -> Callable[..., bool] | None:
-    """Makes all of these launches in one call, with other tensors each time; None if Triton has to launch one of them.
+    room: int = 0,
+) -> Any:
+    """A `kernelhub._launch.Sequence` of these launches; None if Triton has to launch one of them.
 
     Args:
         steps: the launches, in order.
@@ -134,15 +135,16 @@ def sequence(
             operand's address; None for an argument that stays the same. Those at the end may be left out.
         operands: how many tensors, addresses or None the call takes.
         aligned: those that have to begin at a multiple of 16 bytes; for others the call launches nothing, and is False.
+        room: bytes of temporaries, whose memory is the operand after the last.
     """
     native = launch.native()
-    if native is None or any(step is None for step in steps):
+    if native is None or any(step is None for step in steps) or (room and not native.allocates):
         return None
-    if len(steps) > native.module.MAX_STEPS or operands > native.module.MAX_OPERANDS:
+    total = operands + (room > 0)
+    if len(steps) > native.module.MAX_STEPS or total > native.module.MAX_OPERANDS:
         return None
     launches = tuple((*step, tuple(of)) for step, of in zip(steps, places, strict=True) if step is not None)
-    made: Callable[..., bool] = native.module.Sequence(launches, operands, tuple(aligned)).launch
-    return made
+    return native.module.Sequence(launches, total, tuple(aligned), room)
 
 
 def _not_launched(*arguments: Any) -> bool:

@@ -14,7 +14,6 @@ import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -24,7 +23,6 @@ from kernelhub.runtime import launch
 
 _MOST_KEYS = 256  # of calls that are repeated, per adapter
 _MOST_SEEN = 4096  # keys that were met once
-_MOST_FORMS = 4  # kept for a key: other strides, grad and inference mode
 _MOST_BYTES = (
     64 << 20
 )  # of temporary memory: the temporaries of a larger call are freed one by one, as they are used up
@@ -32,75 +30,71 @@ _ALIGNMENT = 256  # of temporaries, as torch's allocator aligns them
 _ALLOCATIONS = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty"))
 
 
-class _Form(NamedTuple):
-    """Calls of one form.
+class _Known(NamedTuple):
+    """The calls of one key.
 
     Attributes:
-        holds: whether the tensors of a call have the form.
-        launch: makes the launches, with the tensors and, where the call has temporaries, their memory; None for a form
-            that is not repeated.
-        room: bytes of the temporaries.
+        launch: makes the launches of a call whose tensors have one of the forms; False, with nothing launched, for
+            others and for forms that are not repeated.
+        forms: each form's check, and its `Sequence`, or None if it is not repeated.
     """
 
-    holds: Callable[..., bool]
-    launch: Callable[..., bool] | None
-    room: int
+    launch: Callable[..., bool]
+    forms: tuple[tuple[Callable[..., bool], Any], ...]
 
 
 class Repeated:
     """The calls of an adapter that are repeated. Threads may share it."""
 
     def __init__(self) -> None:
-        self._forms: dict[Hashable, tuple[_Form, ...]] = {}
+        self._known: dict[Hashable, _Known] = {}
         self._seen: set[Hashable] = set()
 
     def clear(self) -> None:
         """Repeat no call from before: other tiles are chosen now."""
-        self._forms.clear()
+        self._known.clear()
         self._seen.clear()
 
     def run(self, key: Hashable, tensors: Sequence[Tensor], anew: Callable[..., None], *arguments: Any) -> None:
-        """Make a call as one before it, else by ``anew(*arguments)``; `key` and `tensors` as of `launched`."""
-        if not self.launched(key, tensors):
-            with self.watched(key, tensors):
-                anew(*arguments)
-
-    def launched(self, key: Hashable, tensors: Sequence[Tensor]) -> bool:
-        """Whether the call was made as one before it; else the caller makes it, within `watched`.
+        """Make a call as one before it, else by ``anew(*arguments)``.
 
         Args:
             key: every value that the launches depend on, but the tensors.
             tensors: every tensor that the launches read or write and that is not made by the call, on one device; for
                 equal keys as many, none of them nested.
+            anew: makes the call.
+            arguments: of `anew`.
         """
-        for form in self._forms.get(key, ()):
-            if form.holds(*tensors):
-                if form.launch is None:
-                    return False
-                if form.room:
-                    # Freed when this returns; the launches are in the stream by then, and what gets the memory next
-                    # runs after them.
-                    room = tensors[0].new_empty(form.room, dtype=torch.uint8)
-                    return form.launch(*tensors, room)
-                return form.launch(*tensors)
-        return False
+        known = self._known.get(key)
+        if known is None or not known.launch(*tensors):
+            with self._watched(key, tensors):
+                anew(*arguments)
 
-    def watched(self, key: Hashable, tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
+    def launch_of(self, key: Hashable) -> Callable[..., bool] | None:
+        """What makes the launches of a call with this key, given its tensors: True if it did. None if there is none."""
+        known = self._known.get(key)
+        return None if known is None else known.launch
+
+    def _watched(self, key: Hashable, tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
         """A block that makes the call, and is watched if such calls may come again."""
-        if launch.native() is None or not launch.in_use():
+        native = launch.native()
+        if native is None or not launch.in_use():
             return contextlib.nullcontext()
         if key not in self._seen:
             if len(self._seen) >= _MOST_SEEN:
                 self._seen.clear()
             self._seen.add(key)
             return contextlib.nullcontext()
-        forms = self._forms.get(key, ())
-        if any(form.holds(*tensors) for form in forms):  # the profiler's hooks are set, or it is not repeated
+        known = self._known.get(key)
+        forms = () if known is None else known.forms
+        if any(holds(*tensors) for holds, _ in forms):  # the profiler's hooks are set, or it is not repeated
             return contextlib.nullcontext()
-        return self._watching(key, tensors, forms)
+        return self._watching(key, tensors, forms, native.module)
 
     @contextlib.contextmanager
-    def _watching(self, key: Hashable, tensors: Sequence[Tensor], forms: tuple[_Form, ...]) -> Iterator[None]:
+    def _watching(
+        self, key: Hashable, tensors: Sequence[Tensor], forms: tuple[tuple[Callable[..., bool], Any], ...], module: Any
+    ) -> Iterator[None]:
         before, WATCHED.launches = WATCHED.launches, []
         foreign = _Foreign()
         try:
@@ -110,11 +104,12 @@ class Repeated:
         finally:
             WATCHED.launches = before
         made = None if foreign.met or not launches else repetition(launches, tensors)
-        known = KnownForm()
-        known.learn(tensors, [tensor.shape for tensor in tensors], range(len(tensors)))
-        if len(self._forms) >= _MOST_KEYS:
-            self._forms.clear()
-        self._forms[key] = (_Form(known.holds, *(made or (None, 0))), *forms[: _MOST_FORMS - 1])
+        form = KnownForm()
+        form.learn(tensors, [tensor.shape for tensor in tensors], range(len(tensors)))
+        forms = ((form.holds, made), *forms[: module.MAX_FORMS - 1])
+        if len(self._known) >= _MOST_KEYS:
+            self._known.clear()
+        self._known[key] = _Known(module.Forms(forms).launch, forms)
 
 
 class _Foreign(TorchDispatchMode):
@@ -132,8 +127,21 @@ class _Foreign(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor]) -> tuple[Callable[..., bool], int] | None:
-    """What repeats launches, given the tensors and then the memory of the temporaries, and the bytes of that memory.
+class Last(NamedTuple):
+    """What a step keeps of the last call that was made with it, so that the next layer's call is made alike.
+
+    Attributes:
+        adapter, values: of the call.
+        launch: makes the launches of a call with the same metadata and values, given its tensors.
+    """
+
+    adapter: Any
+    values: Any
+    launch: Callable[..., bool]
+
+
+def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor]) -> Any:
+    """The `Sequence` that repeats launches, given the tensors.
 
     None if Triton has to make one of them, or a pointer could be of more than one tensor.
     """
@@ -148,8 +156,7 @@ def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor]) -> tuple[C
         return None
     steps = [one.launcher.step(one.programs, one.variant, *one.arguments) for one in launches]
     aligned = [at for at, tensor in enumerate(tensors) if not tensor.data_ptr() & 15]
-    made = sequence(steps, places, len(tensors) + (temporaries.room > 0), aligned)
-    return None if made is None else (made, temporaries.room)
+    return sequence(steps, places, len(tensors), aligned, temporaries.room)
 
 
 _UNCLEAR = (-1, -1)

@@ -24,8 +24,7 @@ from kernelhub.backends.triton.direct import direct_launch
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.dispatch.lost import is_final
-from kernelhub.runtime import launch as runtime
-from tests.backends.launching.stub import OneDevice, Stub, install
+from tests.backends.launching.stub import Memory, OneDevice, Stub, install, install_launcher
 
 
 @triton.jit
@@ -127,15 +126,16 @@ class Adapter:
         self.clears = False
 
     def launch(self, x: torch.Tensor, y: torch.Tensor, n: int) -> None:
-        if not self.repeated.launched(n, (x, y)):
-            with self.repeated.watched(n, (x, y)):
-                self.anew += 1
-                between = torch.empty(64, dtype=torch.float32, device="cpu")
-                if self.clears:
-                    between.zero_()
-                variant = None if (x.data_ptr() | y.data_ptr()) & 15 else (OneDevice.current,)
-                self.first(3, variant, x, between, n)
-                self.second(5, variant, between.view(8, 8).view(64), y, n)
+        self.repeated.run(n, (x, y), self.launch_anew, x, y, n)
+
+    def launch_anew(self, x: torch.Tensor, y: torch.Tensor, n: int) -> None:
+        self.anew += 1
+        between = torch.empty(64, dtype=torch.float32, device="cpu")
+        if self.clears:
+            between.zero_()
+        variant = None if (x.data_ptr() | y.data_ptr()) & 15 else (OneDevice.current,)
+        self.first(3, variant, x, between, n)
+        self.second(5, variant, between.view(8, 8).view(64), y, n)
 
 
 def repeated(stub: Stub) -> None:
@@ -191,14 +191,14 @@ def devices_and_streams(stub: Stub) -> None:
     streams = OneDevice.stream_of
     for stream in (77, 0, 1 << 40):
         OneDevice.stream_of = staticmethod(lambda device, stream=stream: stream)
-        install_streams(stub)
+        install_launcher(stub)
         other = Adapter()
         stub.take()
         for _ in range(3):
             other.launch(x, y, 7)
         assert {one.stream for one in stub.take()[-4:]} == {stream}
     OneDevice.stream_of = staticmethod(streams)
-    install_streams(stub)
+    install_launcher(stub)
     two = Adapter()
     for _ in range(3):
         two.launch(x, y, 7)
@@ -212,11 +212,6 @@ def devices_and_streams(stub: Stub) -> None:
     OneDevice.current = 0
 
 
-def install_streams(stub: Stub) -> None:
-    native = stub.native(stream_of=lambda device: OneDevice.stream_of(device), current=lambda: OneDevice.current)
-    runtime.native = lambda: native
-
-
 def errors(stub: Stub) -> None:
     """An error of the driver names its code and the kernel; a thread without a context gets one; no launch is lost."""
     on_stub(stub)
@@ -227,6 +222,7 @@ def errors(stub: Stub) -> None:
     with pytest.raises(RuntimeError, match=r"CUDA_ERROR_ILLEGAL_ADDRESS, 700.* twice") as raised:
         adapter.launch(x, y, 7)
     assert is_final(raised.value)
+    assert not Memory.live, "temporaries are given back after an error, too"
     entered = c_int.in_dll(stub.library, "entered")
     before = entered.value
     stub.take()
@@ -296,9 +292,9 @@ def threads_and_leaks(stub: Stub) -> None:
         worker.join()
     assert not wrong
     x, y = mine[0]
-    form = adapter.repeated._forms[7][0]
+    known = adapter.repeated._known[7]
     kernel = adapter.first._ready[(0,)].direct
-    tracked = (x, y, kernel, form.launch, None, True, False)
+    tracked = (x, y, kernel, known.launch, *known.forms[0], None, True, False)
     gc.collect()
     before = [sys.getrefcount(one) for one in tracked]
     for _ in range(1000):
@@ -308,6 +304,7 @@ def threads_and_leaks(stub: Stub) -> None:
             kernel.launch(3, x, y, 1 << 40)
     after = [sys.getrefcount(one) for one in tracked]
     assert all(abs(a - b) < 20 for a, b in zip(before, after, strict=True)), (before, after)
+    assert not Memory.live
     adapter.first._ready.clear()
     adapter.repeated.clear()
 

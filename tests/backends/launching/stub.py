@@ -13,7 +13,7 @@ import struct
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
@@ -114,6 +114,22 @@ def under_test() -> Any:
     return module
 
 
+class Memory:
+    """What temporaries get; `live` is what was not given back."""
+
+    live: ClassVar[dict[int, tuple[torch.Tensor, int]]] = {}
+
+    @classmethod
+    def allocate(cls, size: int, stream: int) -> int:
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+        cls.live[memory.data_ptr()] = memory, stream
+        return memory.data_ptr()
+
+    @classmethod
+    def release(cls, address: int) -> None:
+        del cls.live[address]
+
+
 class OneDevice:
     """Device 0 is current, with stream 77; a stream of another device is 77 and its number."""
 
@@ -156,7 +172,17 @@ def install(stub: Stub, capability: int = 90) -> None:
 
     triton.runtime.driver.set_active(Driver())
     torch.cuda.current_device = lambda: OneDevice.current
-    native = stub.native(stream_of=OneDevice.stream_of, current=lambda: OneDevice.current)
+    install_launcher(stub)
+
+
+def install_launcher(stub: Stub) -> None:
+    """A launcher on the stub, with memory of the CPU for temporaries."""
+    native = stub.native(
+        stream_of=lambda device: OneDevice.stream_of(device),
+        current=lambda: OneDevice.current,
+        allocate=Memory.allocate,
+        release=Memory.release,
+    )
     launch.native = lambda: native
 
 

@@ -18,7 +18,7 @@ from kernelhub.backends.triton.attention.splits import HOPPER, MEASURED_ROWS, Di
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.repeat import Repeated
+from kernelhub.backends.triton.repeat import Last, Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
@@ -99,7 +99,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         self._prepared: set[Hashable] = set()
         self._launchers: dict[Any, Any] = {}
         self._repeated = Repeated()
-        self._has_more = problem.lse or problem.sinks or problem.ragged or problem.kv_scale is not None
+        # Whether a call over pages takes no tensor but q, the caches, `out`, the block table and the lengths.
+        self._plain = not (problem.lse or problem.sinks or problem.ragged or problem.kv_scale)
         self.scores = {
             "D": problem.head_dim_qk,
             "D0": d0,
@@ -114,8 +115,19 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
+        last = step.state
+        if (
+            type(last) is Last
+            and last.adapter is self
+            and last.values is values
+            and last.launch(q, k, v, out, step.block_table, step.seq_lens)
+        ):
+            return
         key, tensors = self._form(q, k, v, step, values, out, lse)
         self._repeated.run(key, tensors, self._launch_anew, q, k, v, step, values, out, lse)
+        if self._plain and type(step) is PagedStep and (last is None or type(last) is Last):
+            launch = self._repeated.launch_of(key)
+            step.state = None if launch is None else Last(self, values, launch)
 
     def _launch_anew(
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
@@ -140,7 +152,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             tensors, keys, bound = (q, k, v, out, step.block_table, step.seq_lens), step.max_pages, None
         else:
             tensors, keys, bound = (q, k, v, out), k.shape[1], step.max_seqlen_k
-        if self._has_more:
+        if not self._plain:
             of_keys = None if isinstance(step, PagedStep) else step.cu_seqlens_k
             more = (lse, values.sinks, step.cu_seqlens_q, of_keys, k_scale, v_scale)
             tensors = (*tensors, *[tensor for tensor in more if isinstance(tensor, Tensor)])

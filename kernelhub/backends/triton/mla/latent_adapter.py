@@ -18,7 +18,7 @@ from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.mla.latent import latent_kernel, merge_latent_kernel
 from kernelhub.backends.triton.mla.tiles import latent_tiles
-from kernelhub.backends.triton.repeat import Repeated
+from kernelhub.backends.triton.repeat import Last, Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.problem import FEW, FP8, ONE
@@ -104,6 +104,14 @@ class SplitKV(MlaAdapter):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
+        last = step.state
+        if (
+            type(last) is Last
+            and last.adapter is self
+            and last.values is values
+            and last.launch(q, kv_cache, out, step.block_table, step.seq_lens)
+        ):
+            return
         kv_scale = values.kv_scale
         optional = (topk_indices, lse, values.sinks, kv_scale, step.cu_seqlens_q)
         more = [one for one in optional if isinstance(one, Tensor)]
@@ -111,6 +119,9 @@ class SplitKV(MlaAdapter):
         on_host = None if isinstance(kv_scale, Tensor) else kv_scale
         key = (step.num_seqs, q.shape[0], step.max_pages, values.scale, on_host)
         self._repeated.run(key, tensors, self._launch_anew, q, kv_cache, topk_indices, step, values, out, lse)
+        if not more and (last is None or type(last) is Last):
+            launch = self._repeated.launch_of(key)
+            step.state = None if launch is None else Last(self, values, launch)
 
     def _launch_anew(
         self,
