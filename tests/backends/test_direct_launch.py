@@ -204,6 +204,32 @@ def test_a_sequence_refuses_what_does_not_belong_together(native, wrong, error) 
         native.module.Sequence(steps, facts["operands"], facts["aligned"])
 
 
+@pytest.mark.parametrize(
+    ("forms", "error"),
+    [((), ValueError), (((print, None),) * 5, ValueError), ((1,), TypeError), (((print, 1),), TypeError)],
+)
+def test_forms_refuse_what_is_no_sequence(native, forms, error) -> None:
+    with pytest.raises(error):
+        native.module.Forms(forms)
+
+
+def test_operands_of_no_form_are_launched_otherwise(native) -> None:
+    """A check that raises is not silent."""
+    forms = native.module.Forms(((lambda x: x.ndim == 3, None), (lambda x: False, None)))
+    assert forms.launch(torch.ones(1)) is False
+    assert forms.launch(torch.ones(1, 1, 1)) is False
+    with pytest.raises(AttributeError):
+        forms.launch(None)
+
+
+def test_a_sequence_has_temporaries_only_where_memory_can_be_had(native) -> None:
+    kernel = made(native, compiled())
+    assert not native.allocates, "a torch without CUDA"
+    places = ((0, 0), *[None] * 6, (1, 0))
+    with pytest.raises(ValueError, match="temporaries"):
+        native.module.Sequence(((kernel, 3, tuple(arguments()), places),), 2, (0,), 256)
+
+
 def test_the_extent_of_a_tensor_goes_to_the_end_of_its_last_element() -> None:
     base = torch.empty(10, 8, dtype=torch.int16)
     assert extent_bytes(base) == 160

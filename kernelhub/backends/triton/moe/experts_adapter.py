@@ -108,9 +108,10 @@ class Experts(ExpertsAdapter, Configurable):
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
-        given = (x, topk_weights, topk_ids, out, *w13, *w2, *values)
-        tensors = [one for one in given if isinstance(one, Tensor)]
-        key = (x.shape[0], values.alpha, values.limit)
+        a1_scale, a2_scale, alpha, limit, expert_map, residual = values
+        given = (x, topk_weights, topk_ids, out, *w13, *w2, a1_scale, a2_scale, expert_map, residual)
+        tensors = [one for one in given if one is not None]
+        key = (x.shape[0], alpha, limit)
         self._repeated.run(key, tensors, self._launch_rounds, x, w13, w2, topk_weights, topk_ids, values, out)
 
     def _launch_rounds(
