@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.triton import direct
+from kernelhub.backends.shared import direct
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.repeat import extent_bytes
 from kernelhub.runtime import launch

@@ -19,7 +19,7 @@ import triton
 from torch import Tensor
 from triton.backends.driver import GPUDriver
 
-from kernelhub.backends.triton.direct import direct_launch
+from kernelhub.backends.shared.direct import direct_launch
 from kernelhub.ops.precision import own_precision
 from kernelhub.runtime import launch
 

@@ -18,9 +18,9 @@ import torch
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton import direct
+from kernelhub.backends.shared import direct
+from kernelhub.backends.shared.direct import direct_launch
 from kernelhub.backends.triton import launch as of_triton
-from kernelhub.backends.triton.direct import direct_launch
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.dispatch.lost import is_final
@@ -113,6 +113,43 @@ def tensor_maps(stub: Stub) -> None:
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
         kernel.launch(1, descriptor(64), y, 3)
     assert kernel.launch(1, descriptor(64), y, 3), "the map is encoded after the error"
+
+
+def gluon_maps(stub: Stub) -> None:
+    """The same of a Gluon kernel, by the launcher of that backend."""
+    from kernelhub.backends.gluon import launch as of_gluon
+    from kernelhub.backends.gluon.language import gl, gluon, mbarrier, tma_load
+
+    @gluon.jit
+    def copies(x, y, n, SIZE: gl.constexpr):
+        tile = gl.allocate_shared_memory(x.dtype, [SIZE, SIZE], x.layout)
+        barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(barrier, count=1)
+        mbarrier.expect(barrier, x.block_type.nbytes)
+        tma_load(x, [n, 0], barrier, tile)
+        mbarrier.wait(barrier, 0)
+        gl.store(y, n)
+
+    globals().update(copies=copies, gl=gl, mbarrier=mbarrier, tma_load=tma_load)
+    made: list[Any] = []
+
+    def direct_of(compiled: Any, given: int) -> Any:
+        sizes = sizes_of(compiled, given)
+        stub.expect(sizes)
+        made.append(compiled)
+        return direct_launch(compiled, given, sizes=lambda function, most: sizes)
+
+    of_gluon.direct_launch = direct_of
+    launcher = of_gluon.Launcher(copies, {"SIZE": 64})
+    x, y = torch.zeros(256, 64, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int32)
+    launcher(3, 0, of_gluon.descriptor(x, (64, 64)), y, 5)
+    for rows in (256, 128):
+        given = (of_gluon.descriptor(x, (64, 64), (rows, 64), (64, 1)), y, 7)
+        stub.take()
+        made[0][(3, 1, 1)](*given, 64)
+        launcher(3, 0, *given)
+        by_triton, ours = stub.take()
+        assert ours == by_triton, (ours, by_triton)
 
 
 class Adapter:
@@ -309,7 +346,7 @@ def threads_and_leaks(stub: Stub) -> None:
     adapter.repeated.clear()
 
 
-SCENARIOS = (same_as_triton, tensor_maps, repeated, devices_and_streams, errors, hooks, threads_and_leaks)
+SCENARIOS = (same_as_triton, tensor_maps, gluon_maps, repeated, devices_and_streams, errors, hooks, threads_and_leaks)
 
 
 def main(names: list[str]) -> None:

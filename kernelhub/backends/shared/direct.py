@@ -1,4 +1,4 @@
-"""From a compiled Triton kernel to a kernel of kernelhub's own launcher.
+"""From a compiled Triton or Gluon kernel to a kernel of kernelhub's own launcher.
 
 Triton's launcher parses each argument on its own and asks the driver about each pointer. The launcher of `csrc/launch`
 learns once which kinds of arguments a compiled variant takes.
