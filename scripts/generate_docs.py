@@ -380,21 +380,6 @@ def cost_of_ops() -> str:
     return table(("op", *header), rows)
 
 
-def host() -> str:
-    """What an eager call keeps the host of a GPU, by both launchers, and the goals."""
-    result = results("host_h100.json")
-    facts = result["facts"]
-    columns = {"call": "a call", "fresh": "without destinations", "plan": "a plan's run"}
-    rows = [
-        (f"`{op}`", *(f"{both['own'][name]:.1f} µs, {both['triton'][name]:.1f}" for name in columns))
-        for op, both in result["ops"].items()
-    ]
-    where = f"{facts['device']}, {facts['machine']}, {facts['date']}. In each cell: kernelhub's launcher, Triton's. "
-    where += f"There a launch by torch (`zero_` of one element) takes {facts['fill']:.1f} µs, "
-    where += f"an allocation {facts['empty']:.1f} µs."
-    return f"{where}\n\n{table(('op', *columns.values()), rows)}"
-
-
 def every_kernel() -> list[tuple[str, str]]:
     """(op, kernel) of all records."""
     return [(op, name) for op, function in zip(OPS, functions(), strict=True) for name in function.kernels()]
@@ -542,7 +527,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "adapters": adapters,
     "cost": cost,
     "cost of ops": cost_of_ops,
-    "host": host,
     "first call": first_call,
     "headlines": headlines,
     "headlines of a cpu": headlines_of_a_cpu,
