@@ -56,6 +56,7 @@ GOALS_NS = {
     "all_reduce": 8_500,
     "all_reduce_rms_norm": 15_000,
     **dict.fromkeys(("moe_dispatch", "moe_combine"), 25_000),
+    "expert_parallel_moe": 60_000,
     "fused_moe": 12_000,
 }
 # Of a miss and the slowest selection together, which is more than any new call takes.
@@ -84,6 +85,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "fp8_gemm": {"tokens": 4, "n": 256, "k": 256},
     "grouped_gemm": {"n": 64, "k": 128},
     "fused_moe": {"num_experts": 4, "hidden_size": 256, "intermediate_size": 128, "top_k": 2, "weights": "fp8_block"},
+    "expert_parallel_moe": {
+        "tokens": 4,
+        "num_experts": 4,
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "top_k": 2,
+    },
     "route_experts": {"tokens": 4},
 }
 QUANTISER_SIZES = {"tokens": 4, "width": 512}

@@ -38,6 +38,7 @@ from kernelhub.ops.mla.cache.op import write_mla_cache as write_mla_cache
 from kernelhub.ops.mla.concat.op import concat_mla_k as concat_mla_k
 from kernelhub.ops.models.problems import problems_of as problems_of
 from kernelhub.ops.moe.experts.op import fused_moe as fused_moe
+from kernelhub.ops.moe.parallel.op import expert_parallel_moe as expert_parallel_moe
 from kernelhub.ops.moe.routing.op import route_experts as route_experts
 from kernelhub.ops.packed import PackedWeight as PackedWeight
 from kernelhub.ops.quant.fp8 import dequantize_fp8 as dequantize_fp8
@@ -59,7 +60,7 @@ from kernelhub.runtime.warm import warm as warm
 from kernelhub.warming.warmup import warmup as warmup
 
 __version__: str
-__all__ = ['__version__', 'errors', 'testing', 'attention', 'paged_attention', 'merge_attention_states', 'write_kv_cache', 'mla_attention', 'write_mla_cache', 'concat_mla_k', 'mqa_logits', 'paged_mqa_logits', 'topk_indices', 'linear_attention', 'all_reduce', 'all_reduce_rms_norm', 'moe_dispatch', 'moe_combine', 'quantize_fp8', 'dequantize_fp8', 'quantize_mxfp4', 'dequantize_mxfp4', 'quantize_mxfp8', 'dequantize_mxfp8', 'quantize_nvfp4', 'dequantize_nvfp4', 'fp4_gemm', 'bmm_fp8', 'fp8_gemm', 'grouped_gemm', 'fused_moe', 'route_experts', 'explain', 'report', 'use', 'strict', 'configure', 'reload', 'register_backend', 'verify', 'tune', 'PackedWeight', 'Selection', 'DeviceFacts', 'SimulatedMachine', 'cache_notices', 'set_cache_variables', 'health', 'seal', 'unseal', 'warm', 'warmup', 'problems_of', 'agree']
+__all__ = ['__version__', 'errors', 'testing', 'attention', 'paged_attention', 'merge_attention_states', 'write_kv_cache', 'mla_attention', 'write_mla_cache', 'concat_mla_k', 'mqa_logits', 'paged_mqa_logits', 'topk_indices', 'linear_attention', 'all_reduce', 'all_reduce_rms_norm', 'moe_dispatch', 'moe_combine', 'quantize_fp8', 'dequantize_fp8', 'quantize_mxfp4', 'dequantize_mxfp4', 'quantize_mxfp8', 'dequantize_mxfp8', 'quantize_nvfp4', 'dequantize_nvfp4', 'fp4_gemm', 'bmm_fp8', 'fp8_gemm', 'grouped_gemm', 'fused_moe', 'expert_parallel_moe', 'route_experts', 'explain', 'report', 'use', 'strict', 'configure', 'reload', 'register_backend', 'verify', 'tune', 'PackedWeight', 'Selection', 'DeviceFacts', 'SimulatedMachine', 'cache_notices', 'set_cache_variables', 'health', 'seal', 'unseal', 'warm', 'warmup', 'problems_of', 'agree']
 
 _R = typing.TypeVar("_R")
 import kernelhub.ops.attention.attention

@@ -32,6 +32,7 @@ OPS: dict[str, str] = {
     "fp8_gemm": "kernelhub.ops.gemm.fp8.op",
     "grouped_gemm": "kernelhub.ops.gemm.grouped.op",
     "fused_moe": "kernelhub.ops.moe.experts.op",
+    "expert_parallel_moe": "kernelhub.ops.moe.parallel.op",
     "route_experts": "kernelhub.ops.moe.routing.op",
 }
 # Objects of other rooms that the hub uses, by role. The hub imports each at its first use.

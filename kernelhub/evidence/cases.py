@@ -18,6 +18,7 @@ from kernelhub.ops.mla.attention.cases import MlaAttentionCases
 from kernelhub.ops.mla.cache.cases import MlaCacheCases
 from kernelhub.ops.mla.concat.cases import ConcatCases
 from kernelhub.ops.moe.experts.cases import ExpertsCases
+from kernelhub.ops.moe.parallel.cases import ParallelCases
 from kernelhub.ops.moe.routing.cases import RoutingCases
 from kernelhub.ops.quant.cases import DequantizeCases, QuantizeCases
 
@@ -45,6 +46,7 @@ CASES: dict[str, OpCases] = {
         Fp8GemmCases(),
         GroupedGemmCases(),
         ExpertsCases(),
+        ParallelCases(),
         RoutingCases(),
     )
 }

@@ -1,4 +1,4 @@
-"""What every kernel of `moe_dispatch` and of `moe_combine` must do. Subclass a contract and name the kernel."""
+"""What every kernel of the ops of expert parallelism must do. Subclass a contract and name the kernel."""
 
 from __future__ import annotations
 
@@ -13,4 +13,9 @@ class DispatchContract(OpContract):
 
 class CombineContract(OpContract):
     op = "moe_combine"
+    device = DEVICE
+
+
+class ParallelContract(OpContract):
+    op = "expert_parallel_moe"
     device = DEVICE

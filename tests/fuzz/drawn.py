@@ -27,6 +27,7 @@ from kernelhub.ops.mla.concat.inputs import concat_inputs
 from kernelhub.ops.models.shapes import AttentionModel, IndexerModel, LinearModel, MlaModel, MoeModel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ACTIVATIONS, FORMATS
+from kernelhub.ops.moe.parallel.inputs import parallel_inputs
 from kernelhub.ops.moe.routing.inputs import routing_inputs
 from kernelhub.ops.quant.inputs import activations
 from tests.fuzz.operands import Arguments
@@ -250,6 +251,21 @@ def moe_dispatch(random: Random, device: torch.device) -> Arguments:
 
 def moe_combine(random: Random, device: torch.device) -> Arguments:
     return combine_inputs(dtype=random.choice(FLOATS), **_routed(random, device))
+
+
+def expert_parallel_moe(random: Random, device: torch.device) -> Arguments:
+    tokens = random.choice(_ROWS)
+    sizes = {"num_experts": random.choice((4, 6)), "top_k": random.choice((1, 2)), "hidden_size": 128}
+    return parallel_inputs(
+        tokens=tokens,
+        weights=random.choice(FORMATS),
+        dtype=random.choice(FLOATS),
+        max_tokens=random.choice((None, max(tokens, 1), 300)),
+        intermediate_size=128,
+        device=device,
+        **sizes,
+        **_seed(random),
+    )
 
 
 def concat_mla_k(random: Random, device: torch.device) -> Arguments:
@@ -521,6 +537,7 @@ DRAWN: dict[str, Callable[[Random, torch.device], Arguments]] = {
         all_reduce_rms_norm,
         moe_dispatch,
         moe_combine,
+        expert_parallel_moe,
         mqa_logits,
         paged_mqa_logits,
         topk_indices,

@@ -159,6 +159,14 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "bf16": {},
         "fp8": {"kv_scale": "value"},
         "e5m2, HND, scales by head": {"kv_dtype": "float8_e5m2", "kv_scale": "head", "kv_layout": "HND"},
+    "expert_parallel_moe": {
+        "alone": {},
+        "8 ranks": {"world_size": 8},
+        "8 ranks, exact": {"world_size": 8, "capacity": "exact"},
+        "8 ranks, fp8 blocks": {"world_size": 8, "weights": "fp8_block"},
+        "8 ranks, fp8 blocks, opt-in": {"world_size": 8, "weights": "fp8_block", "activation_dtype": "fp8_block"},
+        "8 ranks, mxfp4": {"world_size": 8, "weights": "mxfp4", "activation": "swiglu_oai", "w13_bias": True},
+        "8 ranks, another backend": {"world_size": 8, "group_backend": "other"},
     },
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
     "quantize_fp8": {

@@ -122,6 +122,7 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
         for heads in (16, 64)
         for q_len in ("one", "many")
     ],
+    "expert_parallel_moe": [{}, {"weights": "fp8_block", "activation_dtype": "fp8_block"}],
     "fused_moe": [
         *({"weights": weights} for weights in ("plain", "fp8_block")),
         *(

@@ -91,7 +91,7 @@ WRONG = [
 ]
 # Ops whose contract gives every value a meaning: what lies outside stands for none. Contract tests hold kernels to it.
 ANYTHING = {"fused_moe": "topk_ids", "mqa_logits": "cu_seqlen_ks", "topk_indices": "row_ends"}
-ANYTHING["moe_dispatch"] = "topk_ids"
+ANYTHING |= dict.fromkeys(("moe_dispatch", "expert_parallel_moe"), "topk_ids")
 # Layers of an engine step: what a step's run takes beside its metadata.
 STEPS = {"attention": ("q", "k", "v"), "paged_attention": ("q", "k_cache", "v_cache")}
 STEPS["mla_attention"] = ("q", "kv_cache", "topk_indices")

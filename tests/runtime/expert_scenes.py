@@ -15,10 +15,14 @@ from kernelhub.errors import InvalidArgument, NoKernel
 from kernelhub.ops.comm.experts.cases import by_expert
 from kernelhub.ops.comm.experts.problem import FORMATS, TOKENS
 from kernelhub.ops.comm.experts.received import Dispatched
+from kernelhub.ops.models.shapes import MoeModel
 from kernelhub.ops.moe.experts.tolerance import compare
+from kernelhub.ops.moe.parallel.inputs import parallel_inputs
+from kernelhub.ops.moe.parallel.reference import whole_layer
 from tests.runtime.world import attempt, end_this_process, variables
 
 TIMEOUT_S = 4
+LAYER = MoeModel("small", num_experts=4, top_k=2, hidden_size=128, intermediate_size=128)
 EXPERTS = 12
 MOST = 9
 LENGTHS = (5, 0, 9)  # of each rank's tokens
@@ -97,6 +101,7 @@ def ways() -> Iterator[tuple[int | None, str, str, torch.dtype]]:
             yield most, format, "random", torch.float8_e4m3fn
         for format, routing in zip(FORMATS, ("to one rank", "all to one", "none"), strict=True):
             yield most, format, routing, torch.float32
+        yield most, FORMATS[2], "none", torch.float8_e4m3fn
 
 
 def exchanges(rank: int, size: int) -> list[str]:
@@ -174,6 +179,35 @@ def layers(rank: int, size: int) -> dict[str, float]:
     return ratios
 
 
+def parallel(rank: int, size: int) -> dict[str, Any]:
+    """Error over tolerance of each pair against the experts of one process, and the steps of its plan."""
+    made = {}
+    for kernel in kernelhub.expert_parallel_moe.kernels():
+        for most in KERNELS:
+            given = parallel_inputs(
+                model=LAYER,
+                weights="fp8_block" if kernel.endswith("fp8") else "plain",
+                activation_dtype="fp8_block" if kernel.endswith("fp8") else None,
+                num_experts=EXPERTS // size,
+                tokens=LENGTHS[rank],
+                max_tokens=most,
+                group=dist.group.WORLD,
+                seed=rank,
+            )
+            random = torch.Generator().manual_seed(rank)
+            given["topk_ids"] = torch.rand(LENGTHS[rank], EXPERTS, generator=random).topk(2, 1).indices.int()
+            given["topk_ids"][:1, 1] = -1
+            plan = kernelhub.expert_parallel_moe.prepare(**given, backend=kernel)
+            options = ("group", "activation", "activation_dtype", "max_tokens")
+            out = plan.run(**{name: value for name, value in given.items() if name not in options})
+            whole = whole_layer(**{name: value for name, value in given.items() if name != "max_tokens"})
+            again = kernelhub.expert_parallel_moe(**given, backend=kernel)
+            label = f"{kernel}, {most}"
+            made[label] = {"ratio": compare(out, whole).ratio, "again": torch.equal(out, again)}
+            made[label]["steps"] = [part.step for part in plan.parts]
+    return made
+
+
 def selected(rank: int, size: int) -> dict[str, Any]:
     given = tokens_of(rank, "random")
     plan = kernelhub.moe_dispatch.prepare(**given, group=dist.group.WORLD, num_experts=EXPERTS, max_tokens=MOST)
@@ -224,7 +258,7 @@ def absent_rank(rank: int, size: int) -> dict[str, Any]:
 
 def act(rank: int, size: int) -> dict[str, Any]:
     """All scenes, with the answers of all ranks; then a rank is killed between two runs of a plan."""
-    scenes = (exchanges, top_ks, layers, selected, other_formats, other_room, other_experts)
+    scenes = (exchanges, top_ks, layers, parallel, selected, other_formats, other_room, other_experts)
     with variables(KERNELHUB_COMM_TIMEOUT_S="20"):
         kernelhub.reload()
         answers: dict[str, Any] = {scene.__name__: scene(rank, size) for scene in scenes}

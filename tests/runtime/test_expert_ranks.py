@@ -42,6 +42,18 @@ def test_layers(scene):
         assert max(ratios.values()) <= 1.0
 
 
+def test_parallel(scene):
+    for answer in scene:
+        assert len(answer) == 10
+        for label, found in answer.items():
+            assert found["ratio"] <= 1.0, label
+            assert found["again"], label
+            fp8, tokens = "fp8" in label, "tokens" in label
+            assert found["steps"].count("quantize_fp8") == 2 * fp8
+            assert found["steps"].count("grouped_gemm") == (0 if tokens else 2)
+            assert found["steps"][-1] == "moe_combine"
+
+
 def test_selected(scene):
     for answer in scene:
         assert answer["explained"] == answer["kernels"][1]

@@ -213,6 +213,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "fp8_gemm": {"tokens": 3, "n": 64, "k": 128},
     "grouped_gemm": {"sizes": (3, 0, 2), "n": 32, "k": 64},
     "fused_moe": {"tokens": 3, "num_experts": 4, "hidden_size": 64, "intermediate_size": 32, "top_k": 2},
+    "expert_parallel_moe": {
+        "tokens": 3,
+        "num_experts": 4,
+        "hidden_size": 64,
+        "intermediate_size": 32,
+        "top_k": 2,
+    },
     "route_experts": {"tokens": 3},
 }
 

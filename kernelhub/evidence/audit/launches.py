@@ -505,6 +505,7 @@ READERS: dict[str, Reader] = {
     "all_reduce_rms_norm": _all_reduce_rms_norm,
     "moe_dispatch": _of_all_ranks,
     "moe_combine": _of_all_ranks,
+    "expert_parallel_moe": _of_all_ranks,
     "fp4_gemm": _fp4_gemm,
     "grouped_gemm": _grouped_gemm,
     "fp8_gemm": _fp8_gemm,

@@ -75,6 +75,7 @@ MAKERS = {
     "grouped_gemm": "kernelhub.ops.gemm.grouped.serving:grouped_gemm_calls",
     "route_experts": "kernelhub.ops.moe.serving:route_experts_calls",
     "fused_moe": "kernelhub.ops.moe.serving:fused_moe_calls",
+    "expert_parallel_moe": "kernelhub.ops.moe.parallel.serving:expert_parallel_moe_calls",
 }
 
 

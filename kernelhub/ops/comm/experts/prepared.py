@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, Op
-from kernelhub.errors import InvalidArgument, KernelhubError
+from kernelhub.errors import InvalidArgument, KernelhubError, RanksDisagree
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.group import meet, resolved
 
@@ -51,20 +52,30 @@ def prepared(
         raise
     pg = resolved(name, parsed.arguments[group_at])
     meet(name, pg, said, timeout_s)
-    connect(plan, pg, timeout_s, parsed.arguments)
+    try:
+        connect(plan, pg, timeout_s, parsed.arguments)
+    except RanksDisagree:
+        raise  # all ranks have it
+    except Exception as error:
+        _tell(name, pg, error, timeout_s)
+        raise
+    meet(name, pg, {"op": name, "step": "connected"}, timeout_s)
     return plan
 
 
 def _give_up(
     op: Op[Any], error: KernelhubError, timeout_s: float, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> None:
-    """Inform the other ranks that this rank cannot run, so that they do not wait for it. Then raise `error`."""
+    """Inform the other ranks that this rank cannot run, so that they do not wait for it."""
     name = op.contract.name
     try:
         pg = resolved(name, inspect.signature(op.function).bind_partial(*args, **kwargs).arguments.get("group"))
     except (InvalidArgument, TypeError):
-        raise error from None
-    try:
-        meet(name, pg, {"op": name, "error": str(error)}, timeout_s)
-    except KernelhubError:
-        raise error from None
+        return
+    _tell(name, pg, error, timeout_s)
+
+
+def _tell(name: str, group: ProcessGroup, error: Exception, timeout_s: float) -> None:
+    """Post an error as this rank's part of the step that the others are in, or come to."""
+    with contextlib.suppress(KernelhubError):  # the other ranks' errors; this rank raises its own
+        meet(name, group, {"op": name, "error": str(error)}, timeout_s)

@@ -73,7 +73,7 @@ def moe_dispatch_reference(
     header = Header(number, ROWS.index(ALL), size, num_experts, len(x), 0, len(order))
     handle = handle_of(header, topk_ids, slots, summed, splits, sent)
     ends = counts.cumsum(0, dtype=torch.int32) if format == CONTIGUOUS else None
-    shown_scales = None if all_scales is None else all_scales[order].view(*form, -1)
+    shown_scales = None if all_scales is None else all_scales[order].view(*form, all_scales.shape[1])
     rows = all_x.view(torch.uint8)[order].view(x.dtype).view(*form, x.shape[1])
     return Dispatched(rows, shown_scales, None, None, counts, ends, handle)
 

@@ -1,0 +1,109 @@
+"""The pairing table: which format of dispatched tokens goes with which op for experts, and what is converted between.
+
+A pair names no kernels. The dispatch, the experts and the combine are ops, each of which selects its kernel for the
+format.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kernelhub.dispatch.constraint import AnyOf, OnDevice, OneOf, Rule, anything, dtype_in
+from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.standing import untested, verified
+from kernelhub.ops.comm.experts.problem import CONTIGUOUS, MASKED, TOKENS
+from kernelhub.ops.comm.problem import USUAL
+from kernelhub.ops.moe.experts.problem import ACTIVATIONS, FLOATS, FORMATS, FP8_BLOCK, PLAIN
+from kernelhub.ops.moe.parallel.problem import ParallelProblem
+
+BACKEND = Backend("moe_pairs", "a dispatch, experts and a combine that fit each other", portable=True)
+
+FUSED_MOE, GROUPED_GEMM = "fused_moe", "grouped_gemm"
+JOIN = "silu(gate) * up between the two products, in torch"
+_HALF = "half the bytes to send"
+QUANTISE = "quantize_fp8 of the tokens before the dispatch, and of silu(gate) * up, per 1 x 128"
+
+
+class Pair(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        name: of the pair.
+        target: its adapter.
+        format: of the dispatched tokens.
+        experts: the op that runs experts.
+        weights: formats of weights.
+        converters: steps between the ops, in words.
+        float8: tokens are dispatched in float8, with scales.
+        use: what the pair is for.
+    """
+
+    name: str
+    target: str
+    format: str
+    experts: str
+    weights: tuple[str, ...]
+    converters: tuple[str, ...]
+    float8: bool
+    use: str
+
+
+PAIRS = (
+    Pair("tokens", "Tokens", TOKENS, FUSED_MOE, FORMATS, (), False, "every format of weights"),
+    Pair("contiguous", "Contiguous", CONTIGUOUS, GROUPED_GEMM, (PLAIN,), (JOIN,), False, "many tokens"),
+    Pair("masked", "Masked", MASKED, GROUPED_GEMM, (PLAIN,), (JOIN,), False, "few tokens"),
+    Pair("contiguous_fp8", "ContiguousFp8", CONTIGUOUS, GROUPED_GEMM, (FP8_BLOCK,), (QUANTISE, JOIN), True, _HALF),
+    Pair("masked_fp8", "MaskedFp8", MASKED, GROUPED_GEMM, (FP8_BLOCK,), (QUANTISE, JOIN), True, _HALF),
+)
+BY_NAME = {pair.name: pair for pair in PAIRS}
+
+_CPU = verified(
+    "cpu",
+    evidence="CPU, 2 cores, 2026-11-25, torch 2.13.0+cpu, gloo: 60 tests passed, none failed "
+    "(benchmarks/results/ranks_cpu.json)",
+)
+_GPU = untested("volta", "ampere", "ada", "hopper", "blackwell", "blackwell_rtx", "thor", "cdna3", "cdna4")
+
+
+def _multiplied(problem: ParallelProblem) -> str | None:
+    """A pair of plain products multiplies in the dtype of the tokens."""
+    if problem.activation_dtype != problem.dtype:
+        return f"activation_dtype is {problem.activation_dtype}; its products are of {problem.dtype}"
+    return None
+
+
+def _multiplied_in_blocks(problem: ParallelProblem) -> str | None:
+    """Gate and up are rounded before they are quantised again, as the opt-in format says."""
+    if problem.activation_dtype != FP8_BLOCK:
+        return f"activation_dtype is {problem.activation_dtype}; it rounds as {FP8_BLOCK} says, which is opt-in"
+    return None
+
+
+def _record(pair: Pair) -> Kernel:
+    by_tokens = pair.experts == FUSED_MOE
+    converters = f"; {'; '.join(pair.converters)}" if pair.converters else ""
+    rule = _multiplied_in_blocks if pair.float8 else _multiplied
+    return Kernel(
+        op="expert_parallel_moe",
+        name=f"moe_pairs.{pair.name}",
+        target=f"kernelhub.backends.moe_pairs.layer:{pair.target}",
+        summary=f"dispatch in format {pair.format}, {pair.experts}, combine: {pair.use}{converters}",
+        band=Band.PORTABLE if by_tokens else Band.REFERENCE,
+        constraints=(
+            AnyOf((OnDevice("nvidia"), OnDevice("amd"), OnDevice("cpu"))),
+            dtype_in("dtype", *FLOATS),
+            anything("hidden_size", "intermediate_size", "num_experts", "top_k", "world_size", "capacity"),
+            OneOf("weights", pair.weights, why=f"{pair.experts} runs these in format {pair.format}"),
+            anything("activation_dtype")
+            if by_tokens
+            else Rule(("activation_dtype", "dtype"), rule, "activation_dtype"),
+            OneOf("group_backend", (USUAL,), why="the group has neither NCCL for a GPU nor gloo for a CPU"),
+        ),
+        features=frozenset({*(f"activation={name}" for name in ACTIVATIONS[1:]), "w13_bias", "w2_bias"})
+        if by_tokens
+        else frozenset(),
+        standings=(_CPU, _GPU),
+    )
+
+
+KERNELS = tuple(_record(pair) for pair in PAIRS)

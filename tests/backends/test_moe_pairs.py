@@ -1,0 +1,99 @@
+"""The pairs of a dispatch format and an op for experts keep the contract of `expert_parallel_moe`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.backends.moe_pairs.kernels import PAIRS
+from kernelhub.errors import InvalidArgument, NoKernel
+from kernelhub.ops.moe.parallel.inputs import parallel_inputs
+from tests.contract.experts_comm import ParallelContract
+
+pytestmark = pytest.mark.device
+SMALL: dict[str, Any] = {
+    "tokens": 5,
+    "num_experts": 4,
+    "hidden_size": 64,
+    "intermediate_size": 32,
+    "top_k": 2,
+    "max_tokens": 8,
+}
+
+
+class TestTokens(ParallelContract):
+    kernel = "moe_pairs.tokens"
+
+
+class TestContiguous(ParallelContract):
+    kernel = "moe_pairs.contiguous"
+
+
+class TestMasked(ParallelContract):
+    kernel = "moe_pairs.masked"
+
+
+class TestContiguousFp8(ParallelContract):
+    kernel = "moe_pairs.contiguous_fp8"
+
+
+class TestMaskedFp8(ParallelContract):
+    kernel = "moe_pairs.masked_fp8"
+
+
+def test_every_pair_of_the_table_is_a_kernel() -> None:
+    assert set(kernelhub.expert_parallel_moe.kernels()) == {f"moe_pairs.{pair.name}" for pair in PAIRS}
+
+
+def test_a_pair_refuses_weights_that_its_experts_do_not_take() -> None:
+    given = parallel_inputs(**SMALL, weights="mxfp4")
+    assert kernelhub.expert_parallel_moe.explain(**given).selected == "moe_pairs.tokens"
+    with pytest.raises(NoKernel, match="grouped_gemm runs these in format masked"):
+        kernelhub.expert_parallel_moe(**given, backend="moe_pairs.masked")
+    blocks = parallel_inputs(**SMALL | {"hidden_size": 128, "intermediate_size": 128}, weights="fp8_block")
+    with pytest.raises(NoKernel, match="which is opt-in"):
+        kernelhub.expert_parallel_moe(**blocks, backend="moe_pairs.masked_fp8")
+
+
+def test_a_plan_names_its_steps() -> None:
+    plan = kernelhub.expert_parallel_moe.prepare(**parallel_inputs(**SMALL), backend="moe_pairs.contiguous")
+    steps = [part.step for part in plan.parts]
+    assert steps == ["moe_dispatch", "grouped_gemm", "silu_and_mul", "grouped_gemm", "moe_combine"]
+    assert "format contiguous" in str(plan.parts[0])
+    assert "weights applied by the combine" in str(plan.parts[-1])
+    assert all(part.selection.selected for part in plan.parts if part.selection)
+
+
+def test_a_plan_is_of_its_room_and_shapes() -> None:
+    given = parallel_inputs(**SMALL)
+    plan = kernelhub.expert_parallel_moe.prepare(**given)
+    operands = [given[name] for name in ("x", "w13", "w2", "topk_weights", "topk_ids")]
+    assert torch.equal(plan.run(*operands), kernelhub.expert_parallel_moe(**given))
+    more = [operands[0].repeat(2, 1), *operands[1:3], operands[3].repeat(2, 1), operands[4].repeat(2, 1)]
+    with pytest.raises(InvalidArgument, match="has 10 tokens; max_tokens is 8"):
+        plan.run(*more)
+    narrow = parallel_inputs(**SMALL | {"hidden_size": 32})
+    with pytest.raises(InvalidArgument, match="the plan is for 64"):
+        plan.run(*(narrow[name] for name in ("x", "w13", "w2", "topk_weights", "topk_ids")))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "changes", "words"),
+    [
+        ("x", {"x": torch.zeros(5, 32)}, "expert_parallel_moe: "),
+        ("w2", {"w2": None}, "expert_parallel_moe: w2"),
+        ("topk_ids", {"topk_ids": torch.zeros(5, 2)}, "expert_parallel_moe: topk_ids"),
+        ("group", {"group": "nobody"}, "not registered"),
+        ("max_tokens", {"max_tokens": 0}, "is 0"),
+        ("max_tokens", {"max_tokens": True}, "is True"),
+        ("x", {"max_tokens": 4}, "has 5 tokens"),
+        ("out", {"out": torch.zeros(5, 32)}, r"\[5, 32\]"),
+    ],
+)
+def test_the_parameter_is_named(parameter: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        kernelhub.expert_parallel_moe(**parallel_inputs(**SMALL) | changes)
+    assert caught.value.parameter == parameter or parameter == "x"
