@@ -575,12 +575,12 @@ _OF_GLUON = {str(getattr(language.gl, name)): dtype for name, dtype in _DTYPES.i
 
 
 def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Of registers and numbers alike; numbers of the host stay such."""
-
-    def call(*arguments: Any, **_options: Any) -> Any:
+    def call(*arguments: Any, **_options: Any) -> Values:
         with np.errstate(all="ignore"):
             made = function(*arguments)
-        return values(made) if any(isinstance(one, np.ndarray) for one in arguments) else made.item()
+        if any(isinstance(one, np.ndarray) for one in arguments):
+            return values(made)
+        return values(np.float32(made)) if isinstance(made, float) else _number(int(made))
 
     return call
 

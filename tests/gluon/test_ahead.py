@@ -7,26 +7,20 @@ from __future__ import annotations
 
 import json
 import os
-import pkgutil
 import subprocess
 import sys
-from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.gluon import cases
-
-FAMILIES = sorted(family.name for family in pkgutil.iter_modules(cases.__path__))
 MOST_SHARED = 232_448  # bytes that a block may have on sm_90
 LOADS_THAT_COST_NOTHING = 8  # of values that a loop does not change, where ptxas prefers that to a register
 
 
-@cache
-def launches(family: str, every: bool) -> list[dict[str, Any]]:
+def launches(every: bool) -> list[dict[str, Any]]:
     """One report. Compiling needs a process in which Triton does not interpret."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "ignore", "-m", "tests.gluon.ahead", "--family", family]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.gluon.ahead"]
     answer = subprocess.run(
         command if every else [*command, "--first"], capture_output=True, text=True, env=environment, timeout=580
     )
@@ -35,9 +29,8 @@ def launches(family: str, every: bool) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.ahead)], ids=["first", "every case"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_launches_compile_to_what_they_were_written_for(family: str, every: bool) -> None:
-    rows = launches(family, every)
+def test_launches_compile_to_what_they_were_written_for(every: bool) -> None:
+    rows = launches(every)
     assert rows
     for row in rows:
         assert row["record"] is not None, row

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernelhub.backends.gluon.gemm import scaled_sums
 from kernelhub.backends.gluon.gemm.fp8 import adapter, product
 from kernelhub.backends.gluon.gemm.fp8.tiles import HIGH, LOW, Tiles
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
@@ -60,32 +61,37 @@ FAULTS = {
     "no wait for the operands": ("mbarrier.wait(full.index(s), (step // STAGES) & 1)", "pass"),
     "bytes of a alone are awaited": ("a_desc.block_type.nbytes + b_desc.block_type.nbytes", "a_desc.block_type.nbytes"),
     "the stage is released before the second product": (
-        "if WAVES == 1:\n                mbarrier",
-        "if True:\n                mbarrier",
+        "if WAVES == 1:\n            mbarrier",
+        "if True:\n            mbarrier",
     ),
     "no wait for the first product": ("p0 = warpgroup_mma_wait(0, deps=(p0,))", "pass"),
     "no fence before the result is stored": ("fence_async_shared()\n            tma_store", "tma_store"),
     "the next result does not wait for the store": ("tma.store_wait(0)\n            c =", "c ="),
     "the program ends before its store": ("    if BY_TMA:\n        tma.store_wait(0)\n\n", "\n"),
-    "a scale of the step before": ("f1 = of_both(n1, nb)", "f1 = of_both(n1, fb)"),
+    "scales of b do not change": ("nb = number(gl.load(b_scale + ahead * stride_bk_scale), B_E8M0)", "nb = nb"),
     "the scale of the last row for all": (
-        "gl.minimum(row + 64 + within, m - 1)",
-        "gl.maximum(row + 64 + within, m - 1)",
+        "gl.minimum(row + 64 + within, end - 1)",
+        "gl.maximum(row + 64 + within, end - 1)",
     ),
 }
 
 
 def planted(old: str, new: str, folder: Path) -> Any:
-    """The kernel of a copy of its module in which a text was replaced."""
-    source = Path(product.__file__).read_text()
-    assert old in source, old
-    name = f"planted_{abs(hash((old, new)))}"
-    file = folder / f"{name}.py"
-    file.write_text(source.replace(old, new))
-    spec = importlib.util.spec_from_file_location(name, file)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.product_kernel
+    """The kernel of copies of its modules in which a text was replaced."""
+    names = {module.__name__: f"planted_{abs(hash((module.__name__, old, new)))}" for module in (scaled_sums, product)}
+    found = 0
+    for module in (scaled_sums, product):
+        source = Path(module.__file__).read_text()
+        found += old in source
+        source = source.replace(old, new).replace(scaled_sums.__name__, names[scaled_sums.__name__])
+        name = names[module.__name__]
+        file = folder / f"{name}.py"
+        file.write_text(source)
+        spec = importlib.util.spec_from_file_location(name, file)
+        copy = sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(copy)
+    assert found, old
+    return copy.product_kernel
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.gluon.gemm import fp8
+from kernelhub.backends.gluon.gemm import fp8, grouped
 
-KERNELS = (*fp8.KERNELS,)
+KERNELS = (*fp8.KERNELS, *grouped.KERNELS)

@@ -1,0 +1,34 @@
+# mypy: ignore-errors
+"""Groups of rows, whose lengths the device alone has: each partition of a program goes over them by itself.
+
+Tiles are counted through all groups, and a program takes every tile whose number is its own modulo the programs. Within
+a group tiles of rows come first, so that those that run at the same time share weights.
+"""
+
+from __future__ import annotations
+
+from kernelhub.backends.gluon.language import gl, gluon
+
+
+@gluon.jit
+def group_at(lengths, g, before, total, MASKED: gl.constexpr):
+    """Of group g: its first row, how many it has, and where the next begins. Lengths may be any numbers.
+
+    MASKED: groups have `total` places each, and `lengths` says how many are used; else it says where they end.
+    """
+    length = gl.load(lengths + g)
+    if MASKED:
+        first = g * total
+        size = gl.minimum(gl.maximum(length, 0), total)
+        after = before
+    else:
+        first = gl.maximum(before, 0)
+        after = gl.maximum(gl.minimum(length, total), before)
+        size = after - before
+    return first, size, after
+
+
+@gluon.jit
+def after_group(t, end, programs):
+    """The first tile from t on, in steps of the programs, that is not before `end`."""
+    return t + gl.cdiv(gl.maximum(end - t, 0), programs) * programs
