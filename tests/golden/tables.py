@@ -159,6 +159,7 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "bf16": {},
         "fp8": {"kv_scale": "value"},
         "e5m2, HND, scales by head": {"kv_dtype": "float8_e5m2", "kv_scale": "head", "kv_layout": "HND"},
+    },
     "expert_parallel_moe": {
         "alone": {},
         "8 ranks": {"world_size": 8},
