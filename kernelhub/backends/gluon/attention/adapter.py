@@ -61,6 +61,7 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
             "HAS_LSE": problem.lse,
             "BLOCK_N": self._block_n,
             "STAGES": 2,
+            "Q_STAGES": 2 if problem.head_dim_qk <= 128 else 1,
             "PINGPONG": False,
             "LATE": True,
         }

@@ -64,8 +64,9 @@ def load_tiles(
     v_full, v_empty, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens, total,
     stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row, q_head_column, k_batch,
     k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left, window_right, HEADS: gl.constexpr,
-    GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, HAS_LEFT:
-    gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    Q_STAGES: gl.constexpr,
 ):  # fmt: skip
     step = 0
     done = 0
@@ -77,13 +78,14 @@ def load_tiles(
             low, steps, _, _ = key_steps(block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
             row = q_start + sequence * q_batch + head * q_head_row + block * ROWS
             for w in gl.static_range(2):
-                mbarrier.wait(q_empty.index(w), (done & 1) ^ 1)
+                at = done % Q_STAGES * 2 + w
+                mbarrier.wait(q_empty.index(at), ((done // Q_STAGES) & 1) ^ 1)
                 if D1 > 0:
-                    mbarrier.expect(q_full.index(w), q_desc.block_type.nbytes + q_rest.block_type.nbytes)
-                    tma_load(q_rest, [row + w * 64, head * q_head_column + D0], q_full.index(w), q_buf1.index(w))
+                    mbarrier.expect(q_full.index(at), q_desc.block_type.nbytes + q_rest.block_type.nbytes)
+                    tma_load(q_rest, [row + w * 64, head * q_head_column + D0], q_full.index(at), q_buf1.index(at))
                 else:
-                    mbarrier.expect(q_full.index(w), q_desc.block_type.nbytes)
-                tma_load(q_desc, [row + w * 64, head * q_head_column], q_full.index(w), q_buf.index(w))
+                    mbarrier.expect(q_full.index(at), q_desc.block_type.nbytes)
+                tma_load(q_desc, [row + w * 64, head * q_head_column], q_full.index(at), q_buf.index(at))
             pages = block_table
             if PAGE > 0:
                 pages += sequence.to(gl.int64) * stride_table
@@ -215,11 +217,11 @@ def step_keys(
 def attend(
     q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared, scratch,
     out, lse, sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total_tiles, score_scale,
-    softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, WHICH:
-    gl.constexpr, HEADS: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D1: gl.constexpr, DV: gl.constexpr,
-    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE:
-    gl.constexpr, SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE:
-    gl.constexpr,
+    softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt,
+    WHICH: gl.constexpr, HEADS: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D1: gl.constexpr,
+    DV: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: 64 rows of each tile of its program."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
@@ -236,8 +238,6 @@ def attend(
     turns = 0
     tails = 0
     zero = gl.zeros((64, BLOCK_N), gl.float32, S_LAYOUT)
-    q = q_buf.index(WHICH)
-    q1 = q_buf1.index(WHICH)
     for t in range(gl.program_id(0), total_tiles, gl.num_programs(0)):
         head, sequence, block, q_start, q_len, _, kv_len = tile_of(
             t, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, HEADS, RAGGED, PAGE
@@ -248,7 +248,10 @@ def attend(
             )
             token = block * ROWS + WHICH * 64 + gl.arange(0, 64, row)
             position = kv_len - q_len + token
-            mbarrier.wait(q_full.index(WHICH), done & 1)
+            at = done % Q_STAGES * 2 + WHICH
+            q = q_buf.index(at)
+            q1 = q_buf1.index(at)
+            mbarrier.wait(q_full.index(at), (done // Q_STAGES) & 1)
             acc = gl.zeros((64, DV), gl.float32, O_LAYOUT)
             s = step % STAGES
             mbarrier.wait(k_full.index(s), (step // STAGES) & 1)
@@ -304,7 +307,7 @@ def attend(
                     )  # fmt: skip
                     step += 1
                     turns += 1
-            mbarrier.arrive(q_empty.index(WHICH), count=1)
+            mbarrier.arrive(q_empty.index(at), count=1)
             s = (step - 1) % STAGES
             mbarrier.wait(v_full.index(s), ((step - 1) // STAGES) & 1)
             pending = warpgroup_mma(p, v_bufs.index(s), acc, is_async=True)
@@ -362,11 +365,11 @@ def prefill_kernel(
     q_desc, q_rest, k_desc, k_rest, v_desc, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens,
     score_scale, softcap, num_seqs, q_tokens, kv_tokens, total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v,
     last_page, q_batch, q_head_row, q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row,
-    v_head_column, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, HEADS:
-    gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr,
-    DV: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS:
-    gl.constexpr, HAS_LSE: gl.constexpr, SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PINGPONG:
-    gl.constexpr, LATE: gl.constexpr,
+    v_head_column, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D0: gl.constexpr,
+    D1: gl.constexpr, DV: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Programs take tiles in turns.
 
@@ -379,16 +382,16 @@ def prefill_kernel(
         total: tiles, some of them empty if the queries are ragged.
         SCALED: `score_scale` is not positive, so that it does not commute with the maximum.
     """
-    q_buf = gl.allocate_shared_memory(q_desc.dtype, [2, 64, D0], q_desc.layout)
+    q_buf = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES, 64, D0], q_desc.layout)
     k_bufs = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D0], k_desc.layout)
     v_bufs = gl.allocate_shared_memory(v_desc.dtype, [STAGES, BLOCK_N, DV], v_desc.layout)
     q_buf1 = q_buf
     k_bufs1 = k_bufs
     if D1 > 0:
-        q_buf1 = gl.allocate_shared_memory(q_desc.dtype, [2, 64, D1], q_rest.layout)
+        q_buf1 = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES, 64, D1], q_rest.layout)
         k_bufs1 = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D1], k_rest.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES, 1], mbarrier.MBarrierLayout())
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     cleared = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -398,9 +401,10 @@ def prefill_kernel(
     scratch = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR)
     mbarrier.init(cleared, count=2)
     for w in gl.static_range(2):
+        mbarrier.init(turn.index(w), count=1)
+    for w in gl.static_range(2 * Q_STAGES):
         mbarrier.init(q_full.index(w), count=1)
         mbarrier.init(q_empty.index(w), count=1)
-        mbarrier.init(turn.index(w), count=1)
     for s in gl.static_range(STAGES):
         mbarrier.init(k_full.index(s), count=1)
         mbarrier.init(k_empty.index(s), count=2)
@@ -413,20 +417,20 @@ def prefill_kernel(
             scratch, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total,
             score_scale, softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh,
             stride_lt, 0, HEADS, RAGGED, PAGE, D1, DV, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED,
-            BLOCK_N, STAGES, PINGPONG, LATE,
+            BLOCK_N, STAGES, Q_STAGES, PINGPONG, LATE,
         )),
         (attend, (
             q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared,
             scratch, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total,
             score_scale, softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh,
             stride_lt, 1, HEADS, RAGGED, PAGE, D1, DV, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED,
-            BLOCK_N, STAGES, PINGPONG, LATE,
+            BLOCK_N, STAGES, Q_STAGES, PINGPONG, LATE,
         )),
         (load_tiles, (
             q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full,
             k_empty, v_full, v_empty, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens,
             total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
             q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
-            window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, STAGES,
+            window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, STAGES, Q_STAGES,
         )),
     ], [4, 1], [240, 24])  # fmt: skip

@@ -28,7 +28,7 @@ class Decode(MlaAdapter):
         super().__init__(problem)
         finish = {"HEADS": problem.num_heads, "HAS_SINKS": problem.sinks, "HAS_LSE": problem.lse}
         self._decode = Launcher(decode_kernel, {**finish, "CAUSAL": problem.causal})
-        self._merge = Launcher(merge_kernel, finish)
+        self._merge = Launcher(merge_kernel, finish, num_warps=1)
 
     def launch(
         self,
@@ -51,7 +51,7 @@ class Decode(MlaAdapter):
         part_out = torch.empty(slots, _LATENT, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(slots, dtype=torch.float32, device=q.device)
         result = out if out.stride(-1) == 1 else torch.empty(out.shape, dtype=out.dtype, device=out.device)
-        lengths, table = step.seq_lens, adjacent(step.block_table)
+        lengths, table = adjacent(step.seq_lens), adjacent(step.block_table)
         sinks = part_lse if values.sinks is None else values.sinks
         lse_of = part_lse if lse is None else lse
         strides = (*_strides_of_tokens(result), *_strides_of_lse(lse, tokens))
@@ -62,7 +62,6 @@ class Decode(MlaAdapter):
                 variant,
                 descriptor(queries, (_ROWS, _LATENT // 2)),
                 descriptor(queries, (_ROWS, _WIDTH - _LATENT)),
-                descriptor(pages, (_PAGE, _LATENT // 2)),
                 descriptor(pages, (_PAGE, _WIDTH - _LATENT)),
                 result,
                 lse_of,

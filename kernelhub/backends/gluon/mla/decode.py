@@ -55,7 +55,7 @@ M0, ALPHA, BETA, M1 = map(gl.constexpr, range(4))
 
 @gluon.jit
 def load_pages(
-    q_half, q_rope, kv_half, kv_rope, q_buf_left, q_buf_right, q_buf_rope, buf, rope_buf, full_q, empty_q, full, empty,
+    q_half, q_rope, kv_piece, q_buf_left, q_buf_right, q_buf_rope, buf, rope_buf, full_q, empty_q, full, empty,
     block_table, seq_lens, q_row, q_rows, stride_table, page_rows, num_rows, last_page, room, begin, end, first, last,
     first_at, ODD: gl.constexpr, RIGHT: gl.constexpr,
 ):  # fmt: skip
@@ -82,36 +82,47 @@ def load_pages(
                     page = gl.minimum(gl.maximum(gl.load(pages + index), 0), last_page)
                     row = page * page_rows
                 mbarrier.wait(empty, (done & 1) ^ 1)
+                for piece in gl.static_range(4):
+                    mbarrier.expect(full.index(piece), kv_piece.block_type.nbytes)
+                    tma_load(
+                        kv_piece, [row, RIGHT * 256 + piece * 64], full.index(piece), buf.slice(piece * 64, 64, dim=1)
+                    )
                 if RIGHT:
-                    mbarrier.expect(full, kv_half.block_type.nbytes + kv_rope.block_type.nbytes)
-                    tma_load(kv_half, [row, 256], full, buf)
-                    tma_load(kv_rope, [row, 512], full, rope_buf)
-                else:
-                    mbarrier.expect(full, kv_half.block_type.nbytes)
-                    tma_load(kv_half, [row, 0], full, buf)
+                    mbarrier.expect(full.index(4), kv_piece.block_type.nbytes)
+                    tma_load(kv_piece, [row, 512], full.index(4), rope_buf)
                 done += 1
             walked += 1
 
 
 @gluon.jit
+def score_half(q_half, k_half, full, s, phase, USE: gl.constexpr):
+    """Add the products of half of the latent to scores, 64 columns at a time as they arrive."""
+    for piece in gl.static_range(4):
+        mbarrier.wait(full.index(piece), phase)
+        q = q_half.slice(piece * 64, 64, dim=1)
+        k = k_half.slice(piece * 64, 64, dim=1)
+        if USE or piece > 0:
+            s = warpgroup_mma(q, k.permute((1, 0)), s, is_async=True)
+        else:
+            s = warpgroup_mma(q, k.permute((1, 0)), s, use_acc=False, is_async=True)
+    return s
+
+
+@gluon.jit
 def score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, ODD: gl.constexpr):
-    """The scores of a page, issued as its halves arrive and not waited for; the half that is released first, first."""
+    """The scores of a page, issued as its pieces arrive and not waited for; the half that is released first, first."""
     phase = done & 1
     none = done >> 24  # 0, but no constant: the assembler would keep 36 addresses in registers, and spill
-    zero = gl.zeros((64, 64), gl.float32, S_LAYOUT)
+    s = gl.zeros((64, 64), gl.float32, S_LAYOUT)
     if ODD:
-        mbarrier.wait(full_r.index(1), phase)
-        s = warpgroup_mma(
-            q_right.index(none), k_right.index(1 + none).permute((1, 0)), zero, use_acc=False, is_async=True
-        )
+        s = score_half(q_right.index(none), k_right.index(1 + none), full_r, s, phase, False)
+        mbarrier.wait(full_r.index(4), phase)
         s = warpgroup_mma(qr, k_rope.index(1 + none).permute((1, 0)), s, is_async=True)
-        mbarrier.wait(full_l.index(1), phase)
-        s = warpgroup_mma(q_left.index(none), k_left.index(1 + none).permute((1, 0)), s, is_async=True)
+        s = score_half(q_left.index(none), k_left.index(1 + none), full_l, s, phase, True)
     else:
-        mbarrier.wait(full_l.index(0), phase)
-        s = warpgroup_mma(q_left.index(none), k_left.index(none).permute((1, 0)), zero, use_acc=False, is_async=True)
-        mbarrier.wait(full_r.index(0), phase)
-        s = warpgroup_mma(q_right.index(none), k_right.index(none).permute((1, 0)), s, is_async=True)
+        s = score_half(q_left.index(none), k_left.index(none), full_l, s, phase, False)
+        s = score_half(q_right.index(none), k_right.index(none), full_r, s, phase, True)
+        mbarrier.wait(full_r.index(4), phase)
         s = warpgroup_mma(qr, k_rope.index(none).permute((1, 0)), s, is_async=True)
     return s
 
@@ -250,7 +261,7 @@ def attend_even(
                 )
                 done += 1
                 s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, False)
-                acc = warpgroup_mma_wait(3, deps=(pending,))
+                acc = warpgroup_mma_wait(9, deps=(pending,))
                 mbarrier.arrive(empty_l.index(1), count=1)
                 s = warpgroup_mma_wait(0, deps=(s,))
             key = (high - 1) * 128
@@ -377,7 +388,7 @@ def store_rows(
     do_not_specialize_on_alignment=["lse", "sinks", "block_table", "seq_lens"],
 )  # fmt: skip
 def decode_kernel(
-    q_half, q_rope_desc, kv_half, kv_rope, out, lse, part_out, part_lse, sinks, block_table, seq_lens, scale, num_seqs,
+    q_half, q_rope_desc, kv_piece, out, lse, part_out, part_lse, sinks, block_table, seq_lens, scale, num_seqs,
     tokens, q_rows, stride_table, page_rows, num_rows, last_page, room, tiles, stride_ob, stride_ot, stride_oh,
     stride_lb, stride_lh, stride_lt, HEADS: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr,
     HAS_LSE: gl.constexpr,
@@ -385,8 +396,8 @@ def decode_kernel(
     """One program per part of the work on a tile of 64 rows; the tiles of a part run together and share pages in L2.
 
     Args:
-        q_half, q_rope_desc: descriptors of q as rows of 576, of 64 x 256 and 64 x 64 elements; kv_half, kv_rope: of
-            the cache.
+        q_half, q_rope_desc: descriptors of q as rows of 576, of 64 x 256 and 64 x 64 elements; kv_piece: of the cache,
+            of 64 x 64.
         q_rows: rows between the queries of two sequences.
         page_rows: rows between two pages; `num_rows`: rows of the cache.
         part_out, part_lse: [2 * parts * tiles * 64, 512] and that without columns: results of sequences that several
@@ -399,27 +410,32 @@ def decode_kernel(
     q_left = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
     q_right = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [64, 64], q_rope_desc.layout)
-    k_left = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], kv_half.layout)
-    k_right = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], kv_half.layout)
-    k_rope = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], kv_rope.layout)
-    p_even = gl.allocate_shared_memory(gl.bfloat16, [64, 64], kv_rope.layout)
+    k_left = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], q_half.layout)
+    k_right = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], q_half.layout)
+    k_rope = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], kv_piece.layout)
+    p_even = gl.allocate_shared_memory(gl.bfloat16, [64, 64], kv_piece.layout)
     vecs = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
     full_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     empty_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    full_l = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    full_r = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    full_l0 = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    full_l1 = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    full_r0 = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
+    full_r1 = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
     empty_l = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     empty_r = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     bars = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
     mbarrier.init(full_q, count=1)
     mbarrier.init(empty_q, count=2)
     for i in gl.static_range(2):
-        mbarrier.init(full_l.index(i), count=1)
-        mbarrier.init(full_r.index(i), count=1)
         mbarrier.init(empty_l.index(i), count=1)
         mbarrier.init(empty_r.index(i), count=1)
     for i in gl.static_range(4):
         mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(full_l0.index(i), count=1)
+        mbarrier.init(full_l1.index(i), count=1)
+    for i in gl.static_range(5):
+        mbarrier.init(full_r0.index(i), count=1)
+        mbarrier.init(full_r1.index(i), count=1)
     mbarrier.init(bars.index(SUMS_READY), count=2)
     fence_async_shared()
     row = tile * 64
@@ -427,35 +443,35 @@ def decode_kernel(
     place = part * 2 * slot_rows + row
     gl.warp_specialize([
         (attend_even, (
-            q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l, full_r,
+            q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l0, full_r0,
             empty_l, empty_r, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob, stride_ot,
             stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place,
             slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE,
         )),
         (attend_odd, (
-            q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l, full_r,
+            q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l1, full_r1,
             empty_l, empty_r, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob, stride_ot,
             stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place,
             slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE,
         )),
         (load_pages, (
-            q_half, q_rope_desc, kv_half, kv_rope, q_left, q_right, q_rope, k_left.index(0), k_rope.index(0), full_q,
-            empty_q, full_l.index(0), empty_l.index(0), block_table, seq_lens, row, q_rows, stride_table, page_rows,
+            q_half, q_rope_desc, kv_piece, q_left, q_right, q_rope, k_left.index(0), k_rope.index(0), full_q,
+            empty_q, full_l0, empty_l.index(0), block_table, seq_lens, row, q_rows, stride_table, page_rows,
             num_rows, last_page, room, begin, end, first, last, first_at, 0, False,
         )),
         (load_pages, (
-            q_half, q_rope_desc, kv_half, kv_rope, q_left, q_right, q_rope, k_right.index(0), k_rope.index(0), full_q,
-            empty_q, full_r.index(0), empty_r.index(0), block_table, seq_lens, row, q_rows, stride_table, page_rows,
+            q_half, q_rope_desc, kv_piece, q_left, q_right, q_rope, k_right.index(0), k_rope.index(0), full_q,
+            empty_q, full_r0, empty_r.index(0), block_table, seq_lens, row, q_rows, stride_table, page_rows,
             num_rows, last_page, room, begin, end, first, last, first_at, 0, True,
         )),
         (load_pages, (
-            q_half, q_rope_desc, kv_half, kv_rope, q_left, q_right, q_rope, k_left.index(1), k_rope.index(1), full_q,
-            empty_q, full_l.index(1), empty_l.index(1), block_table, seq_lens, row, q_rows, stride_table, page_rows,
+            q_half, q_rope_desc, kv_piece, q_left, q_right, q_rope, k_left.index(1), k_rope.index(1), full_q,
+            empty_q, full_l1, empty_l.index(1), block_table, seq_lens, row, q_rows, stride_table, page_rows,
             num_rows, last_page, room, begin, end, first, last, first_at, 1, False,
         )),
         (load_pages, (
-            q_half, q_rope_desc, kv_half, kv_rope, q_left, q_right, q_rope, k_right.index(1), k_rope.index(1), full_q,
-            empty_q, full_r.index(1), empty_r.index(1), block_table, seq_lens, row, q_rows, stride_table, page_rows,
+            q_half, q_rope_desc, kv_piece, q_left, q_right, q_rope, k_right.index(1), k_rope.index(1), full_q,
+            empty_q, full_r1, empty_r.index(1), block_table, seq_lens, row, q_rows, stride_table, page_rows,
             num_rows, last_page, room, begin, end, first, last, first_at, 1, True,
         )),
     ], [4, 1, 1, 1, 1], [240, 24, 24, 24, 24])  # fmt: skip

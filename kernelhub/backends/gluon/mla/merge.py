@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """Merges the parts of sequences that several programs walked, and writes the results of those without keys.
 
-program -> one row; weigh its parts by 2^(lse - max), add the sink, store
+program of one warp -> one row; weigh its parts by 2^(lse - max), add the sink, store
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 LEAST = gl.constexpr(-1e30)
 PARTS = gl.constexpr(8)  # at a time
-TILE = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [1, 4], [1, 0]))
+TILE = gl.constexpr(gl.BlockedLayout([1, 4], [1, 32], [1, 1], [1, 0]))
 COLUMN = gl.constexpr(gl.SliceLayout(1, TILE))
 ROW = gl.constexpr(gl.SliceLayout(0, TILE))
 

@@ -14,7 +14,8 @@ PAIR = gl.constexpr(128)  # tokens
 SETUP = gl.constexpr(2)  # pairs' worth of time to begin and end a sequence
 FEWEST = gl.constexpr(2)  # the shortest part: below it merging costs more than it gains
 LANES = gl.constexpr(256)  # sequences at a time
-LINE = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))
+LINE = gl.constexpr(gl.BlockedLayout([2], [32], [4], [0]))  # of a program of 4 warps
+LINE_OF_WARP = gl.constexpr(gl.BlockedLayout([2], [32], [1], [0]))
 
 
 @gluon.jit
@@ -37,18 +38,18 @@ def costs_of(seq_lens, places, num_seqs, room):
 
 
 @gluon.jit
-def cost_of_part(parts, seq_lens, num_seqs, room):
+def cost_of_part(parts, seq_lens, num_seqs, room, LAYOUT: gl.constexpr):
     """The length of a part on the line of costs."""
     total = 0
     for start in range(0, num_seqs, LANES):
-        total += gl.sum(costs_of(seq_lens, start + gl.arange(0, LANES, LINE), num_seqs, room), 0)
+        total += gl.sum(costs_of(seq_lens, start + gl.arange(0, LANES, LAYOUT), num_seqs, room), 0)
     return gl.maximum((total + parts - 1) // parts, FEWEST)
 
 
 @gluon.jit
 def part_of_program(part, parts, seq_lens, num_seqs, room):
     """(begin, end) of a part on the line; its first sequence and the one past its last; where the first begins."""
-    each = cost_of_part(parts, seq_lens, num_seqs, room)
+    each = cost_of_part(parts, seq_lens, num_seqs, room, LINE)
     begin = part * each
     end = begin + each
     before = 0
@@ -80,11 +81,11 @@ def segment(seq_lens, sequence, at, begin, end, room):
 
 @gluon.jit
 def parts_of(sequence, parts, seq_lens, num_seqs, room):
-    """(first part, last part) that walk a sequence with keys, for every program alike; and its keys."""
-    each = cost_of_part(parts, seq_lens, num_seqs, room)
+    """(first part, last part) that walk a sequence with keys; and its keys. For a program of one warp."""
+    each = cost_of_part(parts, seq_lens, num_seqs, room, LINE_OF_WARP)
     at = 0
     for start in range(0, sequence, LANES):
-        places = start + gl.arange(0, LANES, LINE)
+        places = start + gl.arange(0, LANES, LINE_OF_WARP)
         at += gl.sum(gl.where(places < sequence, costs_of(seq_lens, places, num_seqs, room), 0), 0)
     kv_len = keys_of(seq_lens, sequence, room)
     pairs = (kv_len + (PAIR - 1)) // PAIR
