@@ -29,12 +29,12 @@ MODEL = AttentionModel("two heads of a group", 2, 1, 64, 64)
 
 
 class TestPrefill(Emulated, OpContract):
-    op, kernel = "attention", "emulated.prefill"
+    op, kernel = "attention", "emulated.prefill_any"
     labels = ("sinks, causal, width 64", "ragged, causal, both windows, softcap", "scale below zero, width 64")
 
 
 class TestPagedPrefill(Emulated, OpContract):
-    op, kernel = "paged_attention", "emulated.prefill"
+    op, kernel = "paged_attention", "emulated.prefill_any"
     labels = ("mixed and padded, width 64", "window_right, width 64")
 
 

@@ -18,5 +18,13 @@ class TestPagedPrefill(PagedContract):
     kernel = "gluon.prefill"
 
 
+class TestPrefillAny(DenseContract):
+    kernel = "gluon.prefill_any"
+
+
+class TestPagedPrefillAny(PagedContract):
+    kernel = "gluon.prefill_any"
+
+
 class TestDecode(MlaContract):
     kernel = "gluon.decode"

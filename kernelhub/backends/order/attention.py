@@ -18,6 +18,7 @@ _LAST = (
     "xformers.cutlass",
 )
 _FA3 = ("flash_attn.fa3", "flash_attn.vllm_fa3")
+_GLUON = ("gluon.prefill", "gluon.prefill_any")  # tiles of 128 queries, so few queries leave most of one empty
 _VARLEN = "torch.varlen_attn"  # FlashAttention-2: on an H200 1.4 to 1.6 times the time of triton.prefill
 _FLASHINFER = ("flashinfer.fa3_ragged", "flashinfer.fa2_ragged")
 # torch takes 0.64 to 0.71 of the time of triton.prefill. flashinfer.fa2_ragged takes 1.08 to 1.22 of it.
@@ -40,6 +41,7 @@ ATTENTION = (
             "triton.split_kv",
             *_FA3,
             "triton.prefill",
+            *_GLUON,
             "cudnn.sdpa",
             *_FLASHINFER,
             _VARLEN,
@@ -82,6 +84,10 @@ ATTENTION = (
     # 2 x 4096 of 128 heads of 192 and 128 2.18 and 3.84; 1 x 8192 1.65 and 2.55, and torch.sdpa 1.85. But torch, which
     # takes what is not ragged, plans nothing, and what each new shape costs the host is not in those. In one run,
     # flash_attn.fa3, vLLM's build of it and fa3_ragged: 1 x 8192 1.53, 1.60, 1.68; ragged 4 x 2048 0.504, 0.497, 0.480.
+    # On an H100 (attention_gluon_h100.json), gluon.prefill, torch.sdpa, triton.prefill, Llama 3.1 8B: 1 x 16384 3.17,
+    # 3.80, 4.60 ms; 4 x 4096 0.975, 1.02, 1.32; 16 x 1024 0.346, 0.312, 0.450; not causal 1 x 8192 1.86, 1.62, 2.44;
+    # ragged, 8000 tokens of 4 sequences of 64 heads 0.718 and Triton 0.908. gluon.prefill_any and triton.prefill: a
+    # window of gpt-oss 0.171 and 0.131, keys of 192 3.94 and 3.11.
     Line(
         "hopper",
         "prefill",
@@ -90,7 +96,9 @@ ATTENTION = (
             "torch.sdpa",
             "flashinfer.fa3_ragged",
             "cudnn.sdpa",
+            "gluon.prefill",
             "triton.prefill",
+            "gluon.prefill_any",
             "flashinfer.fa2_ragged",
             _VARLEN,
             *_LAST,

@@ -42,12 +42,17 @@ MLA_ATTENTION = (
     # 0.141 ms (flash_mla.dense 0.150 in another run), with 16 heads 0.160, 0.151 and 0.091; 1 x 32768 with 128 heads
     # 0.074, 0.063 and 0.044; four queries of 16 x 4096 with 16 heads 0.068, 0.055 and 0.042. Its plans on the host are
     # not in these, and no graph can capture it, which decode needs: prefer it where none is captured.
+    # On an H100 in CUDA graphs (attention_gluon_h100.json), gluon.decode, flash_mla.dense and split_kv: 128 heads, 32
+    # x 8192 0.183, 0.160 and 0.354 ms, 128 x 8192 0.668, 0.589 and 1.33, 32 x 1024 0.048, 0.056 and 0.068, 1 x 8192
+    # 0.023, 0.040 and 0.034; 16 heads, 32 x 8192 0.129, 0.139 and 0.161, 1 x 1024 0.015, 0.036 and 0.015. Outside of
+    # graphs the host's share of a small call is larger than Triton's.
     Line(
         "hopper",
         "decode",
         (
             "flash_mla.dense",
             "flash_mla.sparse",
+            "gluon.decode",
             "triton.split_kv",
             "flash_mla.sparse_padded",
             "triton.split_kv_fixed",

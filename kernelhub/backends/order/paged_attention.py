@@ -37,6 +37,8 @@ _DECODE = (
     *_FLASHINFER_DECODE,
     "triton.prefill",
     "triton.mixed",
+    "gluon.prefill",  # tiles of 128 queries, so few queries leave most of one empty
+    "gluon.prefill_any",
     "flashinfer.fa3_prefill",
     *_SINKS,
     *_LAST,
@@ -130,15 +132,19 @@ PAGED_ATTENTION = (
     ),
     # 2 x 4096: triton.prefill 1.94 ms, fa2_prefill 1.72, flashinfer.fa3_prefill 1.02, flash_attn.fa3 0.941, its build
     # in vLLM 0.923; 512 of 8192 tokens of 4 sequences 1.84, 1.63, 0.917, 0.849 and 0.831.
+    # On an H100 (attention_gluon_h100.json), gluon.prefill and triton.prefill: 2 x 4096 0.988 and 1.90 ms, with pages
+    # of 16 tokens 1.09 and 1.85; 512 of 8192 tokens of 4 sequences 0.853 and 1.89.
     Line(
         "hopper",
         "prefill",
         (
             *_FA3,
             "flashinfer.fa3_prefill",
+            "gluon.prefill",
             "flashinfer.fa2_prefill",
             "triton.prefill",
             "triton.mixed",
+            "gluon.prefill_any",
             *_SINKS,
             *_LAST,
             *_CUDNN,
@@ -148,6 +154,7 @@ PAGED_ATTENTION = (
     ),
     # 64 sequences of one query and 2 of 2048: flash_attn.fa3 and vLLM's build of it 0.411 ms, triton.mixed 0.665,
     # fa2_prefill 0.688, triton.prefill 0.792, fa3_prefill 1.38.
+    # On an H100 gluon.prefill, triton.prefill and triton.mixed: 1.12, 0.877 and 0.731.
     Line(
         "hopper",
         "mixed",
@@ -156,6 +163,8 @@ PAGED_ATTENTION = (
             "triton.mixed",
             "flashinfer.fa2_prefill",
             "triton.prefill",
+            "gluon.prefill",
+            "gluon.prefill_any",
             "flashinfer.fa3_prefill",
             *_SINKS,
             *_LAST,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import NOT_RUN
-from kernelhub.dispatch.constraint import OneOf, Rule, SameValue, anything, dtype_in
+from kernelhub.dispatch.constraint import Constraint, OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem
 
@@ -30,36 +30,39 @@ _CONSTRAINTS = (
 _FEATURES = frozenset({"ragged", "causal", "window_left", "window_right", "softcap", "sinks", "lse"})
 _SOURCE = "FlashAttention-3 (Shah et al. 2024)"
 
+# What was timed on an H100 and faster than Triton's (benchmarks/results/attention_gluon_h100.json); without windows.
+_FASTER = (OneOf("head_dim_qk", (128, 256), why="gluon.prefill_any takes 64 and 192"),)
+_PAGES = OneOf("page_size", (16, 32, 64, 128, 256), why="what TMA copies at once is part of a tile of 128 keys")
+_PREFILL = "a loading warp and two warpgroups of 64 rows, softmax beside the next products"
+_ANY = "the same with a left window, for heads of 64, and for keys of 192 with values of 128"
+
+
+def _record(op: str, name: str, summary: str, constraints: tuple[Constraint, ...], features: frozenset[str]) -> Kernel:
+    return Kernel(
+        op=op,
+        name=name,
+        target="kernelhub.backends.gluon.attention.adapter:Prefill",
+        summary=summary,
+        band=Band.TUNED,
+        constraints=(*_CONSTRAINTS, *constraints),
+        features=features,
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        source=_SOURCE,
+        standings=NOT_RUN,
+    )
+
+
 KERNELS = (
-    Kernel(
-        op="attention",
-        name="gluon.prefill",
-        target="kernelhub.backends.gluon.attention.adapter:Prefill",
-        summary="a loading warp and two warpgroups of 64 rows, softmax beside the next products",
-        band=Band.TUNED,
-        constraints=_CONSTRAINTS,
-        features=_FEATURES,
-        graph=GraphLevel.FULL,
-        deterministic=True,
-        batch_invariant=True,
-        source=_SOURCE,
-        standings=NOT_RUN,
+    _record("attention", "gluon.prefill", _PREFILL, _FASTER, _FEATURES - {"window_left"}),
+    _record("attention", "gluon.prefill_any", _ANY, (), _FEATURES),
+    _record(
+        "paged_attention",
+        "gluon.prefill",
+        f"{_PREFILL}; pages by TMA",
+        (*_FASTER, _PAGES),
+        (_FEATURES | {"kv_layout=HND"}) - {"window_left"},
     ),
-    Kernel(
-        op="paged_attention",
-        name="gluon.prefill",
-        target="kernelhub.backends.gluon.attention.adapter:Prefill",
-        summary="the same, whose loading warp copies pages by TMA",
-        band=Band.TUNED,
-        constraints=(
-            *_CONSTRAINTS,
-            OneOf("page_size", (16, 32, 64, 128, 256), why="what TMA copies at once is part of a tile of 128 keys"),
-        ),
-        features=_FEATURES | {"kv_layout=HND"},
-        graph=GraphLevel.FULL,
-        deterministic=True,
-        batch_invariant=True,
-        source=_SOURCE,
-        standings=NOT_RUN,
-    ),
+    _record("paged_attention", "gluon.prefill_any", _ANY, (_PAGES,), _FEATURES | {"kv_layout=HND"}),
 )
