@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 MOST_SHARED = 232_448  # bytes that a block may have on sm_90
+WITHOUT_PRODUCTS = {"merge_kernel"}
 LOADS_THAT_COST_NOTHING = 8  # of values that a loop does not change, where ptxas prefers that to a register
 
 
@@ -36,6 +37,9 @@ def test_launches_compile_to_what_they_were_written_for(every: bool) -> None:
         assert row["record"] is not None, row
         assert row["shared_memory_bytes"] <= MOST_SHARED, row
         assert row["serialised"] == [], row
+        if row["kernel"] in WITHOUT_PRODUCTS:
+            assert row["spill_store_bytes"] == 0, row
+            continue
         assert row["wgmma"] > 0, row
         assert row["tma_loads"] > 0, row
         assert row["register_moves"] > 0, row
