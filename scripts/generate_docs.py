@@ -380,6 +380,14 @@ def cost_of_ops() -> str:
     return table(("op", *header), rows)
 
 
+def launching() -> str:
+    """What launches keep the host of a GPU, by kernelhub's launcher and by Triton's."""
+    result = results("launch_h100.json")
+    rows = [(what, f"{us:.1f} µs") for what, us in result["us"].items()]
+    where = f"{result['device']}, {result['machine']}, {result['date']}, launching as in commit {result['commit']}."
+    return f"{where}\n\n{table(('on the host', 'time'), rows)}"
+
+
 def every_kernel() -> list[tuple[str, str]]:
     """(op, kernel) of all records."""
     return [(op, name) for op, function in zip(OPS, functions(), strict=True) for name in function.kernels()]
@@ -527,6 +535,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "adapters": adapters,
     "cost": cost,
     "cost of ops": cost_of_ops,
+    "launching": launching,
     "first call": first_call,
     "headlines": headlines,
     "headlines of a cpu": headlines_of_a_cpu,

@@ -72,7 +72,8 @@ typedef struct {
   PyObject* stream_self;
   PyObject* failed;  /* (status, kernel) -> exception */
   PyObject* enter;   /* device -> None; makes the device's context current in this thread */
-  PyObject *allocate, *release; /* (bytes, stream) -> address, and (address); or None, and memory comes as a tensor */
+  PyObject* allocate; /* (bytes, stream) -> memory as a tensor or an address; or None: there are no temporaries */
+  PyObject* release;  /* (memory); or None: it goes with the object */
   PyObject* current;            /* () -> the current device; or None */
   PyCFunction current_function;
   PyObject* current_self;
@@ -804,6 +805,10 @@ static int allocate(Driver* driver, unsigned long long bytes, void* stream, PyOb
 /* Give memory back, an exception being kept: the launches that use it are in the stream, and what gets it next runs
  * after them. */
 static int release(Driver* driver, PyObject* memory) {
+  if (driver->release == Py_None) {
+    Py_DECREF(memory);
+    return 0;
+  }
   PyObject *type, *value, *trace;
   PyErr_Fetch(&type, &value, &trace);
   PyObject* done = PyObject_CallFunctionObjArgs(driver->release, memory, NULL);
@@ -835,8 +840,7 @@ static int launch_sequence(Sequence* self, PyObject* const* given) {
   PyObject* memory = NULL;
   if (self->room) {
     if (allocate(self->driver, self->room, stream, &memory) < 0) return -1;
-    addresses[count] = PyLong_AsUnsignedLongLong(memory);
-    if (addresses[count] == (uint64_t)-1 && PyErr_Occurred()) {
+    if (address_of(self->driver, memory, count, &addresses[count]) < 0) {
       Py_DECREF(memory);
       return -1;
     }

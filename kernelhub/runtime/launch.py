@@ -11,7 +11,6 @@ import functools
 import importlib
 import importlib.util
 import logging
-import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,7 +117,8 @@ def native_of(module: Any, launch: int, encode: int, **other: Any) -> Native:
         "failed": _failed,
         "enter": _enter,
         "current": getattr(torch._C, "_cuda_getDevice", None),
-        **dict(zip(("allocate", "release"), _memory(), strict=True)),
+        "allocate": _room if torch.version.cuda else None,
+        "release": None,
         "runtime": _hooks(),
     }
     usual |= other
@@ -168,18 +168,11 @@ def _build() -> tuple[Any, str]:
     return module, ""
 
 
-def _memory() -> tuple[Any, Any]:
-    """torch's functions that allocate and free memory on a stream; None where another allocator replaces its own."""
+def _room(size: int, stream: int) -> Any:
+    """Memory for temporaries on the current device and stream, which a captured call gets from its graph's pool."""
     import torch
 
-    names = (
-        "_cuda_cudaCachingAllocator_raw_alloc",
-        "_cuda_cudaCachingAllocator_raw_delete",
-        "_cuda_getAllocatorBackend",
-    )
-    allocate, release, backend = (getattr(torch._C, name, None) for name in names)
-    usual = backend is not None and backend() == "native" and not os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING")
-    return (allocate, release) if usual else (None, None)
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
 
 
 def _hooks() -> Any:

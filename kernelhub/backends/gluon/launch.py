@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.gluon.language import TensorDescriptor, gl
-from kernelhub.backends.shared.direct import direct_launch
 from kernelhub.backends.shared.operands import is_aligned
 
 _MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change with their lengths
@@ -43,7 +42,7 @@ class Launcher:
         self.kernel, self.static, self.num_warps = kernel, dict(static), num_warps
         assert sorted(kernel.arg_names[-len(static) :]) == sorted(static), "static arguments must be last"
         self._values = tuple(static[name] for name in kernel.arg_names if name in static)
-        self._compiled: dict[Hashable, tuple[Any, Any]] = {}
+        self._compiled: dict[Hashable, Any] = {}
 
     def __call__(self, grid: int | tuple[int, ...], variant: Hashable | None, *arguments: Any) -> None:
         """Launch on the current device.
@@ -55,17 +54,15 @@ class Launcher:
             arguments: everything but the static arguments, in order: tensors, descriptors, numbers.
         """
         sizes = grid if isinstance(grid, tuple) else (grid,)
-        ready = self._compiled.get(variant)
-        if ready is not None:
-            compiled, direct = ready
-            if direct is None or not direct.launch(sizes, *arguments):
-                compiled[(*sizes, 1, 1)[:3]](*arguments, *self._values)
+        compiled = self._compiled.get(variant)
+        if compiled is not None:
+            compiled[(*sizes, 1, 1)[:3]](*arguments, *self._values)
             return
         compiled = self.kernel[sizes](*arguments, **self.static, num_warps=self.num_warps)
         if variant is not None and compiled is not None:
             if len(self._compiled) >= _MOST_VARIANTS:
                 self._compiled.clear()
-            self._compiled[variant] = compiled, direct_launch(compiled, len(arguments))
+            self._compiled[variant] = compiled
 
 
 def descriptor(

@@ -10,6 +10,7 @@ import gc
 import struct
 import sys
 import threading
+import weakref
 from ctypes import c_int
 from typing import Any
 
@@ -24,6 +25,7 @@ from kernelhub.backends.triton import launch as of_triton
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.dispatch.lost import is_final
+from kernelhub.runtime import launch as runtime
 from tests.backends.launching.stub import Memory, OneDevice, Stub, install, install_launcher
 
 
@@ -116,7 +118,7 @@ def tensor_maps(stub: Stub) -> None:
 
 
 def gluon_maps(stub: Stub) -> None:
-    """The same of a Gluon kernel, by the launcher of that backend."""
+    """The same of a Gluon kernel."""
     from kernelhub.backends.gluon import launch as of_gluon
     from kernelhub.backends.gluon.language import gl, gluon, mbarrier, tma_load
 
@@ -131,23 +133,16 @@ def gluon_maps(stub: Stub) -> None:
         gl.store(y, n)
 
     globals().update(copies=copies, gl=gl, mbarrier=mbarrier, tma_load=tma_load)
-    made: list[Any] = []
-
-    def direct_of(compiled: Any, given: int) -> Any:
-        sizes = sizes_of(compiled, given)
-        stub.expect(sizes)
-        made.append(compiled)
-        return direct_launch(compiled, given, sizes=lambda function, most: sizes)
-
-    of_gluon.direct_launch = direct_of
-    launcher = of_gluon.Launcher(copies, {"SIZE": 64})
     x, y = torch.zeros(256, 64, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int32)
-    launcher(3, 0, of_gluon.descriptor(x, (64, 64)), y, 5)
+    compiled = copies[(3,)](of_gluon.descriptor(x, (64, 64)), y, 5, SIZE=64)
+    sizes = sizes_of(compiled, 3)
+    stub.expect(sizes)
+    kernel = direct_launch(compiled, 3, sizes=lambda function, most: sizes)
     for rows in (256, 128):
         given = (of_gluon.descriptor(x, (64, 64), (rows, 64), (64, 1)), y, 7)
         stub.take()
-        made[0][(3, 1, 1)](*given, 64)
-        launcher(3, 0, *given)
+        compiled[(3, 1, 1)](*given, 64)
+        assert kernel.launch(3, *given)
         by_triton, ours = stub.take()
         assert ours == by_triton, (ours, by_triton)
 
@@ -249,6 +244,31 @@ def devices_and_streams(stub: Stub) -> None:
     OneDevice.current = 0
 
 
+def memory_as_a_tensor(stub: Stub) -> None:
+    """Temporaries may be a tensor, as on a GPU: it lives as long as the call."""
+    on_stub(stub)
+    made: list[Any] = []
+
+    def allocate(size: int, stream: int) -> torch.Tensor:
+        memory = torch.empty(size, dtype=torch.uint8, device="cpu")
+        made.append((weakref.ref(memory), memory.data_ptr(), size, stream))
+        return memory
+
+    native = stub.native(stream_of=OneDevice.stream_of, current=lambda: 0, allocate=allocate, release=None)
+    runtime.native = lambda: native
+    adapter, (x, y) = Adapter(), (torch.zeros(64), torch.zeros(64))
+    for _ in range(4):
+        adapter.launch(x, y, 7)
+    assert adapter.anew == 2
+    assert len(made) == 2
+    first, second = stub.take()[-2:]
+    memory, address, size, stream = made[-1]
+    assert first.parameters[1] == second.parameters[0] == struct.pack("<Q", address)
+    assert (size, stream) == (256, 77)
+    assert memory() is None
+    install_launcher(stub)
+
+
 def errors(stub: Stub) -> None:
     """An error of the driver names its code and the kernel; a thread without a context gets one; no launch is lost."""
     on_stub(stub)
@@ -346,7 +366,17 @@ def threads_and_leaks(stub: Stub) -> None:
     adapter.repeated.clear()
 
 
-SCENARIOS = (same_as_triton, tensor_maps, gluon_maps, repeated, devices_and_streams, errors, hooks, threads_and_leaks)
+SCENARIOS = (
+    same_as_triton,
+    tensor_maps,
+    gluon_maps,
+    repeated,
+    devices_and_streams,
+    memory_as_a_tensor,
+    errors,
+    hooks,
+    threads_and_leaks,
+)
 
 
 def main(names: list[str]) -> None:
