@@ -50,6 +50,8 @@ ROUNDS = 100
 GOAL_NS = 4_500
 GOALS_NS = {
     "write_kv_cache": 6_500,
+    "rms_norm_quant": 8_500,
+    "silu_and_mul_quant": 6_500,
     **dict.fromkeys(("write_mla_cache", "concat_mla_k", "mqa_logits", "quantize_nvfp4", "bmm_fp8"), 5_500),
     **dict.fromkeys(("mla_attention", "paged_mqa_logits", "linear_attention", "fp8_gemm", "grouped_gemm"), 6_500),
     "fp4_gemm": 8_500,
@@ -80,6 +82,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "all_reduce_rms_norm": {"tokens": 4, "hidden_size": 256},
     "moe_dispatch": {"tokens": 4, "hidden_size": 64, "num_experts": 8, "top_k": 2},
     "moe_combine": {"tokens": 4, "hidden_size": 64, "num_experts": 8, "top_k": 2},
+    "rms_norm_quant": {"tokens": 4, "width": 256},
+    "silu_and_mul_quant": {"tokens": 4, "width": 256},
     "fp4_gemm": {"tokens": 4, "n": 256, "k": 256},
     "bmm_fp8": {"batch": 4, "tokens": 4},
     "fp8_gemm": {"tokens": 4, "n": 256, "k": 256},

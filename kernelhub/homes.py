@@ -27,6 +27,8 @@ OPS: dict[str, str] = {
     "dequantize_mxfp8": "kernelhub.ops.quant.mx",
     "quantize_nvfp4": "kernelhub.ops.quant.nvfp4",
     "dequantize_nvfp4": "kernelhub.ops.quant.nvfp4",
+    "rms_norm_quant": "kernelhub.ops.fused_quant.norm",
+    "silu_and_mul_quant": "kernelhub.ops.fused_quant.activation",
     "fp4_gemm": "kernelhub.ops.gemm.fp4.op",
     "bmm_fp8": "kernelhub.ops.gemm.fp8.batched.op",
     "fp8_gemm": "kernelhub.ops.gemm.fp8.op",

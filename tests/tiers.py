@@ -33,6 +33,8 @@ NAMED = {
         "tests/backends/test_cpp.py::TestTargets",
         "tests/backends/test_direct_launch.py::test_what_the_driver_receives",
         "tests/backends/test_triton_ahead.py",
+        "tests/cuda/test_emulated.py",
+        "tests/cuda/test_nvrtc.py::test_nvrtc_compiles_it_for_every_generation",
         "tests/gluon/test_ahead.py",
         "tests/compat/test_transformers.py::TestOtherModels::test_compiled_models",
         "tests/cli/test_warmup.py::TestHere::test_the_chosen_kernels_are_verified_unless_said_otherwise",

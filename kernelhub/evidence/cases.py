@@ -6,6 +6,7 @@ from kernelhub.ops.attention.cases import AttentionCases, PagedAttentionCases
 from kernelhub.ops.case import OpCases
 from kernelhub.ops.comm.cases import AllReduceCases, AllReduceRmsNormCases
 from kernelhub.ops.comm.experts.cases import CombineCases, DispatchCases
+from kernelhub.ops.fused_quant.cases import ActivationCases, NormCases
 from kernelhub.ops.gemm.fp4.cases import Fp4GemmCases
 from kernelhub.ops.gemm.fp8.batched.cases import BmmFp8Cases
 from kernelhub.ops.gemm.fp8.cases import Fp8GemmCases
@@ -41,6 +42,8 @@ CASES: dict[str, OpCases] = {
         DispatchCases(),
         CombineCases(),
         *(kind(format) for format in ("fp8", "mxfp4", "mxfp8", "nvfp4") for kind in (QuantizeCases, DequantizeCases)),
+        NormCases(),
+        ActivationCases(),
         Fp4GemmCases(),
         BmmFp8Cases(),
         Fp8GemmCases(),

@@ -83,6 +83,7 @@ FORMS: Mapping[str, Form] = {
     "float": _number("float"),
     "float | None": _number("float?"),
     "str": _itself("str"),
+    "str | None": _itself("str?"),
     "torch.dtype": _itself("ScalarType"),
     "torch.dtype | None": _itself("ScalarType?"),
     "torch.dtype | str | None": Form(
@@ -116,7 +117,7 @@ class Traced:
     Args:
         memory: takes the arguments by name, and gives the results' memory by name of the result, for fake tensors.
             A result has the name of its destination, if it has one.
-        asked: name of the flag that requests a result, for the optional results.
+        asked: name of the flag, or of the operand, that requests a result, for the optional results.
         given_back: name of the parameter that is itself the result where it is given; an operator cannot return it.
         within: a context in which the op runs.
         in_place: operands that may be the destination, too; an operator may write no operand that it also reads, so
@@ -163,7 +164,10 @@ class Traced:
 
         def wants(given: Mapping[str, Any], result: str) -> bool:
             """Whether a call returns a result: it requests the result, or passes a destination."""
-            return result not in self._asked or given[self._asked[result]] or given.get(result) is not None
+            if result not in self._asked or given.get(result) is not None:
+                return True
+            asked = given[self._asked[result]]
+            return asked is not None and asked is not False
 
         def fixed(given: Mapping[str, Any], results: Mapping[str, Tensor], like: Tensor) -> Any:
             """As many results as the operator has: those written to a destination or not requested are empty."""

@@ -26,7 +26,8 @@ def package(name: str, versions: str = "", *, distribution: str | None = None, i
     Args:
         name: import name; a submodule may not be given, since finding one imports its parent.
         versions: PEP 440 specifiers that the installed version must meet, e.g. ``">=3.6,<3.10"``.
-        distribution: name on the package index, where it differs from the import name.
+        distribution: name on the package index, where it differs from the import name. A namespace that several
+            distributions share, such as ``cuda``, is there if this one is.
         install: the remedy, a command; by default ``pip install`` of the distribution.
 
     Returns:
@@ -43,7 +44,7 @@ def package(name: str, versions: str = "", *, distribution: str | None = None, i
         return spec
     if spec is None:
         return lacking(name, "package_missing", f"{name} is not installed", remedy)
-    if spec.origin is None:
+    if spec.origin is None and (distribution == name or _version_of(distribution) is None):
         folder = ", ".join(spec.submodule_search_locations or ())
         return lacking(name, "package_broken", f"{name} is an empty namespace folder ({folder})", remedy)
     version = _version_of(distribution)

@@ -17,6 +17,7 @@ import sysconfig
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from kernelhub.probes import distributions
 from kernelhub.probes.finding import Finding, found, lacking
 
 
@@ -121,6 +122,21 @@ def nvcc() -> Finding:
         where = f"no nvcc in {root}/bin" if root else "no nvcc on PATH"
         return lacking("nvcc", "toolkit_missing", where, remedy)
     return nvcc_at(Path(executable))
+
+
+def nvrtc() -> Finding:
+    """NVIDIA's run-time compiler: as a package, or in the toolkit that CUDA_HOME or CUDA_PATH names. Not loaded."""
+    for name in ("nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu13", "nvidia-cuda-nvrtc-cu12"):
+        version = distributions.version_of(name)
+        if version:
+            return found("NVRTC", version, f"NVRTC {version} ({name})")
+    root = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    for library in sorted(Path(root).glob("lib*/libnvrtc.so.*")) if root else ():
+        return found("NVRTC", None, f"NVRTC at {library}")
+    where = f"no libnvrtc in {root}" if root else "nvidia-cuda-nvrtc is not installed, and CUDA_HOME names no toolkit"
+    return lacking(
+        "NVRTC", "toolkit_missing", where, "pip install nvidia-cuda-nvrtc, or set CUDA_HOME to a CUDA toolkit"
+    )
 
 
 def nvcc_at(executable: Path) -> Finding:

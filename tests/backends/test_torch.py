@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
+from kernelhub.testing import OpContract
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.comm import AllReduceContract, AllReduceRmsNormContract
@@ -144,6 +145,14 @@ class TestExperts(ExpertsContract):
 
 class TestLinear(LinearContract):
     kernel = "torch.chunked"
+
+
+class TestNorm(OpContract):
+    op, kernel, quick = "rms_norm_quant", "torch.steps", True
+
+
+class TestActivation(OpContract):
+    op, kernel, quick = "silu_and_mul_quant", "torch.steps", True
 
 
 class TestScatterKvCache(KvCacheContract):

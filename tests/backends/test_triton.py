@@ -10,7 +10,7 @@ import torch
 
 from kernelhub.backends.triton.gemm.fp4 import adapter as fp4_adapter
 from kernelhub.backends.triton.gemm.fp4 import decoded as fp4_decoded
-from kernelhub.testing import KernelCase
+from kernelhub.testing import KernelCase, OpContract
 from tests.conftest import HAS_GPU
 from tests.contract.attention import Contract, DenseContract, PagedContract
 from tests.contract.bmm_fp8 import BmmFp8Contract
@@ -143,6 +143,14 @@ class TestLinearChunked(LinearContract):
 class TestLinearRecurrent(LinearContract):
     most_elements = None if HAS_GPU else 20_000
     kernel = "triton.recurrent"
+
+
+class TestNorm(OpContract):
+    op, kernel, quick = "rms_norm_quant", "triton.rows", not HAS_GPU
+
+
+class TestActivation(OpContract):
+    op, kernel, quick = "silu_and_mul_quant", "triton.rows", not HAS_GPU
 
 
 class TestWriteKvCache(KvCacheContract):

@@ -12,6 +12,7 @@ from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inp
 from kernelhub.ops.comm.experts.inputs import combine_inputs, dispatch_inputs
 from kernelhub.ops.comm.experts.problem import FORMATS as EXPERT_FORMATS
 from kernelhub.ops.comm.inputs import all_reduce_inputs, all_reduce_rms_norm_inputs
+from kernelhub.ops.fused_quant.inputs import activation_inputs, norm_inputs
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
@@ -34,6 +35,7 @@ from tests.fuzz.operands import Arguments
 
 FP8, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+FORMS = (None, "fp8_tensor", "fp8_token", "fp8_group", "mxfp8", "nvfp4")
 _LENGTHS = (0, 0, 1, 1, 2, 3, 7, 15, 16, 17, 31, 33, 40, 64, 65)
 _WIDTHS = ((16, 16), (32, 32), (40, 40), (64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (192, 128), (256, 256))
 _ROWS = (0, 1, 2, 3, 5, 8, 15, 16, 17, 31, 33, 64, 65)
@@ -503,6 +505,43 @@ def fused_moe(random: Random, device: torch.device) -> Arguments:
     return arguments
 
 
+def rms_norm_quant(random: Random, device: torch.device) -> Arguments:
+    dtype, form = random.choice(FLOATS), random.choice(FORMS)
+    arguments = norm_inputs(
+        tokens=random.choice(_ROWS),
+        width=random.choice((16, 48, 128, 320, 2064) if form == "nvfp4" else (1, 7, 64, 127, 320, 2049)),
+        format=form,
+        residual=random.random() < 0.5,
+        dtype=dtype,
+        weight_dtype=random.choice((dtype, torch.float32)),
+        device=device,
+        **_seed(random),
+    )
+    arguments["eps"] = random.choice((1e-6, 1e-5, 0.1))
+    return arguments | {"unit_offset": random.random() < 0.3} | _scales(form, random)
+
+
+def silu_and_mul_quant(random: Random, device: torch.device) -> Arguments:
+    form = random.choice(FORMS)
+    arguments = activation_inputs(
+        tokens=random.choice(_ROWS),
+        width=random.choice((16, 48, 128, 320, 2064) if form == "nvfp4" else (1, 7, 64, 127, 320, 2049)),
+        format=form,
+        dtype=random.choice(FLOATS),
+        device=device,
+        **_seed(random),
+    )
+    return arguments | _scales(form, random)
+
+
+def _scales(form: str | None, random: Random) -> Arguments:
+    """Options of the scales of float8 by token and by group."""
+    if form not in ("fp8_token", "fp8_group"):
+        return {}
+    chosen: Arguments = random.choice(({}, {"ue8m0": True}, {"scale_dtype": torch.float8_e8m0fnu}))
+    return chosen | {"scale_layout": random.choice(("row", "column"))}
+
+
 def route_experts(random: Random, device: torch.device) -> Arguments:
     groups = random.choice((1, 1, 1, 4))
     experts = groups * random.choice((2, 4, 8, 17))
@@ -546,6 +585,8 @@ DRAWN: dict[str, Callable[[Random, torch.device], Arguments]] = {
         quantize_mxfp4,
         quantize_mxfp8,
         quantize_nvfp4,
+        rms_norm_quant,
+        silu_and_mul_quant,
         fp8_gemm,
         bmm_fp8,
         fp4_gemm,

@@ -179,6 +179,17 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "quantize_nvfp4": {"bf16": {}, "given": {"static": True, "dtype": "float16"}},
     "quantize_mxfp4": {"floor": {}, "up": {"round_up": True}},
     "quantize_mxfp8": {"floor": {}, "up": {"round_up": True}},
+    "rms_norm_quant": {
+        "fp8_group, residual": {"residual": True},
+        "floats": {"format": "none"},
+        "nvfp4": {"format": "nvfp4", "residual": True, "unit_offset": True},
+        "fp8_token ue8m0": {"format": "fp8_token", "ue8m0": True, "column": True},
+    },
+    "silu_and_mul_quant": {
+        "fp8_group": {},
+        "mxfp8": {"format": "mxfp8"},
+        "65536 wide": {"format": "fp8_token", "width": 65536},
+    },
     "fp4_gemm": {
         "bf16 a": {},
         "bf16 a, packed": {"weight_layout": "fp4.tiles64x128.v1"},

@@ -90,6 +90,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "concat_mla_k": {"num_heads": 4},
     "quantize_fp8": {"granularity": "group", "group_size": 64, "column": True, "static": False},
     "dequantize_fp8": {"granularity": "group", "group_size": 64},
+    "write_kv_cache": {"num_kv_heads": 2, "kv_scale": "head", "kv_layout": "HND"},
+    "rms_norm_quant": {"width": 256, "format": "nvfp4", "residual": True, "unit_offset": True},
+    "silu_and_mul_quant": {"width": 256, "format": "fp8_tensor"},
 }  # fmt: skip
 
 # Other ways in which an op is asked.

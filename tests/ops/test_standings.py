@@ -20,7 +20,10 @@ from kernelhub.probes.device import SIMULATED
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 FAMILIES = {"cpu": "cpu", "hopper": "h200"}  # that tests have run on: the word in the names of the files
 # Runs of parts of the tests: of kernels beside a library, or of ops that are younger than the results of all tests.
-RUNS = {"cpu": ("ranks_cpu.json", "own_ops_cpu.json"), "hopper": ("libraries_h200.json", "nvlink_h100.json")}
+RUNS = {
+    "cpu": ("ranks_cpu.json", "own_ops_cpu.json"),
+    "hopper": ("libraries_h200.json", "cuda_h100.json", "nvlink_h100.json"),
+}
 FAMILY_OF = {name: device.family for name, device in SIMULATED.items()}
 
 

@@ -208,6 +208,8 @@ SMALL: dict[str, dict[str, Any]] = {
         f"{way}quantize_{form}": {"tokens": 3, "width": 256} for way in ("", "de") for form in ("fp8", "mxfp4", "mxfp8")
     },
     **{f"{way}quantize_nvfp4": {"tokens": 3, "width": 256} for way in ("", "de")},
+    "rms_norm_quant": {"tokens": 3, "width": 256},
+    "silu_and_mul_quant": {"tokens": 3, "width": 256},
     "fp4_gemm": {"tokens": 3, "n": 64, "k": 128},
     "bmm_fp8": {"batch": 2, "tokens": 3, "n": 32, "k": 32},
     "fp8_gemm": {"tokens": 3, "n": 64, "k": 128},

@@ -7,6 +7,7 @@ from kernelhub.backends.order import (
     attention,
     fp4_gemm,
     fp8_gemm,
+    fused_quant,
     grouped_gemm,
     indexer,
     kv_cache,
@@ -26,5 +27,6 @@ ORDER = {
     **grouped_gemm.ORDER,
     **moe.ORDER,
     **indexer.ORDER,
+    **fused_quant.ORDER,
     **quant.ORDER,
 }

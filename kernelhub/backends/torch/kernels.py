@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.torch import attention, comm, gemm, indexer, kv_cache, linear_attention, merge, mla, moe, quant
+from kernelhub.backends.torch import (
+    attention,
+    comm,
+    fused_quant,
+    gemm,
+    indexer,
+    kv_cache,
+    linear_attention,
+    merge,
+    mla,
+    moe,
+    quant,
+)
 from kernelhub.backends.torch.comm import experts
 from kernelhub.dispatch.kernel import Backend, Watch
 
@@ -19,6 +31,7 @@ KERNELS = (
     *attention.KERNELS,
     *comm.KERNELS,
     *experts.KERNELS,
+    *fused_quant.KERNELS,
     *gemm.KERNELS,
     *indexer.KERNELS,
     *kv_cache.KERNELS,

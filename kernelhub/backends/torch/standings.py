@@ -37,8 +37,8 @@ _ROCM = published(
     "https://rocm.docs.amd.com/en/latest/compatibility/ml-compatibility/pytorch-compatibility.html",
 )
 
-# Of what has not run on a GPU.
-STATED = (_stated("volta", "ampere", "ada", "hopper", "blackwell", "blackwell_rtx", "thor"), _ROCM)
+# Of what has not run on the H200, beside a standing of its own on Hopper.
+STATED = (_stated("volta", "ampere", "ada", "blackwell", "blackwell_rtx", "thor"), _ROCM)
 EVERYWHERE = (H200, CPU, _stated("volta", "ampere", "ada", "blackwell", "blackwell_rtx", "thor"), _ROCM)
 ON_CPU = (CPU,)
 ON_HOPPER = (H200,)

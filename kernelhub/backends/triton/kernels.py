@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.triton import attention, comm, gemm, indexer, kv_cache, linear_attention, merge, mla, moe, quant
+from kernelhub.backends.triton import (
+    attention,
+    comm,
+    fused_quant,
+    gemm,
+    indexer,
+    kv_cache,
+    linear_attention,
+    merge,
+    mla,
+    moe,
+    quant,
+)
 from kernelhub.dispatch.kernel import Backend, Watch
 
 BACKEND = Backend(
@@ -17,6 +29,7 @@ BACKEND = Backend(
 KERNELS = (
     *attention.KERNELS,
     *comm.KERNELS,
+    *fused_quant.KERNELS,
     *gemm.KERNELS,
     *indexer.KERNELS,
     *kv_cache.KERNELS,

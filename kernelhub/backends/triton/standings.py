@@ -29,5 +29,6 @@ STANDINGS = (
 )
 # Of what has not run on a GPU.
 STATED = published("ampere", "ada", "hopper", "blackwell", "blackwell_rtx", evidence=_STATED)
+STATED_ELSEWHERE = published("ampere", "ada", "blackwell", "blackwell_rtx", evidence=_STATED)  # than on Hopper
 # What is not compiled ahead by itself.
 WITHOUT_AHEAD = (*_RAN, published("ampere", "ada", "blackwell", "blackwell_rtx", evidence=_STATED))

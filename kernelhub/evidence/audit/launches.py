@@ -23,6 +23,8 @@ from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import arguments_of
 from kernelhub.ops.case import Arguments
 from kernelhub.ops.formats import E8M0
+from kernelhub.ops.fused_quant.formats import GIVEN
+from kernelhub.ops.fused_quant.problem import NONE
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
 from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
 from kernelhub.ops.linear_attention.adapter import States
@@ -441,6 +443,35 @@ def _quantize_mx(problem: Any, given: tuple[Any, ...]) -> Read:
     return Read({"x": x, "scale_rounding": "up" if problem.round_up else "floor"}, {"out": codes, "out_scale": scale})
 
 
+def _form_of_result(problem: Any, given: Tensor | None) -> Arguments:
+    """The form of a fused op's result, as arguments."""
+    if problem.format == NONE:
+        return {}
+    said: Arguments = {"format": problem.format, "ue8m0": problem.ue8m0}
+    said["scale_dtype"] = getattr(torch, problem.scale_dtype)
+    return said if given is None else said | {GIVEN[problem.format]: given}
+
+
+def _rms_norm_quant(problem: Any, given: tuple[Any, ...]) -> Read:
+    x, weight, eps, residual, given_scale, out, scale, residual_out = given
+    arguments = {"x": x, "weight": weight, "eps": eps, "unit_offset": problem.unit_offset}
+    arguments |= _form_of_result(problem, given_scale)
+    results = {"out": out} | ({} if scale is None else {"out_scale": scale})
+    if given_scale is not None and scale is None:
+        results["out_scale"] = given_scale
+    if residual is not None:
+        arguments["residual"], results["out_residual"] = residual, residual_out
+    return Read(arguments, results)
+
+
+def _silu_and_mul_quant(problem: Any, given: tuple[Any, ...]) -> Read:
+    x, given_scale, out, scale = given
+    results = {"out": out} | ({} if scale is None else {"out_scale": scale})
+    if given_scale is not None and scale is None:
+        results["out_scale"] = given_scale
+    return Read({"x": x, **_form_of_result(problem, given_scale)}, results)
+
+
 def _dequantize(problem: Any, given: tuple[Any, ...]) -> Read:
     codes, scale, global_scale, out = given
     if getattr(problem, "granularity", None) == TENSOR:
@@ -516,6 +547,8 @@ READERS: dict[str, Reader] = {
     "quantize_nvfp4": _quantize_nvfp4,
     "quantize_mxfp4": _quantize_mx,
     "quantize_mxfp8": _quantize_mx,
+    "rms_norm_quant": _rms_norm_quant,
+    "silu_and_mul_quant": _silu_and_mul_quant,
     "dequantize_fp8": _dequantize,
     "dequantize_nvfp4": _dequantize,
     "dequantize_mxfp4": _dequantize,

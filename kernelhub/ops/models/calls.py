@@ -69,6 +69,8 @@ MAKERS = {
     "dequantize_nvfp4": "kernelhub.ops.quant.serving:dequantize_nvfp4_calls",
     "dequantize_mxfp4": "kernelhub.ops.quant.serving:dequantize_mxfp4_calls",
     "dequantize_mxfp8": "kernelhub.ops.quant.serving:dequantize_mxfp8_calls",
+    "rms_norm_quant": "kernelhub.ops.fused_quant.serving:norm_calls",
+    "silu_and_mul_quant": "kernelhub.ops.fused_quant.serving:activation_calls",
     "fp8_gemm": "kernelhub.ops.gemm.fp8.serving:fp8_gemm_calls",
     "bmm_fp8": "kernelhub.ops.gemm.fp8.serving:bmm_fp8_calls",
     "fp4_gemm": "kernelhub.ops.gemm.fp4.serving:fp4_gemm_calls",

@@ -9,6 +9,11 @@ from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
 
+_H100 = verified(
+    "hopper",
+    evidence="NVIDIA H100 80GB HBM3, 2026-11-25, torch 2.11.0+cu130, write_kv_cache by torch on a GPU: 41 tests passed "
+    "(benchmarks/results/cuda_h100.json)",
+)
 _CPU = verified(
     "cpu",
     evidence="CPU, 2 cores, 2026-11-25, torch 2.13.0+cpu, write_kv_cache by torch: 54 tests passed "
@@ -32,6 +37,6 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
-        standings=(_CPU, *standings.STATED),
+        standings=(_CPU, _H100, *standings.STATED),
     ),
 )

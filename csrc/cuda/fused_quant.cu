@@ -1,0 +1,272 @@
+// RMSNorm with a residual, or SiLU and product, of rows, and their quantisation, as kernelhub.ops.fused_quant says.
+//
+// LANES threads share a row, or a stretch of CHUNK elements of it where nothing is summed up over the row; each keeps
+// EACH vectors in registers. Small rows share a block. A group of 128, 32 or 16 elements is that of neighbouring lanes.
+//
+// Defined by the host: OPERATION (0 norm, 1 SiLU and product), ELEMENT (bf16, f16, float), SIZE of one, WEIGHT (likewise),
+// WIDTH, FORMAT (0 floats, 1 fp8 of the tensor, 2 of the token, 3 of groups, 4 mxfp8, 5 nvfp4), RESIDUAL, UNIT_OFFSET,
+// UE8M0, E8M0 (scales of one byte), EACH, LANES, ROWS of a block, CHUNKS of a row.
+#include "reduce.h"
+
+typedef ELEMENT T;
+typedef WEIGHT W;
+
+#if FORMAT == 0
+typedef T Stored;
+#else
+typedef u8 Stored;
+#endif
+#if FORMAT >= 4 || E8M0
+typedef u8 Scale;
+#else
+typedef float Scale;
+#endif
+
+struct Parameters {
+  const T* x;
+  const W* weight;
+  const T* residual;
+  const float* given;
+  Stored* out;
+  Scale* scale;
+  T* total;
+  i64 rows;
+  i64 x_row, x_column, w_column, r_row, r_column, o_row, o_column, s_row, s_column, t_row, t_column;
+  float eps;
+};
+
+constexpr int N = 16 / SIZE;  // elements of a vector
+constexpr int CHUNK = LANES * EACH * N;
+constexpr bool SHARED_BLOCK = LANES <= WARP;  // a row belongs to a part of a warp
+
+template <typename U> INLINE void load(bool vectors, const U* from, i64 step, int column, int columns, float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] = 0.0f;
+  if (vectors) {
+    if (column < columns) {
+      Vector<U, N> got = *(const Vector<U, N>*)(from + column);
+#pragma unroll
+      for (int i = 0; i < N; i++) x[i] = widened(got.at[i]);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+      if (column + i < columns) x[i] = widened(from[(column + i) * step]);
+  }
+}
+
+template <typename U> INLINE void store(bool vectors, U* to, i64 step, int column, int columns, const Vector<U, N>& made) {
+  if (vectors) {
+    if (column < columns) *(Vector<U, N>*)(to + column) = made;
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+      if (column + i < columns) to[(column + i) * step] = made.at[i];
+  }
+}
+
+INLINE float within(float x) {
+  return x > Largest<T>::value ? Largest<T>::value : x < -Largest<T>::value ? -Largest<T>::value : x;
+}
+
+INLINE float magnitude(const float (&x)[N]) {
+  float top = 0.0f;
+#pragma unroll
+  for (int i = 0; i < N; i++) top = larger(top, fabsf(x[i]));
+  return top;
+}
+
+INLINE float fp8_scale_of(float amax) {
+  float scale = larger(amax / E4M3_MAX, LEAST_SCALE);
+  return UE8M0 ? power_of_two_above(scale) : scale;
+}
+
+INLINE void store_fp8_scale(Scale* to, float scale) {
+#if FORMAT < 4
+#if E8M0
+  *to = (u8)(bits_of(scale) >> 23);
+#else
+  *to = scale;
+#endif
+#endif
+}
+
+template <typename By> INLINE void codes_of(const float (&x)[N], const By& by, Vector<u8, N>& made) {
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    u16 pair = e4m3_pair(by(x[i]), by(x[i + 1]));
+    made.at[i] = (u8)pair;
+    made.at[i + 1] = (u8)(pair >> 8);
+  }
+}
+
+// The largest magnitude as bits over LANES neighbours: NaN is larger than all numbers.
+template <int NEIGHBOURS> INLINE u32 largest_bits(const float (&x)[N]) {
+  u32 top = 0;
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    u32 bits = bits_of(x[i]) & 0x7FFFFFFF;
+    top = bits > top ? bits : top;
+  }
+#pragma unroll
+  for (int step = NEIGHBOURS / 2; step; step /= 2) {
+    u32 other = bits_of(__shfl_xor_sync(~0u, float_of(top), step));
+    top = other > top ? other : top;
+  }
+  return top;
+}
+
+// One vector of a row, `column` its first element.
+INLINE void store_vector(bool vectors, const Parameters& p, i64 row, int column, float (&y)[N], float given) {
+  Stored* out = p.out + row * p.o_row;
+#if FORMAT == 0
+  Vector<T, N> made;
+#pragma unroll
+  for (int i = 0; i < N; i++) narrow(y[i], made.at[i]);
+  store(vectors, out, p.o_column, column, WIDTH, made);
+#elif FORMAT == 1
+  Vector<u8, N> made;
+#pragma unroll
+  for (int i = 0; i < N; i++) y[i] = within(y[i]);
+  codes_of(y, [&](float x) { return x / given; }, made);
+  store(vectors, out, p.o_column, column, WIDTH, made);
+#elif FORMAT == 3 || FORMAT == 4
+  constexpr int GROUP = FORMAT == 3 ? 128 : 32, NEIGHBOURS = GROUP / N;
+#pragma unroll
+  for (int i = 0; i < N; i++) y[i] = within(y[i]);
+  float top = largest_of_lanes<NEIGHBOURS>(magnitude(y));
+  bool first = threadIdx.x % NEIGHBOURS == 0 && column < WIDTH;
+  Scale* to = p.scale + row * p.s_row + column / GROUP * p.s_column;
+  Vector<u8, N> made;
+  if (FORMAT == 3) {
+    float scale = fp8_scale_of(top);
+    Divisor by(scale);
+    codes_of(y, [&](float x) { return by.of(x); }, made);
+    if (first) store_fp8_scale(to, scale);
+  } else {
+    int exponent = (int)(bits_of(top) >> 23) - 8;
+    exponent = exponent < 0 ? 0 : exponent;
+    float inverse = float_of((u32)(254 - exponent) << 23);
+    codes_of(y, [&](float x) { return x * inverse; }, made);
+#if FORMAT == 4
+    if (first) *to = (u8)exponent;
+#endif
+  }
+  store(vectors, out, p.o_column, column, WIDTH, made);
+#elif FORMAT == 5
+  constexpr int NEIGHBOURS = 16 / N;
+#pragma unroll
+  for (int i = 0; i < N; i++) y[i] = within(y[i]);
+  u32 top = largest_bits<NEIGHBOURS>(y);
+  bool lost = top > 0x7F800000;
+  float wanted = float_of(top) / E2M1_MAX / given;
+  u8 raw = e4m3_by_hand(wanted > LEAST_NVFP4_SCALE ? wanted : LEAST_NVFP4_SCALE);
+  float scale = e4m3_value(raw) * given;
+  u8 packed[N / 2];
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    float low = y[i] / scale, high = y[i + 1] / scale;
+    low = low != low ? 0.0f : low;
+    high = high != high ? 0.0f : high;
+    packed[i / 2] = lost ? 0 : (u8)(e2m1_of(low) | (e2m1_of(high) << 4));
+  }
+  if (column < WIDTH) {
+    if (threadIdx.x % NEIGHBOURS == 0) p.scale[row * p.s_row + column / 16 * p.s_column] = lost ? 0x7F : raw;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) out[(column / 2 + i) * p.o_column] = packed[i];
+  }
+#endif
+}
+
+INLINE float sum_of_row(float x, float* room) {
+  if constexpr (SHARED_BLOCK) return sum_of_lanes<LANES>(x);
+  else return sum_of_block(x, room);
+}
+
+INLINE float largest_of_row(float x, float* room) {
+  if constexpr (SHARED_BLOCK) return largest_of_lanes<LANES>(x);
+  else return largest_of_block(x, room);
+}
+
+INLINE void run(bool vectors, const Parameters& p) {
+  __shared__ float sums[WARP];
+  __shared__ float tops[WARP];
+  int lane = threadIdx.x % LANES;
+  i64 row = (i64)(blockIdx.x / CHUNKS) * ROWS + threadIdx.x / LANES;
+  int begin = blockIdx.x % CHUNKS * CHUNK;
+  bool there = row < p.rows;  // lanes of a row that is not there take part in shuffles
+  if (!there) row = 0;
+  float y[EACH][N];
+#if OPERATION == 0
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) load(vectors, p.x + row * p.x_row, p.x_column, begin + (i * LANES + lane) * N, WIDTH, y[i]);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+#if RESIDUAL
+    int column = begin + (i * LANES + lane) * N;
+    float more[N];
+    Vector<T, N> total;
+    load(vectors, p.residual + row * p.r_row, p.r_column, column, WIDTH, more);
+#pragma unroll
+    for (int j = 0; j < N; j++) {
+      narrow(y[i][j] + more[j], total.at[j]);
+      y[i][j] = widened(total.at[j]);
+    }
+    if (there) store(vectors, p.total + row * p.t_row, p.t_column, column, WIDTH, total);
+#endif
+#pragma unroll
+    for (int j = 0; j < N; j++) squares += y[i][j] * y[i][j];
+  }
+  float inverse = 1.0f / sqrtf(sum_of_row(squares, sums) / (float)WIDTH + p.eps);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    float factor[N];
+    load(vectors, p.weight, p.w_column, begin + (i * LANES + lane) * N, WIDTH, factor);
+#pragma unroll
+    for (int j = 0; j < N; j++) y[i][j] = y[i][j] * inverse * (UNIT_OFFSET ? factor[j] + 1.0f : factor[j]);
+  }
+#else
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    int column = begin + (i * LANES + lane) * N;
+    float up[N];
+    load(vectors, p.x + row * p.x_row, p.x_column, column, WIDTH, y[i]);
+    load(vectors, p.x + row * p.x_row + WIDTH * p.x_column, p.x_column, column, WIDTH, up);
+#pragma unroll
+    for (int j = 0; j < N; j++) y[i][j] = y[i][j] / (1.0f + expf(-y[i][j])) * up[j];
+  }
+#endif
+#if FORMAT == 2
+  float top = 0.0f;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+#pragma unroll
+    for (int j = 0; j < N; j++) y[i][j] = within(y[i][j]);
+    top = larger(top, magnitude(y[i]));
+  }
+  float scale = fp8_scale_of(largest_of_row(top, tops));
+  if (!there) return;
+  Divisor by(scale);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    Vector<u8, N> made;
+    codes_of(y[i], [&](float x) { return by.of(x); }, made);
+    store(vectors, p.out + row * p.o_row, p.o_column, begin + (i * LANES + lane) * N, WIDTH, made);
+  }
+  if (lane == 0) store_fp8_scale(p.scale + row * p.s_row, scale);
+#else
+  float given = FORMAT == 1 || FORMAT == 5 ? *p.given : 1.0f;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    // Columns of a row that is not there lie past its end, so that nothing of it is stored.
+    int column = there ? begin + (i * LANES + lane) * N : WIDTH;
+    store_vector(vectors, p, row, column, y[i], given);
+  }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(LANES * ROWS) rows_by_vectors(const Parameters p) { run(true, p); }
+extern "C" __global__ void __launch_bounds__(LANES * ROWS) rows_by_elements(const Parameters p) { run(false, p); }
+EMULATED(rows_by_vectors, Parameters)
+EMULATED(rows_by_elements, Parameters)

@@ -1,0 +1,84 @@
+// Attention over two parts of the keys merged: weights exp(lse - max), results weighted, lse = max + log(sum).
+//
+// A part whose lse is infinite has no keys; its result is not used. LANES threads of one warp share a row, a head of a
+// token: all of them read both lse before one writes the merged one, which may take the place of either.
+//
+// Defined by the host: ELEMENT (bf16, f16, float), SIZE of one, WIDTH of a head, HEADS, LANES, HAS_LSE, SCALE (of a
+// float8_e4m3fn result: 0 none, 1 a number, 2 at an address).
+#include "formats.h"
+
+typedef ELEMENT T;
+#if SCALE == 0
+typedef T Stored;
+#else
+typedef u8 Stored;
+#endif
+
+struct Parameters {
+  const T *a, *b;
+  Stored* out;
+  const float *lse_a, *lse_b;
+  float* lse_out;
+  const float* scale_at;
+  i64 rows, tokens;
+  i64 a_batch, a_token, a_head, a_column, b_batch, b_token, b_head, b_column, o_batch, o_token, o_head, o_column;
+  i64 la_batch, la_head, la_token, lb_batch, lb_head, lb_token, lo_batch, lo_head, lo_token;
+  float scale;
+};
+
+INLINE float infinite() { return float_of(0x7F800000); }
+
+INLINE float lse_of(float given) { return given == infinite() ? -infinite() : given; }
+
+// The weighted sum, 0 where no part has a key. What a part without keys contains may be NaN.
+INLINE float merged(float x, float y, float weight_x, float weight_y, float total) {
+  float sum = (weight_x == 0.0f ? 0.0f : x * weight_x) + (weight_y == 0.0f ? 0.0f : y * weight_y);
+  return total == 0.0f ? 0.0f : sum / total;
+}
+
+template <int N> INLINE void merge(const Parameters& p) {
+  i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
+  i64 row = at / LANES;
+  int lane = threadIdx.x % LANES;
+  bool there = row < p.rows;
+  if (!there) row = 0;
+  i64 head = row % HEADS, all_tokens = row / HEADS, token = all_tokens % p.tokens, batch = all_tokens / p.tokens;
+  float x = lse_of(p.lse_a[batch * p.la_batch + head * p.la_head + token * p.la_token]);
+  float y = lse_of(p.lse_b[batch * p.lb_batch + head * p.lb_head + token * p.lb_token]);
+  float top = x != x ? x : y != y ? y : larger(x, y);
+  float below = top == -infinite() ? 0.0f : top;
+  float weight_x = expf(x - below), weight_y = expf(y - below), total = weight_x + weight_y;
+  __syncwarp();
+  if (!there) return;
+  if (HAS_LSE && lane == 0)
+    p.lse_out[batch * p.lo_batch + head * p.lo_head + token * p.lo_token] =
+        total == 0.0f ? -infinite() : top + logf(total);
+  const T* a = p.a + batch * p.a_batch + token * p.a_token + head * p.a_head;
+  const T* b = p.b + batch * p.b_batch + token * p.b_token + head * p.b_head;
+  Stored* out = p.out + batch * p.o_batch + token * p.o_token + head * p.o_head;
+  float scale = SCALE == 2 ? *p.scale_at : p.scale;
+#pragma unroll
+  for (int column = lane * N; column < WIDTH; column += LANES * N) {
+    Vector<T, N> of_a = *(const Vector<T, N>*)(a + column * p.a_column);
+    Vector<T, N> of_b = *(const Vector<T, N>*)(b + column * p.b_column);
+    Vector<Stored, N> made;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      float value = merged(widened(of_a.at[i]), widened(of_b.at[i]), weight_x, weight_y, total);
+#if SCALE == 0
+      narrow(value, made.at[i]);
+#else
+      made.at[i] = (u8)e4m3_pair(value / scale, 0.0f);
+#endif
+    }
+    *(Vector<Stored, N>*)(out + column * p.o_column) = made;
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(256) merge_elements(const Parameters p) { merge<1>(p); }
+EMULATED(merge_elements, Parameters)
+
+#if WIDTH % (16 / SIZE) == 0
+extern "C" __global__ void __launch_bounds__(256) merge_vectors(const Parameters p) { merge<16 / SIZE>(p); }
+EMULATED(merge_vectors, Parameters)
+#endif

@@ -1,0 +1,178 @@
+// float8_e4m3fn with a scale for each group of 128 elements of a row, or for each row, bit for bit as
+// kernelhub.ops.quant.reference says:  scale = max(amax / 448, 2^-126);  code = e4m3(x / scale).
+//
+// Defined by the host: ELEMENT (bf16, f16, float), SIZE of one, UE8M0, E8M0 (scales of one byte).
+#include "reduce.h"
+
+typedef ELEMENT T;
+
+#if E8M0
+typedef u8 Scale;
+#else
+typedef float Scale;
+#endif
+
+struct Parameters {
+  const T* x;
+  u8* codes;
+  Scale* scale;
+  i64 rows, columns;
+  i64 x_row, x_column, c_row, c_column, s_row, s_column;
+};
+
+constexpr int N = 16 / SIZE;  // elements of a vector
+constexpr int GROUP = 128;
+
+INLINE float scale_of(float amax) {
+  float scale = larger(amax / E4M3_MAX, LEAST_SCALE);
+  return UE8M0 ? power_of_two_above(scale) : scale;
+}
+
+INLINE void store(Scale* to, float scale) {
+#if E8M0
+  *to = (u8)(bits_of(scale) >> 23);
+#else
+  *to = scale;
+#endif
+}
+
+INLINE float within(float x) {
+  return x > Largest<T>::value ? Largest<T>::value : x < -Largest<T>::value ? -Largest<T>::value : x;
+}
+
+// Largest magnitude of M elements in registers; NaN has no part, infinity counts as the largest number.
+template <int M> INLINE float magnitude(float (&x)[M]) {
+  float top = 0.0f;
+#pragma unroll
+  for (int i = 0; i < M; i++) top = larger(top, fabsf(x[i]));
+  return top;
+}
+
+template <int M> INLINE void limit(float (&x)[M]) {
+#pragma unroll
+  for (int i = 0; i < M; i++) x[i] = within(x[i]);
+}
+
+INLINE u8 code_of(float x, const Divisor& by) {
+  u16 pair = e4m3_pair(by.of(x), 0.0f);
+  return (u8)pair;
+}
+
+template <int M> INLINE void codes_of(const float (&x)[M], const Divisor& by, Vector<u8, M>& made) {
+#pragma unroll
+  for (int i = 0; i < M; i += 2) {
+    u16 pair = e4m3_pair(by.of(x[i]), by.of(x[i + 1]));
+    made.at[i] = (u8)pair;
+    made.at[i + 1] = (u8)(pair >> 8);
+  }
+}
+
+INLINE void load(const T* from, float (&x)[N]) {
+  Vector<T, N> got = *(const Vector<T, N>*)from;
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] = widened(got.at[i]);
+}
+
+// A group of 128 by 128 / N lanes, N elements each. Rows are aligned, and whole vectors long.
+extern "C" __global__ void __launch_bounds__(256) groups_by_vectors(const Parameters p) {
+  constexpr int LANES = GROUP / N;
+  u32 across = (u32)((p.columns + GROUP - 1) / GROUP);
+  u32 group = (blockIdx.x * blockDim.x + threadIdx.x) / LANES;  // the host sees to it that this is enough
+  int lane = threadIdx.x % LANES;
+  u32 quotient = group / across;
+  i64 row = quotient, of_row = group - quotient * across, column = of_row * GROUP + lane * N;
+  bool there = row < p.rows && column < p.columns;
+  float x[N] = {};
+  if (there) load(p.x + row * p.x_row + column, x);
+  float top = largest_of_lanes<LANES>(magnitude(x));
+  if (top > Largest<T>::value) {
+    limit(x);
+    top = Largest<T>::value;
+  }
+  float scale = scale_of(top);
+  if (there) {
+    Vector<u8, N> made;
+    codes_of(x, Divisor(scale), made);
+    *(Vector<u8, N>*)(p.codes + row * p.c_row + column) = made;
+    if (lane == 0) store(p.scale + row * p.s_row + of_row * p.s_column, scale);
+  }
+}
+EMULATED(groups_by_vectors, Parameters)
+
+// A group by a warp, any strides.
+extern "C" __global__ void __launch_bounds__(256) groups_by_elements(const Parameters p) {
+  constexpr int EACH = GROUP / WARP;
+  i64 across = (p.columns + GROUP - 1) / GROUP;
+  i64 group = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
+  i64 row = group / across, of_row = group % across;
+  if (row >= p.rows) return;  // all lanes of a warp have the same
+  int lane = threadIdx.x % WARP;
+  float x[EACH] = {};
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    i64 column = of_row * GROUP + i * WARP + lane;
+    if (column < p.columns) x[i] = within(widened(p.x[row * p.x_row + column * p.x_column]));
+  }
+  float scale = scale_of(largest_of_lanes<WARP>(magnitude(x)));
+  Divisor by(scale);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    i64 column = of_row * GROUP + i * WARP + lane;
+    if (column < p.columns) p.codes[row * p.c_row + column * p.c_column] = code_of(x[i], by);
+  }
+  if (lane == 0) store(p.scale + row * p.s_row + of_row * p.s_column, scale);
+}
+EMULATED(groups_by_elements, Parameters)
+
+// A row by a block that keeps it in registers, EACH vectors a thread.
+template <int EACH> INLINE void row_by_vectors(const Parameters& p) {
+  __shared__ float room[WARP];
+  i64 row = blockIdx.x;
+  float x[EACH][N] = {};
+  float top = 0.0f;
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    i64 column = ((i64)i * blockDim.x + threadIdx.x) * N;
+    if (column < p.columns) load(p.x + row * p.x_row + column, x[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < EACH; i++) top = larger(top, magnitude(x[i]));
+  top = largest_of_block(top, room);
+  if (top > Largest<T>::value) {
+#pragma unroll
+    for (int i = 0; i < EACH; i++) limit(x[i]);
+    top = Largest<T>::value;
+  }
+  float scale = scale_of(top);
+  Divisor by(scale);
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    i64 column = ((i64)i * blockDim.x + threadIdx.x) * N;
+    Vector<u8, N> made;
+    codes_of(x[i], by, made);
+    if (column < p.columns) *(Vector<u8, N>*)(p.codes + row * p.c_row + column) = made;
+  }
+  if (threadIdx.x == 0) store(p.scale + row * p.s_row, scale);
+}
+
+extern "C" __global__ void __launch_bounds__(256) row_of_1(const Parameters p) { row_by_vectors<1>(p); }
+extern "C" __global__ void __launch_bounds__(256) row_of_2(const Parameters p) { row_by_vectors<2>(p); }
+extern "C" __global__ void __launch_bounds__(512) row_of_4(const Parameters p) { row_by_vectors<4>(p); }
+EMULATED(row_of_1, Parameters)
+EMULATED(row_of_2, Parameters)
+EMULATED(row_of_4, Parameters)
+
+// A row by a block that reads it twice, any strides and widths.
+extern "C" __global__ void __launch_bounds__(1024) row_by_elements(const Parameters p) {
+  __shared__ float room[WARP];
+  i64 row = blockIdx.x;
+  float top = 0.0f;
+  for (i64 column = threadIdx.x; column < p.columns; column += blockDim.x)
+    top = larger(top, fabsf(within(widened(p.x[row * p.x_row + column * p.x_column]))));
+  float scale = scale_of(largest_of_block(top, room));
+  Divisor by(scale);
+  for (i64 column = threadIdx.x; column < p.columns; column += blockDim.x)
+    p.codes[row * p.c_row + column * p.c_column] = code_of(within(widened(p.x[row * p.x_row + column * p.x_column])), by);
+  if (threadIdx.x == 0) store(p.scale + row * p.s_row, scale);
+}
+EMULATED(row_by_elements, Parameters)

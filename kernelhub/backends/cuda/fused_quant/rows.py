@@ -1,0 +1,159 @@
+"""From calls of `rms_norm_quant` and `silu_and_mul_quant` to their CUDA launches."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.cuda import library
+from kernelhub.backends.cuda.shapes import C_TYPES, VECTOR_BYTES, WARP, blocks_for, in_vectors
+from kernelhub.ops.fused_quant.adapter import ActivationAdapter, NormAdapter
+from kernelhub.ops.fused_quant.problem import (
+    FORMATS,
+    FP8_TOKEN,
+    NVFP4,
+    ActivationProblem,
+    FusedProblem,
+    NormProblem,
+)
+
+_PACKING = "7Q" + "12q" + "f"
+_BLOCK = 256  # threads of a block of several rows, or of stretches of rows
+
+
+class Layout(NamedTuple):
+    """How threads share rows.
+
+    Attributes:
+        each: vectors that a thread keeps.
+        lanes: threads of a row, or of a stretch of it.
+        rows: rows of a block.
+        chunks: stretches of a row.
+    """
+
+    each: int
+    lanes: int
+    rows: int
+    chunks: int
+
+
+def layout_of(vectors: int, whole: bool) -> Layout:
+    """The layout for rows of so many vectors; `whole` if a block must see all of a row."""
+    if vectors <= WARP:
+        lanes = WARP  # all of a warp, so that groups do not span rows
+        return Layout(1, lanes, _BLOCK // lanes, 1)
+    if not whole:
+        return Layout(1, _BLOCK, 1, blocks_for(vectors, _BLOCK))
+    each = 1 if vectors <= _BLOCK else 2 if vectors <= 2 * _BLOCK else 4
+    return Layout(each, WARP * blocks_for(blocks_for(vectors, each), WARP), 1, 1)
+
+
+class _Rows:
+    """The compiled kernels of a problem."""
+
+    def __init__(self, problem: FusedProblem, operation: int, constants: dict[str, str | int]) -> None:
+        size = getattr(torch, problem.dtype).itemsize
+        self._each, self._narrow = VECTOR_BYTES // size, problem.format == NVFP4
+        whole = operation == 0 or problem.format == FP8_TOKEN
+        self._layout = layout_of(blocks_for(problem.width, self._each), whole)
+        common: dict[str, str | int] = {
+            "OPERATION": operation,
+            "ELEMENT": C_TYPES[problem.dtype],
+            "SIZE": size,
+            "WIDTH": problem.width,
+            "FORMAT": FORMATS.index(problem.format),
+            "UE8M0": int(problem.ue8m0),
+            "E8M0": int(problem.scale_dtype == "float8_e8m0fnu"),
+            "EACH": self._layout.each,
+            "LANES": self._layout.lanes,
+            "ROWS": self._layout.rows,
+            "CHUNKS": self._layout.chunks,
+        }
+        made = library.library("fused_quant.cu", common | constants, problem.device)
+        self._elements = made.kernel("rows_by_elements", _PACKING)
+        whole_vectors = problem.width % self._each == 0
+        self._vectors = made.kernel("rows_by_vectors", _PACKING) if whole_vectors else None
+
+    def launch(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        residual: Tensor | None,
+        given_scale: Tensor | None,
+        out: Tensor,
+        scale: Tensor | None,
+        residual_out: Tensor | None,
+    ) -> None:
+        """Launch for all rows."""
+        moved = (x, weight, residual, residual_out, None if self._narrow else out)
+        kernel, rows, layout = self._elements, x.shape[0], self._layout
+        if self._vectors is not None and all(part is None or in_vectors(part, self._each) for part in moved):
+            kernel = self._vectors
+        kernel(
+            x.get_device(),
+            blocks_for(rows, layout.rows) * layout.chunks,
+            layout.lanes * layout.rows,
+            x.data_ptr(),
+            _address(weight),
+            _address(residual),
+            _address(given_scale),
+            out.data_ptr(),
+            _address(scale),
+            _address(residual_out),
+            rows,
+            *x.stride(),
+            0 if weight is None else weight.stride(0),
+            *_strides(residual),
+            *out.stride(),
+            *_strides(scale),
+            *_strides(residual_out),
+            eps,
+        )
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _strides(tensor: Tensor | None) -> tuple[int, ...]:
+    return (0, 0) if tensor is None else tensor.stride()
+
+
+class Norm(NormAdapter):
+    """`rms_norm_quant` in one launch."""
+
+    def __init__(self, problem: NormProblem) -> None:
+        super().__init__(problem)
+        constants: dict[str, str | int] = {
+            "WEIGHT": C_TYPES[problem.weight_dtype],
+            "RESIDUAL": int(problem.residual),
+            "UNIT_OFFSET": int(problem.unit_offset),
+        }
+        self._rows = _Rows(problem, 0, constants)
+
+    def launch(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        residual: Tensor | None,
+        given_scale: Tensor | None,
+        out: Tensor,
+        scale: Tensor | None,
+        residual_out: Tensor | None,
+    ) -> None:
+        self._rows.launch(x, weight, eps, residual, given_scale, out, scale, residual_out)
+
+
+class Activation(ActivationAdapter):
+    """`silu_and_mul_quant` in one launch."""
+
+    def __init__(self, problem: ActivationProblem) -> None:
+        super().__init__(problem)
+        self._rows = _Rows(problem, 1, {"WEIGHT": C_TYPES[problem.dtype], "RESIDUAL": 0, "UNIT_OFFSET": 0})
+
+    def launch(self, x: Tensor, given_scale: Tensor | None, out: Tensor, scale: Tensor | None) -> None:
+        self._rows.launch(x, None, 0.0, None, given_scale, out, scale, None)

@@ -1,0 +1,15 @@
+"""The cuda backend and its records."""
+
+from __future__ import annotations
+
+from kernelhub.backends.cuda import fused_quant, kv_cache, merge, mla, quant
+from kernelhub.dispatch.kernel import Backend
+
+BACKEND = Backend(
+    "cuda",
+    "our CUDA kernels, compiled by NVRTC at first use",
+    package="cuda",
+    homepage="https://nvidia.github.io/cuda-python/cuda-bindings",
+)
+
+KERNELS = (*fused_quant.KERNELS, *kv_cache.KERNELS, *merge.KERNELS, *mla.KERNELS, *quant.KERNELS)

@@ -1,0 +1,72 @@
+"""From a call of `merge_attention_states` with two states to its CUDA launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.cuda import library
+from kernelhub.backends.cuda.shapes import C_TYPES, VECTOR_BYTES, WARP, blocks_for, in_vectors
+from kernelhub.ops.merge.adapter import MergeAdapter
+from kernelhub.ops.merge.problem import MergeProblem
+
+_PACKING = "7Q" + "23q" + "f"
+_BLOCK = 256
+_NO_BATCH = (0,)
+
+
+class Merge(MergeAdapter):
+    """Lanes of a warp share a head of a token."""
+
+    def __init__(self, problem: MergeProblem) -> None:
+        super().__init__(problem)
+        size, width = getattr(torch, problem.dtype).itemsize, problem.head_dim
+        self._each = VECTOR_BYTES // size
+        constants = {"ELEMENT": C_TYPES[problem.dtype], "SIZE": size, "WIDTH": width, "HEADS": problem.num_heads}
+        constants |= {"HAS_LSE": int(problem.lse), "SCALE": {"value": 1, "tensor": 2}.get(problem.out_scale or "", 0)}
+        self._elements = library.library("merge_attention_states.cu", constants | {"LANES": WARP}, problem.device)
+        self._kernels = {1: (self._elements.kernel("merge_elements", _PACKING), WARP)}
+        if width % self._each == 0:
+            lanes = min(WARP, 1 << (width // self._each - 1).bit_length())
+            made = library.library("merge_attention_states.cu", constants | {"LANES": lanes}, problem.device)
+            self._kernels[self._each] = made.kernel("merge_vectors", _PACKING), lanes
+
+    def launch(
+        self,
+        outs: Sequence[Tensor] | Tensor,
+        lses: Sequence[Tensor] | Tensor,
+        out: Tensor,
+        lse: Tensor | None,
+        out_scale: float | Tensor | None = None,
+    ) -> None:
+        (a, b), (lse_a, lse_b) = outs, lses
+        each = 1
+        if self._each in self._kernels and all(in_vectors(part, self._each) for part in (a, b, out)):
+            each = self._each
+        kernel, lanes = self._kernels[each]
+        *batch, tokens, heads, _ = out.shape
+        rows = tokens * heads * (batch[0] if batch else 1)
+        no_batch = () if batch else _NO_BATCH
+        kernel(
+            out.get_device(),
+            blocks_for(rows * lanes, _BLOCK),
+            _BLOCK,
+            a.data_ptr(),
+            b.data_ptr(),
+            out.data_ptr(),
+            lse_a.data_ptr(),
+            lse_b.data_ptr(),
+            0 if lse is None else lse.data_ptr(),
+            out_scale.data_ptr() if isinstance(out_scale, Tensor) else 0,
+            rows,
+            tokens,
+            *(*no_batch, *a.stride()),
+            *(*no_batch, *b.stride()),
+            *(*no_batch, *out.stride()),
+            *(*no_batch, *lse_a.stride()),
+            *(*no_batch, *lse_b.stride()),
+            *((0, 0, 0) if lse is None else (*no_batch, *lse.stride())),
+            float(out_scale) if isinstance(out_scale, float | int) else 1.0,
+        )

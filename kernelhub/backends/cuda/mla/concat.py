@@ -1,0 +1,51 @@
+"""From a call of `concat_mla_k` to its CUDA launch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.cuda import library
+from kernelhub.backends.cuda.shapes import BITS, VECTOR_BYTES, blocks_for, in_vectors
+from kernelhub.ops.mla.concat.adapter import ConcatAdapter
+from kernelhub.ops.mla.concat.problem import ConcatProblem
+
+_PACKING = "3Q" + "9q"
+_BLOCK = 256
+
+
+class Concat(ConcatAdapter):
+    """One thread for a vector of the result. Where it already contains the own parts, the others alone are written."""
+
+    def __init__(self, problem: ConcatProblem) -> None:
+        super().__init__(problem)
+        size = getattr(torch, problem.dtype).itemsize
+        self._each = VECTOR_BYTES // size
+        whole = problem.nope_dim % self._each == 0 and problem.rope_dim % self._each == 0
+        self._kernels = []
+        for copies in (0, 1):
+            constants = {"ELEMENT": BITS[size], "SIZE": size, "HEADS": problem.num_heads, "COPIES": copies}
+            constants |= {"NOPE": problem.nope_dim, "ROPE": problem.rope_dim}
+            made = library.library("concat_mla_k.cu", constants, problem.device)
+            vectors = made.kernel("concat_vectors", _PACKING) if whole else None
+            self._kernels.append((made.kernel("concat_elements", _PACKING), vectors))
+
+    def launch(self, k_nope: Tensor | None, k_rope: Tensor, out: Tensor) -> None:
+        problem, own = self.problem, out if k_nope is None else k_nope
+        each, (kernel, vectors) = 1, self._kernels[k_nope is not None]
+        if vectors is not None and all(in_vectors(part, self._each) for part in (own, k_rope, out)):
+            each, kernel = self._each, vectors
+        tokens = out.shape[0]
+        written = problem.rope_dim + (0 if k_nope is None else problem.nope_dim)
+        kernel(
+            out.get_device(),
+            blocks_for(tokens * problem.num_heads * written // each, _BLOCK),
+            _BLOCK,
+            own.data_ptr(),
+            k_rope.data_ptr(),
+            out.data_ptr(),
+            tokens,
+            *own.stride(),
+            *k_rope.stride(),
+            *out.stride(),
+        )

@@ -1,0 +1,68 @@
+"""From a call of `quantize_fp8` to its CUDA launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.cuda import library
+from kernelhub.backends.cuda.shapes import C_TYPES, VECTOR_BYTES, WARP, blocks_for, in_vectors
+from kernelhub.ops.quant.adapter import QuantizeAdapter
+from kernelhub.ops.quant.problem import TOKEN
+
+_PACKING = "3Q" + "8q"
+_BLOCK, _GROUP = 256, 128
+_THREADS = {1: 256, 2: 256, 4: 512}  # of the largest block, by the vectors that a thread keeps
+_MOST_INDEX = 2**32 - _BLOCK  # of a thread, where one is counted in 32 bits
+
+
+class QuantizeFp8(QuantizeAdapter):
+    """`quantize_fp8` per token and per group of 128, in one launch."""
+
+    def __init__(self, problem: Any) -> None:
+        super().__init__(problem)
+        size = getattr(torch, problem.dtype).itemsize
+        e8m0 = problem.scale_dtype == "float8_e8m0fnu"
+        constants = {"ELEMENT": C_TYPES[problem.dtype], "SIZE": size, "UE8M0": int(problem.ue8m0), "E8M0": int(e8m0)}
+        made = library.library("quantize_fp8.cu", constants, problem.device)
+        self._each, self._by_token = VECTOR_BYTES // size, problem.granularity == TOKEN
+        names = (
+            ("row_by_elements", "row_of_1", "row_of_2", "row_of_4")
+            if self._by_token
+            else ("groups_by_elements", "groups_by_vectors")
+        )
+        self._kernels = {name: made.kernel(name, _PACKING) for name in names}
+
+    def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+        rows, columns = x.shape
+        vectors = columns % self._each == 0 and in_vectors(x, self._each) and in_vectors(codes, self._each)
+        name, blocks, threads = (self._rows if self._by_token else self._groups)(rows, columns, vectors)
+        self._kernels[name](
+            x.get_device(),
+            blocks,
+            threads,
+            x.data_ptr(),
+            codes.data_ptr(),
+            scale.data_ptr(),
+            rows,
+            columns,
+            *x.stride(),
+            *codes.stride(),
+            *scale.stride(),
+        )
+
+    def _rows(self, rows: int, columns: int, vectors: bool) -> tuple[str, int, int]:
+        """Kernel, blocks and threads: as few vectors a thread as a block has room for."""
+        count = columns // self._each
+        for each, most in _THREADS.items() if vectors else ():
+            if count <= each * most:
+                return f"row_of_{each}", rows, WARP * blocks_for(blocks_for(count, each), WARP)
+        return "row_by_elements", rows, min(1024, WARP * blocks_for(columns, WARP))
+
+    def _groups(self, rows: int, columns: int, vectors: bool) -> tuple[str, int, int]:
+        groups, lanes = rows * blocks_for(columns, _GROUP), _GROUP // self._each
+        if vectors and groups * lanes < _MOST_INDEX:
+            return "groups_by_vectors", blocks_for(groups * lanes, _BLOCK), _BLOCK
+        return "groups_by_elements", blocks_for(groups * WARP, _BLOCK), _BLOCK

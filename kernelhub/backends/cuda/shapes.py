@@ -1,0 +1,24 @@
+"""What adapters ask of operands: whether vectors of 16 bytes may be moved, and the sizes of grids."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+VECTOR_BYTES = 16
+WARP = 32
+C_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
+BITS = {1: "u8", 2: "u16", 4: "u32"}
+
+
+def in_vectors(tensor: Tensor, elements: int) -> bool:
+    """Whether strides and address of a tensor let aligned vectors of so many elements of its rows be moved."""
+    size = elements * tensor.element_size()
+    *strides, last = tensor.stride()
+    if (last != 1 and tensor.shape[-1] != 1) or tensor.data_ptr() % size:
+        return False
+    return all(stride % elements == 0 for stride, count in zip(strides, tensor.shape[:-1], strict=True) if count != 1)
+
+
+def blocks_for(threads: int, block: int) -> int:
+    """Blocks of this many threads that so many threads need."""
+    return -(-threads // block)

@@ -1,0 +1,66 @@
+// What csrc/cuda uses of CUDA, on a CPU: a thread is a fiber, the lanes of a warp meet at a shuffle, the threads of a
+// block at a barrier. Included before a source; `emulation.cpp` is compiled once for all of them.
+#pragma once
+#define KERNELHUB_EMULATED 1
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(threads)
+#define __shared__ static
+#define INLINE static inline
+#define INLINE_METHOD inline
+
+struct Dim {
+  unsigned x;
+};
+extern "C" {
+extern Dim threadIdx, blockIdx, blockDim, gridDim;
+void __syncthreads();
+unsigned emulated_exchange(unsigned value, unsigned lane);
+int emulated_launch(void (*body)(const void*), const void* parameters, unsigned blocks, unsigned threads, int backwards);
+}
+
+static inline unsigned bits_of(float x) {
+  unsigned bits;
+  __builtin_memcpy(&bits, &x, 4);
+  return bits;
+}
+static inline float float_of(unsigned bits) {
+  float x;
+  __builtin_memcpy(&x, &bits, 4);
+  return x;
+}
+static inline float __shfl_xor_sync(unsigned, float x, int step) {
+  return float_of(emulated_exchange(bits_of(x), (threadIdx.x % 32) ^ (unsigned)step));
+}
+static inline float __shfl_sync(unsigned, float x, int lane) {
+  return float_of(emulated_exchange(bits_of(x), (unsigned)lane % 32));
+}
+static inline void __syncwarp() { emulated_exchange(0, threadIdx.x % 32); }
+static inline float fmaxf(float x, float y) { return x != x ? y : y != y ? x : x > y ? x : y; }
+static inline float fminf(float x, float y) { return x != x ? y : y != y ? x : x < y ? x : y; }
+static inline float fabsf(float x) { return __builtin_fabsf(x); }
+static inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
+static inline float expf(float x) { return __builtin_expf(x); }
+static inline float logf(float x) { return __builtin_logf(x); }
+
+static inline float half_to_float(unsigned short bits) {
+  _Float16 half;
+  __builtin_memcpy(&half, &bits, 2);
+  return (float)half;
+}
+static inline unsigned short float_to_half(float x) {
+  _Float16 half = (_Float16)x;
+  unsigned short bits;
+  __builtin_memcpy(&bits, &half, 2);
+  return bits;
+}
+
+// The entry of the host: 0, or what went wrong.
+#define EMULATED(kernel, Parameters)                                                                         \
+  extern "C" int emulated_##kernel(const void* given, unsigned blocks, unsigned threads, int backwards) {    \
+    return emulated_launch([](const void* p) { kernel(*(const Parameters*)p); }, given, blocks, threads, backwards); \
+  }                                                                                                          \
+  extern "C" unsigned size_of_##kernel() { return sizeof(Parameters); }

@@ -1,0 +1,201 @@
+"""From a source of csrc/cuda to a binary in the cache, and what is said where that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import kernelhub
+from kernelhub.backends.cuda import kernels, library, nvrtc
+from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.dispatch.work import JOURNAL
+from kernelhub.probes.device import simulated
+
+CONSTANTS: dict[str, dict[str, str | int]] = {
+    "concat_mla_k.cu": {"ELEMENT": "u16", "SIZE": 2, "HEADS": 128, "NOPE": 128, "ROPE": 64, "COPIES": 1},
+    "write_kv_cache.cu": {
+        "ELEMENT": "bf16",
+        "SIZE": 2,
+        "FORMAT": 1,
+        "SCALE": 3,
+        "PAGE": 16,
+        "HEADS": 8,
+        "K_WIDTH": 192,
+        "V_WIDTH": 128,
+    },
+    "merge_attention_states.cu": {
+        "ELEMENT": "f16",
+        "SIZE": 2,
+        "WIDTH": 128,
+        "HEADS": 32,
+        "LANES": 16,
+        "HAS_LSE": 1,
+        "SCALE": 2,
+    },
+    "quantize_fp8.cu": {"ELEMENT": "bf16", "SIZE": 2, "UE8M0": 0, "E8M0": 0},
+    "fused_quant.cu": {
+        "OPERATION": 0,
+        "ELEMENT": "float",
+        "SIZE": 4,
+        "WEIGHT": "float",
+        "WIDTH": 4096,
+        "FORMAT": 5,
+        "RESIDUAL": 1,
+        "UNIT_OFFSET": 1,
+        "UE8M0": 0,
+        "E8M0": 0,
+        "EACH": 4,
+        "LANES": 256,
+        "ROWS": 1,
+        "CHUNKS": 1,
+    },
+}
+
+
+class FakeNvrtc:
+    """As the module of cuda-bindings; programs are their source and options."""
+
+    nvrtcResult = SimpleNamespace(NVRTC_SUCCESS=0)
+
+    def __init__(self, error: str = "") -> None:
+        self.error, self.compiled = error, []
+
+    def nvrtcCreateProgram(self, source: bytes, name: bytes, count: int, headers: Any, names: Any) -> Any:
+        assert count == len(headers) == len(names) > 0
+        assert all(f'#include "{one.decode()}"'.encode() not in source or one in names for one in names)
+        return 0, {"name": name, "source": source}
+
+    def nvrtcCompileProgram(self, program: dict[str, Any], count: int, options: list[bytes]) -> Any:
+        program["made"] = b" ".join([program["name"], *options])
+        self.compiled.append(program["made"])
+        return (6,) if self.error else (0,)
+
+    def nvrtcGetProgramLogSize(self, program: Any) -> Any:
+        return 0, len(self.error)
+
+    def nvrtcGetProgramLog(self, program: Any, room: bytes) -> Any:
+        return self._fill(self.error.encode(), room)
+
+    def nvrtcGetCUBINSize(self, program: dict[str, Any]) -> Any:
+        return 0, len(program["made"])
+
+    def nvrtcGetCUBIN(self, program: dict[str, Any], room: bytes) -> Any:
+        return self._fill(program["made"], room)
+
+    nvrtcGetPTXSize, nvrtcGetPTX = nvrtcGetCUBINSize, nvrtcGetCUBIN
+
+    def nvrtcDestroyProgram(self, program: Any) -> Any:
+        return (0,)
+
+    def _fill(self, content: bytes, room: bytes) -> Any:
+        import ctypes
+
+        ctypes.memmove(room, content, len(content))
+        return (0,)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, fake: FakeNvrtc) -> None:
+    made = nvrtc.Compiler(fake, "13.0", (80, 86, 89, 90, 100, 120))
+    monkeypatch.setattr(nvrtc, "compiler", lambda: made)
+
+
+def test_a_form_is_compiled_once_and_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeNvrtc()
+    use(monkeypatch, fake)
+    before = JOURNAL.count
+    for _ in range(2):
+        made = nvrtc.compiled("quantize_fp8.cu", CONSTANTS["quantize_fp8.cu"], (9, 0), tmp_path)
+        assert made.startswith(b"quantize_fp8.cu -arch=sm_90 -std=c++17")
+        assert b"-DELEMENT=bf16" in made
+    assert len(fake.compiled) == 1
+    assert [(work.kind, work.what, work.by) for work in JOURNAL.work[-(JOURNAL.count - before) :]] == [
+        ("compile", "quantize_fp8.cu", "cuda")
+    ]
+    nvrtc.compiled("quantize_fp8.cu", CONSTANTS["quantize_fp8.cu"] | {"UE8M0": 1}, (9, 0), tmp_path)
+    nvrtc.compiled("quantize_fp8.cu", CONSTANTS["quantize_fp8.cu"], (8, 0), tmp_path)
+    assert len(fake.compiled) == 3
+
+
+def test_a_newer_device_gets_ptx_and_an_older_one_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FakeNvrtc())
+    made = nvrtc.compiled("quantize_fp8.cu", CONSTANTS["quantize_fp8.cu"], (13, 7), tmp_path)
+    assert b"-arch=compute_120" in made
+    with pytest.raises(nvrtc.CompileError, match="sm_80 and later, not for sm_75"):
+        nvrtc.compiled("quantize_fp8.cu", CONSTANTS["quantize_fp8.cu"], (7, 5), tmp_path)
+
+
+def test_an_error_has_the_compiler_s_first_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, FakeNvrtc("a.cu(3): warning: x\na.cu(7): error: no such thing\n1 error"))
+    with pytest.raises(nvrtc.CompileError, match=r"quantize_fp8.cu .*: a.cu\(7\): error: no such thing$"):
+        nvrtc.compiled("quantize_fp8.cu", CONSTANTS["quantize_fp8.cu"], (9, 0), tmp_path)
+    assert not list(tmp_path.rglob("*.bin"))
+
+
+def test_without_cuda_bindings_or_on_an_old_gpu_the_record_says_what_is_missing() -> None:
+    for packages, device, words in (
+        ({"triton": "3.7.1"}, "H200", "cuda is not installed"),
+        ({"triton": "3.7.1", "cuda": "12.6.2"}, "H200", "12.6.2"),
+        ({"cuda": "13.0.3"}, "sm_75", "sm_80"),
+    ):
+        found = kernelhub.explain(
+            "quantize_fp8", device=device, machine=SimulatedMachine(packages), backend="cuda.quantize"
+        )
+        (decision,) = (one for one in found.decisions if one.kernel == "cuda.quantize")
+        assert not decision.accepted
+        assert words in decision.reason
+    assert (
+        "cuda-bindings"
+        in next(
+            one
+            for one in kernelhub.explain("quantize_fp8", device="H200", machine=SimulatedMachine({})).decisions
+            if one.kernel == "cuda.quantize"
+        ).remedy
+    )
+
+
+def test_every_source_is_that_of_a_kernel() -> None:
+    assert {path.name for path in nvrtc.SOURCES.glob("*.cu")} == set(CONSTANTS)
+    assert {kernel.backend for kernel in kernels.KERNELS} == {"cuda"}
+
+
+@pytest.mark.parametrize("source", CONSTANTS)
+def test_nvrtc_compiles_it_for_every_generation(source: str, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings", reason='without NVRTC nothing is compiled: pip install "cuda-bindings[all]"')
+    for device in ("A100", "L40S", "H200", "B200", "RTX5090"):
+        assert nvrtc.compiled(source, CONSTANTS[source], simulated(device).capability, tmp_path).startswith(b"\x7fELF")
+
+
+def test_a_launch_packs_its_values_and_tries_again_where_a_thread_has_no_context(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import ctypes
+
+    import torch
+
+    seen, statuses, devices = [], [201, 0, 0], []
+
+    def launch(*given: Any) -> Any:
+        at = ctypes.cast(given[9], ctypes.POINTER(ctypes.c_void_p))[0]
+        seen.append((*given[:9], ctypes.string_at(at, 20)))
+        return (statuses.pop(0),)
+
+    driver = SimpleNamespace(
+        cuLaunchKernel=launch, CUresult=SimpleNamespace(CUDA_SUCCESS=0, CUDA_ERROR_INVALID_CONTEXT=201)
+    )
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    of = SimpleNamespace(driver=driver, function=lambda name, device: f"{name} on {device}")
+    kernel = library.Kernel(of, "rows", "Qqf")  # type: ignore[arg-type]
+    kernel(0, 3, 64, 1 << 40, -2, 0.5)
+    assert devices == [0]
+    assert [one[:9] for one in seen] == [("rows on 0", 3, 1, 1, 64, 1, 1, 0, 77)] * 2
+    assert seen[1][9] == (1 << 40).to_bytes(8, "little") + (-2).to_bytes(8, "little", signed=True) + b"\0\0\0?"
+    statuses[:] = [1]
+    with pytest.raises(library.LaunchError, match="rows: cuLaunchKernel gave 1 for 3 blocks of 64 threads"):
+        kernel(0, 3, 64, 0, 0, 0.0)
