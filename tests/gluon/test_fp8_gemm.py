@@ -68,6 +68,7 @@ FAULTS = {
     "no fence before the result is stored": ("fence_async_shared()\n            tma_store", "tma_store"),
     "the next result does not wait for the store": ("tma.store_wait(0)\n            c =", "c ="),
     "the program ends before its store": ("    if BY_TMA:\n        tma.store_wait(0)\n\n", "\n"),
+    "a turn is not passed on": ("mbarrier.arrive(turn.index(1 - WHICH), count=1)", "pass"),
     "scales of b do not change": ("nb = number(gl.load(b_scale + ahead * stride_bk_scale), B_E8M0)", "nb = nb"),
     "the scale of the last row for all": (
         "gl.minimum(row + 64 + within, end - 1)",

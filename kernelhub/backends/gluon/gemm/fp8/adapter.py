@@ -12,6 +12,9 @@ from kernelhub.backends.shared.scales import as_bytes
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, Fp8GemmProblem
 
+# Where rows and columns are many, scales of a that are read down the columns are worth a copy: 4096 rows with
+# 7168 x 18432 took 0.89 ms on an H100, and 0.97 from rows; with 7168 x 2304 there was no difference.
+_MANY_ROWS, _LONG_K = 2048, 8192
 _REACH = 1 << 31  # of offsets within a tensor of scales, and within a tile of the result
 
 
@@ -29,6 +32,8 @@ class Fp8Gemm(Fp8GemmAdapter):
         tile = tiles(m, n, num_sms)
         a, b = rows_for_tma(a), rows_for_tma(b)
         a_scale, b_scale = _reached(as_bytes(a_scale)), _reached(as_bytes(b_scale))
+        if problem.scaling == BLOCK and m >= _MANY_ROWS and problem.k >= _LONG_K and a_scale.stride(0) != 1:
+            a_scale = a_scale.t().contiguous().t()
         by_tma = problem.out_dtype != FLOAT and writable_by_tma(out)
         launcher = self._launchers.get((tile, by_tma)) or self._launcher(tile, by_tma)
         strides = (
@@ -56,8 +61,9 @@ class Fp8Gemm(Fp8GemmAdapter):
             )
 
     def workspace_bytes(self, *, num_tokens: int) -> int:
-        """Operands that TMA cannot read as they are, in a copy."""
-        return (num_tokens + self.problem.n) * self.problem.k
+        """Operands that TMA cannot read as they are and scales of a, in a copy."""
+        k = self.problem.k
+        return (num_tokens + self.problem.n) * k + 4 * num_tokens * -(-k // 128)
 
     def _launcher(self, tile: Tiles, by_tma: bool) -> Launcher:
         problem = self.problem

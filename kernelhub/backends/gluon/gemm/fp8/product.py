@@ -45,7 +45,7 @@ def load_tiles(
 
 @gluon.jit
 def multiply_tiles(
-    c_desc, out, a_bufs, b_bufs, c_buf, full, empty, a_scale, b_scale, bias, tiles_m, tiles_n, m, n, k,
+    c_desc, out, a_bufs, b_bufs, c_buf, full, empty, turn, a_scale, b_scale, bias, tiles_m, tiles_n, m, n, k,
     stride_am_scale, stride_ak_scale, stride_bn_scale, stride_bk_scale, stride_bias, stride_om, stride_on,
     WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WAVES: gl.constexpr, GROUP: gl.constexpr,
     STAGES: gl.constexpr, BLOCKS: gl.constexpr, A_E8M0: gl.constexpr, B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr,
@@ -64,8 +64,9 @@ def multiply_tiles(
         if BLOCKS:
             b_at = b_scale + (column // 128) * stride_bn_scale
         sums0, sums1 = scaled_sums(
-            a_bufs, b_bufs, full, empty, step, blocks, a_scale, row, m, stride_am_scale, stride_ak_scale, b_at,
-            stride_bk_scale, WHICH * ROWS, BN, WAVES, STAGES, BLOCKS, A_E8M0, B_E8M0, layout
+            a_bufs, b_bufs, full, empty, turn, step, blocks, a_scale, row, m, stride_am_scale, stride_ak_scale, b_at,
+            stride_bk_scale, WHICH, BN, WAVES, STAGES, BLOCKS, A_E8M0, B_E8M0,
+            BLOCKS and WAVES == 2, layout
         )  # fmt: skip
         step += blocks
         sums0 = finished(
@@ -112,6 +113,9 @@ def product_kernel(
         c_buf = gl.allocate_shared_memory(c_desc.dtype, [2, BM // 2, BN], c_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for w in gl.static_range(2):
+        mbarrier.init(turn.index(w), count=1)
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=1)
         mbarrier.init(empty.index(s), count=2)
@@ -121,13 +125,15 @@ def product_kernel(
     gl.warp_specialize(
         [
             (multiply_tiles, (
-                c_desc, out, a_bufs, b_bufs, c_buf, full, empty, a_scale, b_scale, bias, tiles_m, tiles_n, m, n, k,
-                stride_am_scale, stride_ak_scale, stride_bn_scale, stride_bk_scale, stride_bias, stride_om, stride_on,
+                c_desc, out, a_bufs, b_bufs, c_buf, full, empty, turn, a_scale, b_scale, bias, tiles_m, tiles_n, m, n,
+                k, stride_am_scale, stride_ak_scale, stride_bn_scale, stride_bk_scale, stride_bias, stride_om,
+                stride_on,
                 0, BM, BN, WAVES, GROUP, STAGES, BLOCKS, A_E8M0, B_E8M0, HAS_BIAS, BY_TMA
             )),
             (multiply_tiles, (
-                c_desc, out, a_bufs, b_bufs, c_buf, full, empty, a_scale, b_scale, bias, tiles_m, tiles_n, m, n, k,
-                stride_am_scale, stride_ak_scale, stride_bn_scale, stride_bk_scale, stride_bias, stride_om, stride_on,
+                c_desc, out, a_bufs, b_bufs, c_buf, full, empty, turn, a_scale, b_scale, bias, tiles_m, tiles_n, m, n,
+                k, stride_am_scale, stride_ak_scale, stride_bn_scale, stride_bk_scale, stride_bias, stride_om,
+                stride_on,
                 1, BM, BN, WAVES, GROUP, STAGES, BLOCKS, A_E8M0, B_E8M0, HAS_BIAS, BY_TMA
             )),
             (load_tiles, (

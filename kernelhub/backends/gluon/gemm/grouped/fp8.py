@@ -93,8 +93,9 @@ def multiply_groups(
                 if BLOCKS:
                     b_at = b_from + (column // 128) * stride_bn_scale
                 sums0, sums1 = scaled_sums(
-                    a_bufs, b_bufs, full, empty, step, blocks, a_from, row, size, stride_am_scale, stride_ak_scale,
-                    b_at, stride_bk_scale, WHICH * ROWS, BN, WAVES, STAGES, BLOCKS, A_E8M0, B_E8M0, layout
+                    a_bufs, b_bufs, full, empty, full, step, blocks, a_from, row, size, stride_am_scale,
+                    stride_ak_scale, b_at, stride_bk_scale, WHICH, BN, WAVES, STAGES, BLOCKS, A_E8M0, B_E8M0, False,
+                    layout
                 )  # fmt: skip
                 made = finished(
                     sums0, a_from, b_from, bias_from, row, size, column, n, stride_am_scale, stride_bn_scale,
