@@ -16,49 +16,6 @@ namespace {
 
 constexpr float SMALLEST_AMAX = 1e-10f, E4M3_MAX = 448.0f;
 
-uint32_t bits_of(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    return bits;
-}
-
-float float_of(uint32_t bits) {
-    float value;
-    memcpy(&value, &bits, 4);
-    return value;
-}
-
-template <Kind KIND>
-struct Number;
-template <>
-struct Number<FLOAT32> {
-    typedef float Held;
-    static float value(float held) { return held; }
-};
-template <>
-struct Number<BFLOAT16> {
-    typedef uint16_t Held;
-    static float value(uint16_t held) { return float_of(static_cast<uint32_t>(held) << 16); }
-};
-template <>
-struct Number<FLOAT16> {
-    typedef uint16_t Held;
-    static float value(uint16_t held) {
-        const uint32_t size = held & 0x7fff, sign = static_cast<uint32_t>(held & 0x8000) << 16;
-        const float finite = float_of(size << 13) * 0x1p112f;
-        const uint32_t special = (size << 13) | 0x7f800000;
-        return float_of((size >= 0x7c00 ? special : bits_of(finite)) | sign);
-    }
-};
-
-// A function of the type of numbers that is told at run time.
-template <class Function>
-void with(int64_t kind, const Function &function) {
-    if (kind == BFLOAT16) function(Number<BFLOAT16>());
-    else if (kind == FLOAT16) function(Number<FLOAT16>());
-    else function(Number<FLOAT32>());
-}
-
 inline void put(float value, float *into) { *into = value; }
 inline void put(float value, uint16_t *into) { *into = static_cast<uint16_t>(bits_of(value) >> 16); }  // the rest is 0
 
@@ -130,10 +87,7 @@ void split(const typename Of::Held *row, int64_t k, int64_t terms, Element *into
 void store_row(void *out, int64_t place, int64_t step, int64_t kind, const float *values, int64_t count) {
     if (kind == BFLOAT16 && step == 1) {
         uint16_t *into = static_cast<uint16_t *>(out) + place;
-        for (int64_t j = 0; j < count; j++) {
-            const uint32_t bits = bits_of(values[j]), up = bits + 0x7fff + ((bits >> 16) & 1);
-            into[j] = static_cast<uint16_t>(((bits & 0x7fffffff) > 0x7f800000 ? 0x7fc00000 : up) >> 16);
-        }
+        for (int64_t j = 0; j < count; j++) into[j] = rounded_to_bfloat16(values[j]);
     } else {
         for (int64_t j = 0; j < count; j++) store(out, place + j * step, kind, values[j]);
     }

@@ -16,6 +16,7 @@
 #include <cstring>
 #include <utility>
 
+#include "numbers.h"
 #include "threads.h"
 
 #if defined(__x86_64__)
@@ -68,38 +69,14 @@ inline bool is_normal(float product) {
 inline float larger_of(float s, float t) { return std::fabs(s) > std::fabs(t) ? s : t; }
 inline float smaller_of(float s, float t) { return std::fabs(s) > std::fabs(t) ? t : s; }
 
-enum Kind : int64_t { BFLOAT16, FLOAT16, FLOAT32 };
-
 enum Codes : int64_t { E4M3, MXFP4, NVFP4 };
 
 // Exact, and rounded to nearest even.
 void store(void *out, int64_t place, int64_t kind, float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, 4);
-    if (kind == FLOAT32) {
-        static_cast<float *>(out)[place] = value;
-    } else if (kind == BFLOAT16) {
-        const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-        const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
-        static_cast<uint16_t *>(out)[place] = nan ? 0x7fc0 : static_cast<uint16_t>(rounded >> 16);
-    } else {
-        const uint32_t sign = (bits >> 16) & 0x8000, size = bits & 0x7fffffff;
-        uint32_t half;
-        if (size > 0x7f800000) {
-            half = 0x7e00;
-        } else if (size >= 0x477ff000) {  // 65520 and more round to infinity
-            half = 0x7c00;
-        } else if (size < 0x38800000) {  // below 2^-14 the step is 2^-24: adding 1/2 leaves those bits at the end
-            float small;
-            memcpy(&small, &size, 4);
-            small += 0.5f;
-            memcpy(&half, &small, 4);
-            half -= 0x3f000000;
-        } else {
-            half = (size - 0x38000000 + 0xfff + ((size >> 13) & 1)) >> 13;
-        }
-        static_cast<uint16_t *>(out)[place] = static_cast<uint16_t>(sign | half);
-    }
+    with(kind, [&](auto of) {
+        typedef decltype(of) Of;
+        static_cast<typename Of::Held *>(out)[place] = Of::held(value);
+    });
 }
 
 struct Call {
@@ -123,24 +100,6 @@ struct Call {
     int64_t padded() const { return (k + 31) / 32 * 32; }
     int64_t place(int64_t i) const { return (rows ? rows[i] : first_row + i) * terms * padded(); }
     void finish(int64_t i, int64_t j, float sum) const { store(out, i * stride_om + j, kind, bias ? sum + bias[j] : sum); }
-};
-
-// Memory of a thread, kept from call to call.
-struct Buffer {
-    void *memory = nullptr;
-    size_t size = 0;
-
-    ~Buffer() { free(memory); }
-    template <class T>
-    T *take(size_t count) {
-        const size_t wanted = (count * sizeof(T) + 63) / 64 * 64;
-        if (wanted > size) {
-            free(memory);
-            memory = aligned_alloc(64, wanted);
-            size = memory ? wanted : 0;
-        }
-        return static_cast<T *>(memory);
-    }
 };
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__)
@@ -551,8 +510,9 @@ constexpr int WIDE = 8;
 constexpr int WIDE = 4;
 #endif
 typedef float Vector __attribute__((vector_size(4 * WIDE)));
-constexpr int TALL = 4;         // rows of b at a time
-constexpr int64_t DEPTH = 512;  // columns at a time: 8 KB of decoded weights, which stay in L1
+constexpr int TALL = 4;         // rows of b whose sums are in registers
+constexpr int64_t BLOCKS = 2;   // of so many rows in a task, which all of a is read once for
+constexpr int64_t DEPTH = 512;  // columns at a time: 16 KB of decoded weights, which stay in L1
 
 // Codes as float32, exactly; the rest up to a multiple of 32 is 0.
 inline void decode_row(const uint8_t *codes, int64_t count, float *into) {
@@ -573,6 +533,41 @@ inline void decode_row(const uint8_t *codes, int64_t count, float *into) {
     for (; k % 32; k++) into[k] = 0.0f;
 }
 
+#if defined(__AVX2__)
+// Codes of fp4 times a factor: their last three bits choose a value, the first is its sign.
+template <int64_t COUNT>
+inline void decode_fp4(const uint8_t *codes, float factor, float *into) {
+    const __m256 sizes = _mm256_set_ps(6.0f, 4.0f, 3.0f, 2.0f, 1.5f, 1.0f, 0.5f, 0.0f);
+    const __m256 values = _mm256_mul_ps(sizes, _mm256_set1_ps(factor));
+    const __m128i low_bits = _mm_set1_epi8(15);
+    const auto put_8 = [&](__m128i some, float *at) {
+        const __m256i index = _mm256_cvtepu8_epi32(some);
+        const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(index, 3), 31);
+        const __m256 size = _mm256_permutevar8x32_ps(values, index);
+        _mm256_storeu_ps(at, _mm256_xor_ps(size, _mm256_castsi256_ps(sign)));
+    };
+    for (int64_t i = 0; i < COUNT; i += 16) {
+        const __m128i packed = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(codes + i / 2));
+        const __m128i high = _mm_and_si128(_mm_srli_epi16(packed, 4), low_bits);
+        const __m128i both = _mm_unpacklo_epi8(_mm_and_si128(packed, low_bits), high);
+        put_8(both, into + i);
+        put_8(_mm_srli_si128(both, 8), into + i + 8);
+    }
+}
+#else
+template <int64_t COUNT>
+inline void decode_fp4(const uint8_t *codes, float factor, float *into) {
+    constexpr float VALUES[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
+                                  -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
+    float values[16];
+    for (int code = 0; code < 16; code++) values[code] = VALUES[code] * factor;
+    for (int64_t i = 0; i < COUNT; i += 2) {
+        into[i] = values[codes[i / 2] & 15];
+        into[i + 1] = values[codes[i / 2] >> 4];
+    }
+}
+#endif
+
 // The same of row n of b, from column k on.
 template <Codes CODES>
 void decode_weights(const Call &c, int64_t n, int64_t k, int64_t count, float *into) {
@@ -580,18 +575,11 @@ void decode_weights(const Call &c, int64_t n, int64_t k, int64_t count, float *i
         decode_row(c.b + n * c.stride_bn + k, count, into);
         return;
     }
-    constexpr float VALUES[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
-                                  -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
     constexpr int64_t EACH = CODES == MXFP4 ? 32 : 16;
     const uint8_t *codes = c.b + n * c.stride_bn + k / 2, *scale = c.code_scale + n * c.stride_code_scale + k / EACH;
     for (int64_t i = 0; i < count; i += EACH, scale++) {
         const float factor = CODES == MXFP4 ? MEANING.eighth[*scale] : MEANING.e4m3[*scale];
-        float values[16];
-        for (int code = 0; code < 16; code++) values[code] = VALUES[code] * factor;
-        for (int64_t j = 0; j < EACH; j += 2) {
-            into[i + j] = values[codes[(i + j) / 2] & 15];
-            into[i + j + 1] = values[codes[(i + j) / 2] >> 4];
-        }
+        decode_fp4<EACH>(codes + i / 2, factor, into + i);
     }
     for (; count % 32; count++) into[count] = 0.0f;
 }
@@ -638,31 +626,37 @@ void some_rows(const Call &c, const float *a, int64_t i, int64_t first, int64_t 
 }
 
 // How many tasks a product is; they may run at once.
-int64_t divide(Call &c, int64_t) { return (c.n + TALL - 1) / TALL; }
+int64_t divide(Call &c, int64_t) { return (c.n + BLOCKS * TALL - 1) / (BLOCKS * TALL); }
 
 template <Codes CODES>
 void perform(const Call &c, const float *a, int64_t task) {
     thread_local Buffer of_totals, of_weights;
-    Vector *totals = of_totals.take<Vector>(c.m * TALL);
-    float *b = of_weights.take<float>(TALL * DEPTH);
-    const int64_t first = task * TALL;
-    for (int64_t i = 0; i < c.m * TALL; i++) totals[i] = Vector{};
+    const int64_t begin = task * BLOCKS * TALL, each = c.m * TALL;
+    const int64_t blocks = (c.n - begin + TALL - 1) / TALL < BLOCKS ? (c.n - begin + TALL - 1) / TALL : BLOCKS;
+    Vector *totals = of_totals.take<Vector>(BLOCKS * each);
+    float *b = of_weights.take<float>(BLOCKS * TALL * DEPTH);
+    for (int64_t i = 0; i < blocks * each; i++) totals[i] = Vector{};
     for (int64_t from = 0; from < c.k; from += DEPTH) {
         const int64_t to = from + DEPTH < c.k ? from + DEPTH : c.k;
-        for (int64_t j = 0; j < TALL; j++) {
-            const int64_t n = first + j < c.n ? first + j : c.n - 1;
+        for (int64_t j = 0; j < blocks * TALL; j++) {
+            const int64_t n = begin + j < c.n ? begin + j : c.n - 1;
             decode_weights<CODES>(c, n, from, to - from, b + j * DEPTH);
         }
-        int64_t i = 0;
-        for (; i + 2 <= c.m; i += 2) some_rows<2>(c, a, i, first, from, to, b, totals);
-        if (i < c.m) some_rows<1>(c, a, i, first, from, to, b, totals);
-    }
-    for (int64_t i = 0; i < c.m; i++)
-        for (int64_t j = 0; j < TALL && first + j < c.n; j++) {
-            float sum = 0.0f;
-            for (int lane = 0; lane < WIDE; lane++) sum += totals[i * TALL + j][lane];
-            c.finish(i, first + j, sum);
+        for (int64_t block = 0; block < blocks; block++) {
+            const int64_t first = begin + block * TALL;
+            const float *of_block = b + block * TALL * DEPTH;
+            int64_t i = 0;
+            for (; i + 2 <= c.m; i += 2) some_rows<2>(c, a, i, first, from, to, of_block, totals + block * each);
+            if (i < c.m) some_rows<1>(c, a, i, first, from, to, of_block, totals + block * each);
         }
+    }
+    for (int64_t block = 0; block < blocks; block++)
+        for (int64_t i = 0; i < c.m; i++)
+            for (int64_t j = 0; j < TALL && begin + block * TALL + j < c.n; j++) {
+                float sum = 0.0f;
+                for (int lane = 0; lane < WIDE; lane++) sum += totals[block * each + i * TALL + j][lane];
+                c.finish(i, begin + block * TALL + j, sum);
+            }
 }
 
 #endif

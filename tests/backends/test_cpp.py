@@ -33,6 +33,7 @@ from kernelhub.probes.toolchain import cxx_compiler
 from kernelhub.runtime.caches import notices
 from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.experts import ExpertsContract
+from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import EveryScaling
 
 pytestmark = pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: all cases of the cpp backend")
@@ -51,6 +52,11 @@ def able(target: str) -> bool:
 
 class TestFp8Gemm(EveryScaling):
     kernel = "cpp.fp8_gemm"
+    device = "cpu"
+
+
+class TestFp4Gemm(Fp4GemmContract):
+    kernel = "cpp.fp4_gemm"
     device = "cpu"
 
 

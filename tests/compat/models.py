@@ -103,7 +103,7 @@ DECODERS = {
     "gemma2": Family(
         "Gemma2ForCausalLM",
         {**SCALED, **LOCAL_AND_FULL, "attn_logit_softcapping": 2.0},
-        kernel="torch.blocked",
+        kernel="cpp.split_kv",
         problem={"softcap": True, "window_left": True},
         without={"softcap": {"attn_logit_softcapping": None}, "window": {"sliding_window": ALL}},
     ),
@@ -114,7 +114,7 @@ DECODERS = {
         without={"sinks": {"sinks": -1e9}, "window": {"sliding_window": ALL}},
     ),
     "deepseek_v3": Family(
-        "DeepseekV3ForCausalLM", LATENT, kernel="torch.sdpa", problem={"head_dim_qk": 24, "head_dim_vo": 16}
+        "DeepseekV3ForCausalLM", LATENT, kernel="cpp.split_kv", problem={"head_dim_qk": 24, "head_dim_vo": 16}
     ),
 }
 FAMILIES = {

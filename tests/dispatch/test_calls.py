@@ -159,7 +159,7 @@ class TestEnvironment:
         monkeypatch.setenv("KERNELHUB_DISABLE", "torch.packed")
         kernelhub.reload()
         selection = kernelhub.explain(kernelhub.attention, *qkv())
-        assert selection.selected == "torch.sdpa"
+        assert selection.selected == "cpp.split_kv"
         assert {d.kernel: d.code for d in selection.decisions}["torch.packed"] == "disabled"
 
     @pytest.mark.fault("everything_disabled")

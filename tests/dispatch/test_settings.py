@@ -95,9 +95,9 @@ class TestEnvironment:
 
     def test_the_environment_is_read_once_and_again_on_reload(self, monkeypatch) -> None:
         operands = qkv()
-        assert kernelhub.explain(kernelhub.attention, *operands).selected == "torch.packed"
+        assert kernelhub.explain(kernelhub.attention, *operands).selected == "cpp.split_kv"
         monkeypatch.setenv("KERNELHUB_PREFER", "torch.blocked")
-        assert kernelhub.explain(kernelhub.attention, *operands).selected == "torch.packed"
+        assert kernelhub.explain(kernelhub.attention, *operands).selected == "cpp.split_kv"
         kernelhub.reload()
         selection = kernelhub.explain(kernelhub.attention, *operands)
         assert (selection.selected, selection.source) == ("torch.blocked", "environment")

@@ -49,7 +49,7 @@ def test_it_shows_the_kernels_and_completes_a_prompt(address, tmp_path) -> None:
         page.goto(address)
         page.wait_for_selector("#layers tr")
         rows = page.locator("#layers tr").all_inner_texts()
-        assert [row.split("\t")[2] for row in rows] == ["torch.packed", "torch.packed"]
+        assert [row.split("\t")[2] for row in rows] == ["cpp.split_kv", "torch.packed"]
         assert page.inner_text("#model") == "llama-tiny"
         page.fill("#most", "24")
         page.click("button")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.cpp import gemm, moe
+from kernelhub.backends.cpp import attention, gemm, moe
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend("cpp", "our C++ kernels for CPUs, compiled at first use", portable=True)
 
-KERNELS = (*gemm.KERNELS, *moe.KERNELS)
+KERNELS = (*attention.KERNELS, *gemm.KERNELS, *moe.KERNELS)

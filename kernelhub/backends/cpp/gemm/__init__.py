@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.cpp.gemm import fp8
+from kernelhub.backends.cpp.gemm import fp4, fp8
 
-KERNELS = (*fp8.KERNELS,)
+KERNELS = (*fp4.KERNELS, *fp8.KERNELS)

@@ -1,0 +1,539 @@
+// Attention of few queries over dense or paged keys on a CPU, in float32, each key and value read once.
+//
+//   for each sequence, block of queries, some KV heads and piece of keys, all at once:
+//     for each chunk of 32 keys, KV head, tile of 1, 2 or 4 rows (row = a query token and a head of the group):
+//         scores = rows . keys                        sums over lanes of several (row, key) at once
+//         largest, weights, sum, as softmax needs them so far
+//         results = results * rescaling + weights . values
+//   merge the pieces of a row, add the sink, divide
+//
+// The heads of a token lie side by side in most caches: several are taken together, so that memory is read in its order,
+// and the next chunk is asked for while this one is multiplied. One at a time, 8 x 2048 keys took twice the time.
+// A piece has PIECE keys, whatever the batch and the number of threads are, so neither changes a bit of the result. Keys
+// and values stay as they are in memory until they are in registers. bfloat16 is widened by halves of 32-bit words: even
+// elements by a shift, odd ones by a mask; rows of q and of the results are held in that order. Rows of other strides or
+// widths are first copied to rows that end in zeros.
+
+#include <algorithm>
+
+#include "numbers.h"
+#include "threads.h"
+#include "vectors.h"
+
+namespace {
+
+constexpr int64_t CHUNK = 32;    // keys whose scores are held at once
+constexpr int64_t PIECE = 1024;  // keys of one task, of calls with few rows
+constexpr int64_t GROUP = 4;     // keys whose values are added while results are in registers
+constexpr int64_t ROWS = 32;     // rows of a task, unless the heads of one token are more
+constexpr int64_t FEW_ROWS = 512;
+constexpr int64_t TOGETHER = 64;  // rows of all heads of a task: with their results 64 KB
+
+struct Rows {  // strides in elements
+    int64_t batch, token, head, element;
+
+    int64_t at(int64_t b, int64_t t, int64_t h) const { return b * batch + t * token + h * head; }
+};
+
+struct Keys {
+    const char *memory;
+    int64_t batch, page, token, head, element;  // strides in bytes
+};
+
+struct Call {
+    const void *q;
+    Keys k, v;
+    const int32_t *table, *lengths, *starts_q, *starts_k;  // or null
+    const float *sinks, *k_scale, *v_scale;                // or null
+    void *out;
+    float *lse;  // or null
+    float scale, softcap;
+    Rows of_q, of_out, of_lse;
+    int64_t num_seqs, tokens, num_tokens, keys, num_keys, heads, kv_heads, width, value_width, page_size, num_pages, max_pages;
+    int64_t table_row, k_scale_step, v_scale_step, left, right, kind, kv_kind;
+
+    int64_t group() const { return heads / kv_heads; }
+
+    // Metadata may change after it was checked; what it says is kept within the memory that there is.
+    int64_t first_query(int64_t b) const { return starts_q ? within(starts_q[b], num_tokens) : 0; }
+    int64_t queries(int64_t b) const {
+        return starts_q ? std::max<int64_t>(0, within(starts_q[b + 1], num_tokens) - first_query(b)) : tokens;
+    }
+    int64_t first_key(int64_t b) const { return starts_k ? within(starts_k[b], num_keys) : 0; }
+    int64_t length(int64_t b) const {
+        if (table) return num_pages ? within(lengths[b], max_pages * page_size) : 0;
+        return starts_k ? std::max<int64_t>(0, within(starts_k[b + 1], num_keys) - first_key(b)) : keys;
+    }
+    static int64_t within(int64_t value, int64_t most) { return std::min(std::max<int64_t>(value, 0), most); }
+};
+
+// Keys that a query token sees.
+struct Range {
+    int64_t low, high;
+
+    Range(const Call &c, int64_t length, int64_t position) : low(0), high(length) {
+        if (c.right >= 0) high = std::min(high, position + c.right + 1);
+        if (c.left >= 0) low = std::max(low, position - c.left);
+        low = std::max<int64_t>(0, std::min(low, length));
+        high = std::max(high, low);
+    }
+};
+
+// What a task does: tokens of a sequence, some KV heads, keys [low, high) of it. Of several pieces, each leaves its results
+// in memory from `partial` on: the pieces of all rows, row by row.
+struct Task {
+    int64_t sequence, first, count, kv_head, kv_heads, low, high, pieces, piece, partial;
+};
+
+// A thread's memory, from the front.
+struct Cursor {
+    char *at;
+
+    template <class T>
+    T *take(int64_t count) {
+        T *taken = reinterpret_cast<T *>(at);
+        at += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+        return taken;
+    }
+};
+
+inline int64_t padded(int64_t width) { return (width + 2 * WIDE - 1) / (2 * WIDE) * (2 * WIDE); }
+
+// Rows of keys or values as vectors take them: in place, or copied.
+template <class Of>
+struct Source {
+    Keys where;
+    int64_t width;
+    char *copies;  // null: in place
+
+    Source(const Keys &keys, int64_t columns, Cursor &cursor) : where(keys), width(columns), copies(nullptr) {
+        const bool in_place = keys.element == Of::BYTES && columns == padded(columns);
+        if (!in_place) {
+            copies = cursor.take<char>(CHUNK * padded(columns) * Of::BYTES);
+            memset(copies, 0, CHUNK * padded(columns) * Of::BYTES);
+        }
+    }
+
+    static int64_t bytes(const Keys &keys, int64_t columns) {
+        return keys.element == Of::BYTES && columns == padded(columns) ? 0 : CHUNK * padded(columns) * Of::BYTES + 64;
+    }
+
+    const char *row(const char *given, int64_t place) const {
+        if (!copies) return given;
+        char *into = copies + place * padded(width) * Of::BYTES;
+        if (where.element == Of::BYTES) {
+            memcpy(into, given, width * Of::BYTES);
+        } else {
+            for (int64_t d = 0; d < width; d++) memcpy(into + d * Of::BYTES, given + d * where.element, Of::BYTES);
+        }
+        return into;
+    }
+};
+
+// Where the rows of keys from `first` on are, those of the task's first head, as many as a chunk has, before `end`.
+struct Places {
+    const char *k[CHUNK], *v[CHUNK];
+    int64_t count = 0;
+
+    void find(const Call &c, const Task &task, int64_t first, int64_t end) {
+        count = std::min(CHUNK, end - first);
+        const int64_t of_k = task.kv_head * c.k.head, of_v = task.kv_head * c.v.head;
+        if (c.table) {
+            const int32_t *table = c.table + task.sequence * c.table_row;
+            int64_t page = first / c.page_size, slot = first % c.page_size;
+            int64_t number = count > 0 ? Call::within(table[page], c.num_pages - 1) : 0;
+            for (int64_t j = 0; j < count; j++) {
+                k[j] = c.k.memory + number * c.k.page + slot * c.k.token + of_k;
+                v[j] = c.v.memory + number * c.v.page + slot * c.v.token + of_v;
+                if (++slot == c.page_size && j + 1 < count) {
+                    slot = 0;
+                    number = Call::within(table[++page], c.num_pages - 1);
+                }
+            }
+        } else {
+            const int64_t token = c.first_key(task.sequence) + first;
+            const char *k0 = c.k.memory + task.sequence * c.k.batch + token * c.k.token + of_k;
+            const char *v0 = c.v.memory + task.sequence * c.v.batch + token * c.v.token + of_v;
+            for (int64_t j = 0; j < count; j++) k[j] = k0 + j * c.k.token, v[j] = v0 + j * c.v.token;
+        }
+    }
+};
+
+// Asks for the lines of a chunk's keys and values, some at a time, in the order of memory.
+struct Ahead {
+    const Places *next;
+    int64_t of_k, of_v;  // bytes of a token: all heads of the task
+    int64_t place = 0, offset = 0, each = 0;
+
+    // To be called so many times.
+    Ahead(const Places &places, int64_t k_bytes, int64_t v_bytes, int64_t calls)
+        : next(&places), of_k(k_bytes), of_v(v_bytes) {
+        const int64_t lines = places.count * ((of_k + 63) / 64 + (of_v + 63) / 64);
+        each = (lines + calls - 1) / calls;
+    }
+
+    void ask() {
+        for (int64_t i = 0; i < each && place < 2 * next->count; i++) {
+            const bool value = place & 1;
+            __builtin_prefetch((value ? next->v : next->k)[place / 2] + offset, 0, 2);
+            offset += 64;
+            if (offset >= (value ? of_v : of_k)) offset = 0, place++;
+        }
+    }
+};
+
+// The rows of a task: queries, and what softmax knows of them.
+struct State {
+    float *q, *o, *largest, *sum;
+    int64_t *low, *high;
+    int64_t q_width, o_width;
+};
+
+// scores[key][row] of TALL rows of q and the keys of a chunk, times nothing: q was scaled before.
+template <class Of, int TALL>
+__attribute__((noinline)) void score(const float *q, int64_t q_width, const char *const *keys, int64_t count, float *scores, Ahead *ahead) {
+    constexpr int KEYS = SUMS / TALL;
+    for (int64_t j = 0; j < count; j += KEYS) {
+        const char *row[KEYS];
+        for (int i = 0; i < KEYS; i++) row[i] = keys[std::min<int64_t>(j + i, count - 1)];
+        if (ahead)
+            for (int i = 0; i < KEYS; i++) ahead->ask();
+        Vector sum[SUMS];
+        for (int i = 0; i < SUMS; i++) sum[i] = Vector{};
+        for (int64_t d = 0; d < q_width; d += 2 * WIDE) {
+            Vector low[KEYS], high[KEYS];
+            for (int i = 0; i < KEYS; i++) Of::widen(row[i] + d * Of::BYTES, low[i], high[i]);
+            for (int r = 0; r < TALL; r++) {
+                const Vector left = load(q + r * q_width + d), right = load(q + r * q_width + d + WIDE);
+                for (int i = 0; i < KEYS; i++) sum[i * TALL + r] += left * low[i];
+                for (int i = 0; i < KEYS; i++) sum[i * TALL + r] += right * high[i];
+            }
+        }
+        add_lanes(sum, scores + j * TALL);
+    }
+}
+
+// o[row] = o[row] * factor[row] + weights[key][row] . values, COLUMNS vectors of each row in registers at a time.
+template <class Of, int TALL, int COLUMNS>
+__attribute__((noinline)) void add_values(float *o, int64_t o_width, int64_t from, int64_t to, const char *const *values, int64_t count,
+                const float *weights, const float *factor) {
+    for (int64_t d = from; d + COLUMNS * WIDE <= to; d += COLUMNS * WIDE) {
+        Vector sum[TALL][COLUMNS];
+        for (int r = 0; r < TALL; r++)
+            for (int i = 0; i < COLUMNS; i++) {
+                sum[r][i] = load(o + r * o_width + d + i * WIDE);
+                if (factor) sum[r][i] *= factor[r];
+            }
+        for (int64_t j = 0; j < count; j++) {
+            Vector value[COLUMNS];
+            for (int i = 0; i < COLUMNS; i += 2) Of::widen(values[j] + (d + i * WIDE) * Of::BYTES, value[i], value[i + 1]);
+            for (int r = 0; r < TALL; r++) {
+                const Vector weight = spread(weights[j * TALL + r]);
+                for (int i = 0; i < COLUMNS; i++) sum[r][i] += weight * value[i];
+            }
+        }
+        for (int r = 0; r < TALL; r++)
+            for (int i = 0; i < COLUMNS; i++) put(o + r * o_width + d + i * WIDE, sum[r][i]);
+    }
+}
+
+template <class Of, int TALL>
+__attribute__((noinline)) void tile(const Call &c, const State &state, int64_t row, int64_t first, int64_t count, const char *const *k,
+          const char *const *v, Ahead *ahead) {
+    const int64_t end = first + count;
+    int64_t low = end, high = first;
+    bool partly = false;
+    for (int r = 0; r < TALL; r++) {
+        low = std::min(low, state.low[row + r]), high = std::max(high, state.high[row + r]);
+        partly |= state.low[row + r] > first || state.high[row + r] < end;
+    }
+    if (low >= end || high <= first) return;
+    constexpr int64_t SPACE = CHUNK * TALL + SUMS;
+    alignas(64) float weights[SPACE];
+    score<Of, TALL>(state.q + row * state.q_width, state.q_width, k, count, weights, ahead);
+    const int64_t held = (count * TALL + WIDE - 1) / WIDE * WIDE;
+    if (c.softcap > 0.0f)
+        for (int64_t i = 0; i < held; i += WIDE) put(weights + i, c.softcap * hyperbolic_tangent(load(weights + i) / c.softcap));
+    for (int64_t i = count * TALL; i < held; i++) weights[i] = -INFINITY;
+    if (partly)
+        for (int r = 0; r < TALL; r++)
+            for (int64_t j = 0; j < count; j++)
+                if (first + j < state.low[row + r] || first + j >= state.high[row + r]) weights[j * TALL + r] = -INFINITY;
+    Vector most = load(weights);
+    for (int64_t i = WIDE; i < held; i += WIDE) most = larger(most, load(weights + i));
+    alignas(64) float lanes[WIDE], minus[WIDE];
+    put(lanes, most);
+    float factor[TALL];
+    bool rescaled = false;
+    for (int r = 0; r < TALL; r++) {
+        float largest = state.largest[row + r];
+        for (int lane = r; lane < WIDE; lane += TALL) largest = lanes[lane] > largest ? lanes[lane] : largest;
+        const float base = largest == -INFINITY ? 0.0f : largest;
+        factor[r] = exponential(state.largest[row + r] - base);
+        rescaled |= factor[r] != 1.0f;
+        state.largest[row + r] = largest;
+        for (int lane = r; lane < WIDE; lane += TALL) minus[lane] = base;
+    }
+    const Vector base = load(minus);
+    Vector total = Vector{};
+    for (int64_t i = 0; i < held; i += WIDE) {
+        const Vector weight = exponential(load(weights + i) - base);
+        put(weights + i, weight);
+        total += weight;
+    }
+    put(lanes, total);
+    for (int r = 0; r < TALL; r++) {
+        float sum = state.sum[row + r] * factor[r];
+        for (int lane = r; lane < WIDE; lane += TALL) sum += lanes[lane];
+        state.sum[row + r] = sum;
+    }
+    constexpr int MANY = BUSY / TALL > 2 ? BUSY / TALL : 2;
+    float *o = state.o + row * state.o_width;
+    const int64_t whole = state.o_width / (MANY * WIDE) * (MANY * WIDE);
+    for (int64_t j = 0; j < count; j += GROUP) {
+        const int64_t some = std::min(GROUP, count - j);
+        if (ahead)
+            for (int64_t i = 0; i < some; i++) ahead->ask();
+        const float *scaled = j == 0 && rescaled ? factor : nullptr;
+        add_values<Of, TALL, MANY>(o, state.o_width, 0, whole, v + j, some, weights + j * TALL, scaled);
+        add_values<Of, TALL, 2>(o, state.o_width, whole, state.o_width, v + j, some, weights + j * TALL, scaled);
+    }
+}
+
+// A result: its sum, largest score and sink make the divisor.
+__attribute__((noinline)) void finish(const Call &c, int64_t b, int64_t token, int64_t head, const float *o, float largest, float sum,
+            const int64_t *places) {
+    const int64_t t = c.first_query(b) + token, batch = c.starts_q ? 0 : b;
+    const float v_scale = c.v_scale ? c.v_scale[head / c.group() * c.v_scale_step] : 1.0f;
+    float factor = sum == 0.0f ? 0.0f : v_scale / sum, lse = sum == 0.0f ? -INFINITY : largest + std::log(sum);
+    if (c.sinks) {
+        const float sink = c.sinks[head];
+        const float top = lse > sink ? lse : sink;
+        const float both = top == -INFINITY ? top : top + std::log(std::exp(lse - top) + std::exp(sink - top));
+        if (sum != 0.0f) factor *= std::exp(lse - both);
+        lse = both;
+    }
+    const int64_t place = c.of_out.at(batch, t, head);
+    with(c.kind, [&](auto of) {
+        typedef decltype(of) Of;
+        auto *into = static_cast<typename Of::Held *>(c.out) + place;
+        const int64_t step = c.of_out.element;
+        if (sum == 0.0f)
+            for (int64_t d = 0; d < c.value_width; d++) into[d * step] = Of::held(0.0f);
+        else
+            for (int64_t d = 0; d < c.value_width; d++) into[d * step] = Of::held(o[places[d]] * factor);
+    });
+    if (c.lse) c.lse[c.of_lse.at(batch, t, head)] = lse;
+}
+
+template <class Of>
+struct Attention {
+    const Call &c;
+    int64_t group, q_width, o_width, together = 1;
+    List<Task> tasks;
+    List<int64_t> places;  // where an element of a row is, of q and of results
+    int64_t partial = 0;   // rows of partial results
+
+    Attention(const Call &call, int threads)
+        : c(call), group(call.group()), q_width(padded(call.width)), o_width(padded(call.value_width)) {
+        const int64_t wider = std::max(q_width, o_width);
+        for (int64_t d = 0; d < wider; d++) places.add(Of::place(d));
+        together = threads > 1 || c.kv_heads > 1 ? heads_at_once(threads) : 1;
+        for (int64_t b = 0; b < c.num_seqs; b++) divide(b, together);
+    }
+
+    void divide(int64_t b, int64_t heads) {
+        const int64_t queries = c.queries(b), length = c.length(b), each = tokens_at_once();
+        for (int64_t first = 0; first < queries; first += each) {
+            const int64_t count = std::min(each, queries - first), position = length - queries + first;
+            const Range begin(c, length, position), last(c, length, position + count - 1);
+            const int64_t low = begin.low, high = std::max(begin.high, last.high);
+            const int64_t pieces = pieces_of(queries, high - low);
+            for (int64_t h = 0; h < c.kv_heads; h += heads) {
+                const int64_t some = std::min(heads, c.kv_heads - h);
+                for (int64_t p = 0; p < pieces; p++) {
+                    const int64_t from = low + p * PIECE, to = p + 1 < pieces ? from + PIECE : high;
+                    tasks.add({b, first, count, h, some, from, to, pieces, p, partial});
+                }
+                if (pieces > 1) partial += pieces * count * group * some;
+            }
+        }
+    }
+
+    int64_t tokens_at_once() const { return std::max<int64_t>(1, ROWS / group); }
+
+    int64_t pieces_of(int64_t queries, int64_t seen) const {
+        return queries * group <= FEW_ROWS ? std::max<int64_t>(1, (seen + PIECE - 1) / PIECE) : 1;
+    }
+
+    // KV heads of a task: those that lie side by side, unless that leaves threads without work.
+    int64_t heads_at_once(int threads) const {
+        if (c.k.head > c.k.token || c.v.head > c.v.token) return 1;
+        int64_t most = 1, units = 0;
+        for (int64_t b = 0; b < c.num_seqs; b++) {
+            const int64_t queries = c.queries(b), blocks = (queries + tokens_at_once() - 1) / tokens_at_once();
+            most = std::max(most, std::min(queries, tokens_at_once()) * group);
+            units += blocks * pieces_of(queries, c.length(b));
+        }
+        int64_t heads = std::max<int64_t>(1, std::min(c.kv_heads, TOGETHER / most));
+        while (heads > 1 && units * ((c.kv_heads + heads - 1) / heads) < 3 * threads) heads = (heads + 1) / 2;
+        return heads;
+    }
+
+    // Bytes of a thread's memory; of a task's rows at most.
+    int64_t bytes() const {
+        const int64_t rows = std::max(ROWS, group), lines = rows * together, ends = 64 * 8;
+        return lines * (q_width + o_width + 2) * 4 + rows * 2 * 8 + ends + Source<Of>::bytes(c.k, c.width) +
+               Source<Of>::bytes(c.v, c.value_width);
+    }
+
+    void run(int threads) {
+        Buffer kept;
+        float *pieces = partial ? kept.take<float>(partial * (o_width + 2)) : nullptr;
+        parallel_for(tasks.count, threads, [&](int64_t i) { attend(tasks[i], pieces); });
+        if (!partial) return;
+        List<int64_t> several;
+        for (int64_t i = 0; i < tasks.count; i++)
+            if (tasks[i].pieces > 1 && tasks[i].piece == 0) several.add(i);
+        parallel_for(several.count, threads, [&](int64_t i) { merge(tasks[several[i]], pieces); });
+    }
+
+    void attend(const Task &task, float *pieces) const {
+        thread_local Buffer memory;
+        Cursor cursor{memory.take<char>(bytes())};
+        const int64_t rows = task.count * group, lines = rows * task.kv_heads;
+        State all{};
+        all.q_width = q_width, all.o_width = o_width;
+        all.q = cursor.take<float>(lines * q_width), all.o = cursor.take<float>(lines * o_width);
+        all.largest = cursor.take<float>(lines), all.sum = cursor.take<float>(lines);
+        all.low = cursor.take<int64_t>(rows), all.high = cursor.take<int64_t>(rows);
+        const Source<Of> k_rows(c.k, c.width, cursor), v_rows(c.v, c.value_width, cursor);
+        for (int64_t h = 0; h < task.kv_heads; h++) prepare(task, h, of_head(all, h, rows));
+        Places both[2];
+        both[0].find(c, task, task.low, task.high);
+        const int64_t of_k = (task.kv_heads - 1) * c.k.head + c.width * c.k.element;
+        const int64_t of_v = (task.kv_heads - 1) * c.v.head + c.value_width * c.v.element;
+        int now = 0;
+        for (int64_t first = task.low; first < task.high; first += CHUNK, now = 1 - now) {
+            const Places &here = both[now];
+            both[1 - now].find(c, task, first + CHUNK, task.high);
+            Ahead ahead(both[1 - now], of_k, of_v, 2 * here.count * task.kv_heads);
+            for (int64_t h = 0; h < task.kv_heads; h++) {
+                const char *k[CHUNK], *v[CHUNK];
+                for (int64_t j = 0; j < here.count; j++) {
+                    k[j] = k_rows.row(here.k[j] + h * c.k.head, j);
+                    v[j] = v_rows.row(here.v[j] + h * c.v.head, j);
+                }
+                const State state = of_head(all, h, rows);
+                for (int64_t row = 0; row < rows;) {
+                    Ahead *later = row ? nullptr : &ahead;
+                    if (rows - row >= 4) tile<Of, 4>(c, state, row, first, here.count, k, v, later), row += 4;
+                    else if (rows - row >= 2) tile<Of, 2>(c, state, row, first, here.count, k, v, later), row += 2;
+                    else tile<Of, 1>(c, state, row, first, here.count, k, v, later), row += 1;
+                }
+            }
+        }
+        for (int64_t line = 0; line < lines; line++) {
+            if (task.pieces == 1) {
+                result(task, line, all.o + line * o_width, all.largest[line], all.sum[line]);
+            } else {
+                float *into = pieces + (task.partial + line * task.pieces + task.piece) * (o_width + 2);
+                into[0] = all.largest[line], into[1] = all.sum[line];
+                memcpy(into + 2, all.o + line * o_width, o_width * sizeof(float));
+            }
+        }
+    }
+
+    static State of_head(const State &all, int64_t h, int64_t rows) {
+        State one = all;
+        one.q += h * rows * all.q_width, one.o += h * rows * all.o_width, one.largest += h * rows, one.sum += h * rows;
+        return one;
+    }
+
+    void result(const Task &task, int64_t line, const float *o, float largest, float sum) const {
+        const int64_t rows = task.count * group, row = line % rows, head = (task.kv_head + line / rows) * group + row % group;
+        finish(c, task.sequence, task.first + row / group, head, o, largest, sum, places.begin());
+    }
+
+    // Queries in float32, times what scores are multiplied by.
+    void prepare(const Task &task, int64_t h, const State &state) const {
+        const int64_t b = task.sequence, queries = c.queries(b), length = c.length(b), batch = c.starts_q ? 0 : b;
+        const int64_t kv_head = task.kv_head + h;
+        const float k_scale = c.k_scale ? c.k_scale[kv_head * c.k_scale_step] : 1.0f;
+        const float factor = c.scale * k_scale;
+        memset(state.q, 0, task.count * group * q_width * sizeof(float));
+        memset(state.o, 0, task.count * group * o_width * sizeof(float));
+        for (int64_t t = 0; t < task.count; t++) {
+            const Range range(c, length, length - queries + task.first + t);
+            for (int64_t g = 0; g < group; g++) {
+                const int64_t row = t * group + g;
+                state.low[row] = range.low, state.high[row] = range.high;
+                state.largest[row] = -INFINITY, state.sum[row] = 0.0f;
+                float *into = state.q + row * q_width;
+                const int64_t place = c.of_q.at(batch, c.first_query(b) + task.first + t, kv_head * group + g);
+                with(c.kind, [&](auto of) {
+                    typedef decltype(of) Given;
+                    const auto *given = static_cast<const typename Given::Held *>(c.q) + place;
+                    for (int64_t d = 0; d < c.width; d++)
+                        into[places[d]] = Given::value(given[d * c.of_q.element]) * factor;
+                });
+            }
+        }
+    }
+
+    void merge(const Task &task, const float *pieces) const {
+        thread_local Buffer memory;
+        float *o = memory.take<float>(o_width);
+        for (int64_t line = 0; line < task.count * group * task.kv_heads; line++) {
+            const float *of_row = pieces + (task.partial + line * task.pieces) * (o_width + 2);
+            float largest = -INFINITY, sum = 0.0f;
+            for (int64_t p = 0; p < task.pieces; p++) {
+                const float of_piece = of_row[p * (o_width + 2)];
+                largest = of_piece > largest ? of_piece : largest;
+            }
+            memset(o, 0, o_width * sizeof(float));
+            const float base = largest == -INFINITY ? 0.0f : largest;
+            for (int64_t p = 0; p < task.pieces; p++) {
+                const float *piece = of_row + p * (o_width + 2), factor = std::exp(piece[0] - base);
+                if (piece[1] == 0.0f) continue;
+                sum += piece[1] * factor;
+                for (int64_t d = 0; d < o_width; d++) o[d] += piece[2 + d] * factor;
+            }
+            result(task, line, o, largest, sum);
+        }
+    }
+};
+
+}  // namespace
+
+extern "C" {
+
+// sizes: 0 num_seqs, 1 tokens of a sequence, 2 tokens of all, 3 keys of a sequence, 4 keys of all, 5 heads, 6 kv_heads, 7
+// width, 8 value width, 9 page size, 10 pages, 11 pages of a row of the table, 12 stride of the table, 13 window left, 14
+// right, 15 kind of q and out, 16 kind of k and v, 17 and 18 strides of scales; in elements: 19 q (batch, token, head,
+// element), 23 out (the same), 27 lse (batch, token, head); in bytes: 30 k (batch, page, token, head, element), 35 v
+void KERNELHUB(attention)(const void *q, const void *k, const void *v, const int32_t *table, const int32_t *lengths,
+                          const int32_t *starts_q, const int32_t *starts_k, const float *sinks, const float *k_scale,
+                          const float *v_scale, void *out, float *lse, const double *numbers, const int64_t *s,
+                          int64_t threads) {
+    Call c{};
+    c.q = q, c.table = table, c.lengths = lengths, c.starts_q = starts_q, c.starts_k = starts_k;
+    c.sinks = sinks, c.k_scale = k_scale, c.v_scale = v_scale, c.out = out, c.lse = lse;
+    c.scale = static_cast<float>(numbers[0]), c.softcap = static_cast<float>(numbers[1]);
+    c.num_seqs = s[0], c.tokens = s[1], c.num_tokens = s[2], c.keys = s[3], c.num_keys = s[4], c.heads = s[5];
+    c.kv_heads = s[6], c.width = s[7], c.value_width = s[8], c.page_size = s[9], c.num_pages = s[10], c.max_pages = s[11];
+    c.table_row = s[12], c.left = s[13], c.right = s[14], c.kind = s[15], c.kv_kind = s[16];
+    c.k_scale_step = s[17], c.v_scale_step = s[18];
+    c.of_q = {s[19], s[20], s[21], s[22]}, c.of_out = {s[23], s[24], s[25], s[26]}, c.of_lse = {s[27], s[28], s[29], 1};
+    c.k = {static_cast<const char *>(k), s[30], s[31], s[32], s[33], s[34]};
+    c.v = {static_cast<const char *>(v), s[35], s[36], s[37], s[38], s[39]};
+    const int count = static_cast<int>(threads);
+    switch (c.kv_kind) {
+        case BFLOAT16: Attention<OfBfloat16>(c, count).run(count); break;
+        case FLOAT16: Attention<OfFloat16>(c, count).run(count); break;
+        case FLOAT32: Attention<OfFloat32>(c, count).run(count); break;
+        case FLOAT8_E4M3: Attention<OfE4m3>(c, count).run(count); break;
+        default: Attention<OfE5m2>(c, count).run(count);
+    }
+}
+}

@@ -1,0 +1,220 @@
+"""From calls of `attention`, `paged_attention` and `mla_attention` to the C++ function."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.backends.cpp.build import library
+from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
+from kernelhub.ops.attention.arguments import Scale, Values
+from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
+from kernelhub.ops.mla.attention.problem import MlaProblem
+
+SOURCE = "attention.cpp"
+KINDS = {"bfloat16": 0, "float16": 1, "float32": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # as in numbers.h
+_SIZES = ctypes.c_int64 * 40
+_NUMBERS = ctypes.c_double * 2
+
+Strides = tuple[int, ...]
+
+
+def _function() -> Any:
+    run = library(SOURCE).kernelhub_attention
+    run.argtypes = [ctypes.c_void_p] * 14 + [ctypes.c_int64]
+    run.restype = None
+    return run
+
+
+class SplitKV(AttentionAdapter[AttentionProblem, DenseStep]):
+    """`attention` on a CPU. Made, it compiles the source, or finds it compiled."""
+
+    def __init__(self, problem: AttentionProblem) -> None:
+        super().__init__(problem)
+        self._run = _function()
+
+    def launch(
+        self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values, out: Tensor, lse: Tensor | None
+    ) -> None:
+        ragged = step.cu_seqlens_q is not None
+        counts = (step.num_seqs, 0, q.shape[0], 0, k.shape[0]) if ragged else (*q.shape[:2], 0, k.shape[1], 0)
+        _attend(
+            self._run,
+            self.problem,
+            (q, k, v),
+            (None, None, step.cu_seqlens_q, step.cu_seqlens_k),
+            values,
+            counts,
+            (0, 0, 0, 0),
+            (_of_rows(q), _of_rows(out), _of_lse(lse)),
+            (_of_keys(k), _of_keys(v)),
+            (out, lse),
+        )
+
+
+class SplitKVPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
+    """`paged_attention` on a CPU. Made, it compiles the source, or finds it compiled."""
+
+    def __init__(self, problem: PagedAttentionProblem) -> None:
+        super().__init__(problem)
+        self._run = _function()
+
+    def launch(
+        self, q: Tensor, k: Tensor, v: Tensor, step: PagedStep, values: Values, out: Tensor, lse: Tensor | None
+    ) -> None:
+        by_token = self.problem.kv_layout == "NHD"
+        _attend(
+            self._run,
+            self.problem,
+            (q, k, v),
+            (step.block_table, step.seq_lens, step.cu_seqlens_q, None),
+            values,
+            *_of_pages(q, step, self.problem.page_size, k.shape[0]),
+            _of_step(q, step, out, lse),
+            (_of_cache(k, by_token), _of_cache(v, by_token)),
+            (out, lse),
+        )
+
+
+class SplitKVLatent(MlaAdapter):
+    """`mla_attention` on a CPU: a row of the cache is the key of all heads, its beginning their value."""
+
+    def __init__(self, problem: MlaProblem) -> None:
+        super().__init__(problem)
+        self._run = _function()
+
+    def launch(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        topk_indices: Tensor | None,
+        step: PagedStep,
+        values: MlaValues,
+        out: Tensor,
+        lse: Tensor | None,
+    ) -> None:
+        pages = kv_cache.unsqueeze(2)
+        strides = _of_cache(pages, True)
+        right = 0 if self.problem.causal else -1
+        scale = values.kv_scale
+        _attend(
+            self._run,
+            self.problem,
+            (q, pages, pages),
+            (step.block_table, step.seq_lens, step.cu_seqlens_q, None),
+            Values(values.scale, -1, right, 0.0, values.sinks, scale, scale),
+            *_of_pages(q, step, self.problem.page_size, pages.shape[0]),
+            _of_step(q, step, out, lse),
+            (strides, strides),
+            (out, lse),
+        )
+
+
+def _attend(
+    run: Any,
+    problem: AttentionProblem | MlaProblem,
+    operands: tuple[Tensor, Tensor, Tensor],
+    metadata: tuple[Tensor | None, ...],
+    values: Values,
+    counts: tuple[int, ...],
+    pages: tuple[int, ...],
+    rows: tuple[Strides, Strides, Strides],
+    keys: tuple[tuple[int, ...], tuple[int, ...]],
+    results: tuple[Tensor, Tensor | None],
+) -> None:
+    q, k, v = operands
+    out, lse = results
+    sinks = None if values.sinks is None else values.sinks.float()
+    k_scale, of_k, k_step = _scale(values.k_scale)
+    v_scale, of_v, v_step = _scale(values.v_scale)
+    sizes = _SIZES(
+        *counts,
+        q.shape[-2],
+        k.shape[-2] if isinstance(problem, MlaProblem) else problem.num_kv_heads,
+        q.shape[-1],
+        out.shape[-1],
+        *pages,
+        values.window_left,
+        values.window_right,
+        KINDS[problem.q_dtype],
+        KINDS[problem.kv_dtype],
+        k_step,
+        v_step,
+        *rows[0],
+        *rows[1],
+        *rows[2],
+        *keys[0],
+        *keys[1],
+    )
+    run(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        *(None if tensor is None else tensor.data_ptr() for tensor in metadata),
+        None if sinks is None else sinks.data_ptr(),
+        of_k,
+        of_v,
+        out.data_ptr(),
+        None if lse is None else lse.data_ptr(),
+        ctypes.addressof(_NUMBERS(values.scale, values.softcap)),
+        ctypes.addressof(sizes),
+        torch.get_num_threads(),
+    )
+    del k_scale, v_scale  # whose memory was read
+
+
+def _scale(scale: Scale) -> tuple[Any, int | None, int]:
+    """What holds a scale, its address and its stride between heads."""
+    if scale is None:
+        return None, None, 0
+    if isinstance(scale, Tensor):
+        held = scale.float()
+        return held, held.data_ptr(), held.stride(0) if held.numel() > 1 else 0
+    number = ctypes.c_float(scale)
+    return number, ctypes.addressof(number), 0
+
+
+def _of_rows(rows: Tensor) -> Strides:
+    """Strides of batched [B, S, H, D] or ragged [T, H, D] rows: batch, token, head, element."""
+    strides = rows.stride()
+    return (0, *strides) if rows.ndim == 3 else strides
+
+
+def _of_lse(lse: Tensor | None) -> Strides:
+    """Strides of [B, H, S] or [H, T]: batch, token, head."""
+    if lse is None:
+        return 0, 0, 0
+    *batch, head, token = lse.stride()
+    return (batch[0] if batch else 0, token, head)
+
+
+def _of_keys(keys: Tensor) -> tuple[int, ...]:
+    """Strides in bytes of batched [B, L, KH, D] or ragged [T, KH, D] keys: batch, page, token, head, element."""
+    *batch, token, head, element = (stride * keys.itemsize for stride in keys.stride())
+    return (batch[0] if batch else 0, 0, token, head, element)
+
+
+def _of_cache(cache: Tensor, by_token: bool) -> tuple[int, ...]:
+    page, one, other, element = (stride * cache.itemsize for stride in cache.stride())
+    return (0, page, *((one, other) if by_token else (other, one)), element)
+
+
+def _of_pages(
+    q: Tensor, step: PagedStep, page_size: int, num_pages: int
+) -> tuple[tuple[int, ...], tuple[int, int, int, int]]:
+    tokens = q.shape[1] if q.ndim == 4 else 1
+    counts = (step.num_seqs, tokens, q.shape[0], 0, 0)
+    return counts, (page_size, num_pages, step.max_pages, step.block_table.stride(0))
+
+
+def _of_step(q: Tensor, step: PagedStep, out: Tensor, lse: Tensor | None) -> tuple[Strides, Strides, Strides]:
+    """Strides of rows; those of one query each are a batch of single tokens."""
+    if q.ndim == 4 or step.cu_seqlens_q is not None:
+        return _of_rows(q), _of_rows(out), _of_lse(lse)
+    of_q, of_out = q.stride(), out.stride()
+    head, batch = (0, 0) if lse is None else lse.stride()
+    return (of_q[0], 0, *of_q[1:]), (of_out[0], 0, *of_out[1:]), (batch, 0, head)
