@@ -6,7 +6,7 @@ FUZZ_JOBS ?= 2
 FUZZ_DEVICE ?= cpu
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test full ahead faults fuzz lint bench docs site dist golden verification test-matrix gpu
+.PHONY: demo test full ahead faults fuzz lint bench docs site dist wheels golden verification test-matrix gpu
 
 demo:                 ## install, and run real attention on this machine
 	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
@@ -54,6 +54,9 @@ site:                 ## build the documentation site into site/, with every war
 
 dist:                 ## sdist and wheel in dist/; URL names the repository's address, to which links of the README then lead
 	$(INSTALL) build && $(PYTHON) scripts/build_dist.py --url "$(URL)"
+
+wheels:               ## manylinux wheels in dist/, with compiled kernels; needs Docker
+	$(INSTALL) cibuildwheel && $(PYTHON) -m cibuildwheel --platform linux --output-dir dist
 
 verification:         ## run the kernels' tests, compile ahead, and rewrite what docs/verification.md says of both
 	$(INSTALL) -e ".[test]"

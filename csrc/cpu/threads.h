@@ -5,11 +5,18 @@
 #pragma once
 
 #include <dlfcn.h>
+#include <pthread.h>
 
 #include <atomic>
 #include <cstdint>
 #include <thread>
 #include <vector>
+
+// OpenMP's threads do not exist in a forked child, where its next loop would wait for them forever.
+namespace {
+std::atomic<bool> forked{false};
+const int WATCHED = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+}  // namespace
 
 template <class Body>
 struct Loop {
@@ -32,7 +39,7 @@ void parallel_for(int64_t count, int threads, const Body &body) {
     if (threads > count) threads = static_cast<int>(count);
     if (threads <= 1) {
         Loop<Body>::work(&loop);
-    } else if (shared) {
+    } else if (shared && WATCHED == 0 && !forked) {
         shared(&Loop<Body>::work, &loop, static_cast<unsigned>(threads), 0);
     } else {
         std::vector<std::thread> others;

@@ -24,7 +24,7 @@ from kernelhub.probes.distributions import broken, distribution
 from kernelhub.probes.finding import Finding
 from kernelhub.probes.package import folders, package
 from kernelhub.probes.reading import Unreadable
-from kernelhub.probes.toolchain import c_compiler, cxx_compiler, driver, nvcc, python_headers
+from kernelhub.probes.toolchain import c_compiler, cpu_kernels, cxx_compiler, driver, nvcc, python_headers
 from kernelhub.probes.torch_build import TorchBuild, torch_build
 from kernelhub.runtime import launch
 from kernelhub.runtime.caches import known, root
@@ -89,7 +89,11 @@ def toolchain() -> Iterator[Fact]:
         yield _fact(found, "CUDA sources can be compiled", "no CUDA sources can be compiled; ready-made kernels run")
     for found in (c_compiler(), python_headers()):
         yield _fact(found, "Triton builds its launcher with it", "Triton kernels cannot be launched on a GPU")
-    yield _fact(cxx_compiler(), "kernels for this CPU are compiled with it", "torch's operators run on this CPU")
+    found = cpu_kernels()
+    if found.ok:
+        yield _fact(found, "the C++ kernels for this CPU need no compiler", "")
+    else:
+        yield _fact(cxx_compiler(), "kernels for this CPU are compiled with it", "torch's operators run on this CPU")
 
 
 def launcher() -> Fact:

@@ -81,6 +81,15 @@ def cxx_compiler() -> Finding:
     return found("C++ compiler", path, f"C++ compiler {path}")
 
 
+def cpu_kernels() -> Finding:
+    """The libraries of C++ kernels for CPUs that a wheel carries; a checkout has none, and compiles at first use."""
+    library = Path(__file__).parents[1] / "csrc" / "cpu" / "libkernelhub_base.so"
+    if not library.is_file():
+        remedy = "install a wheel that was built for this platform, or let the first use compile them"
+        return lacking("CPU kernels", "not_prebuilt", f"there is no {library}", remedy)
+    return found("CPU kernels", str(library), f"compiled kernels for CPUs in {library.parent}")
+
+
 def python_headers() -> Finding:
     """Python.h of the running interpreter."""
     scheme = sysconfig.get_default_scheme()

@@ -28,7 +28,9 @@ from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.ops.moe.experts.weights import Matrix
+from kernelhub.probes import toolchain
 from kernelhub.probes.device import facts
+from kernelhub.probes.finding import found
 from kernelhub.probes.toolchain import cxx_compiler
 from kernelhub.runtime.caches import notices
 from tests.contract.bmm_fp8 import BmmFp8Contract
@@ -382,6 +384,41 @@ class TestFailures:
         assert not (tmp_path / "cache").exists()
         assert self.call().shape == (2, 64)
         assert len(list((tmp_path / "cache" / "cpp").rglob("*.so"))) == 1
+
+
+class TestShipped:
+    """Of a wheel: libraries beside the sources, one for each level of instructions."""
+
+    @pytest.fixture
+    def base(self, tmp_path: Path, monkeypatch):
+        """The library that every CPU runs, in a folder of its own."""
+        base = tmp_path / "libkernelhub_base.so"
+        compiler = str(cxx_compiler().value)
+        subprocess.run([compiler, "-shared", "-fPIC", str(build.SOURCES / "cpu.cpp"), "-o", str(base)], check=True)
+        monkeypatch.setattr(toolchain, "cpu_kernels", lambda: found("CPU kernels", str(base), "here"))
+        build.library.cache_clear()
+        yield base
+        build.library.cache_clear()
+
+    def test_the_library_for_this_cpu_is_loaded_and_nothing_is_compiled(self, base: Path, monkeypatch) -> None:
+        asked = ctypes.CDLL(str(base))
+        level = build.LEVELS[asked.kernelhub_cpu_level()]
+        if X86:
+            assert (level == "base") == (not able("x86-64-v3"))
+        shutil.copy(base, base.with_name(f"libkernelhub_{level}.so"))
+        monkeypatch.setattr(subprocess, "run", None)
+        assert level in Path(build.library("attention.cpp")._name).stem
+        assert build.library("experts.cpp") is build.library("attention.cpp")
+
+    def test_no_compiler_and_no_folder_are_needed(self, base: Path, monkeypatch) -> None:
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        kernelhub.reload()
+        selection = kernelhub.fp8_gemm.explain(**fp8_gemm_inputs(tokens=2, n=64, k=64))
+        assert selection.selected == "cpp.fp8_gemm"
+
+    def test_levels_are_those_of_the_wheel_s_build(self) -> None:
+        text = (Path(kernelhub.__file__).parents[1] / "setup.py").read_text()
+        assert [name for name in build.LEVELS if f'"{name}":' not in text] == []
 
 
 def test_sources_travel_in_the_wheel(tmp_path: Path) -> None:

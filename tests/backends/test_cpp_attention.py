@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+import signal
 
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.probes.toolchain import cxx_compiler
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.mla_attention import MlaContract
@@ -25,3 +31,37 @@ class TestLatent(MlaContract):
     fewest_cases = 40
     kernel = "cpp.split_kv"
     device = "cpu"
+
+
+def test_a_forked_child_computes_with_threads_of_its_own() -> None:
+    """OpenMP's would be waited for without end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        arguments = paged_attention_inputs("llama-3.1-8b", seq_lens=(40, 30))
+        want = kernelhub.paged_attention(**arguments, backend="cpp.split_kv")
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            same = torch.equal(kernelhub.paged_attention(**arguments, backend="cpp.split_kv"), want)
+            os._exit(0 if same else 1)
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [2, 5])
+def test_neither_threads_nor_the_batch_change_a_bit(threads: int) -> None:
+    """Of sequences in several pieces and in one."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        arguments = paged_attention_inputs("llama-3.1-8b", seq_lens=(2500, 1, 1024, 1025))
+        want = kernelhub.paged_attention(**arguments, backend="cpp.split_kv")
+        torch.set_num_threads(threads)
+        assert torch.equal(kernelhub.paged_attention(**arguments, backend="cpp.split_kv"), want)
+        alone = {name: arguments[name][:1] for name in ("q", "block_table", "seq_lens")}
+        assert torch.equal(kernelhub.paged_attention(**arguments | alone, backend="cpp.split_kv"), want[:1])
+    finally:
+        torch.set_num_threads(before)

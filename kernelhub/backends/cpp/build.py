@@ -1,4 +1,4 @@
-"""Compiling a C++ source of ours for this CPU, once per source, compiler and CPU, into kernelhub's cache.
+"""The C++ kernels for this CPU: of the wheel, or compiled once per source, compiler and CPU into kernelhub's cache.
 
 `kernelhub.runtime.caches` keeps it: what is loaded was verified, one process compiles while others wait, and a folder
 may be shared by machines of several kinds.
@@ -40,16 +40,32 @@ class BuildError(Exception):
 
 @functools.cache
 def library(source: str) -> ctypes.CDLL:
-    """The library compiled from a source of csrc/cpu.
+    """The library of a source of csrc/cpu: the wheel's, which is of all sources, or the one compiled from it here.
 
     Raises:
         BuildError: there is no compiler, or it fails.
         CacheError: no folder can be written.
         OSError: what was compiled cannot be loaded.
     """
+    finding = toolchain.cpu_kernels()
+    if finding.value is not None:
+        return _shipped(Path(finding.value))
     made, name = _entry(SOURCES / source, None), Path(source).with_suffix(".so").name
     with made.opened(name) as file:  # what is loaded is what was verified, whatever becomes of its path
         return load(file, made.file(name))
+
+
+# By the answer of kernelhub_cpu_level(), as in setup.py.
+LEVELS = ("base", "avx2", "avx512", "avx512bf16")
+
+
+@functools.cache
+def _shipped(base: Path) -> ctypes.CDLL:
+    """The wheel's library for the instructions that this CPU has; the base library finds out which."""
+    asked = ctypes.CDLL(str(base))
+    asked.kernelhub_cpu_level.restype = ctypes.c_int64
+    level = LEVELS[asked.kernelhub_cpu_level()]
+    return asked if level == "base" else ctypes.CDLL(str(base.with_name(f"libkernelhub_{level}.so")))
 
 
 def built(source: Path, folder: Path | None = None) -> Path:

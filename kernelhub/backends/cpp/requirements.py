@@ -16,24 +16,27 @@ from kernelhub.runtime.caches.notices import say
 
 @dataclass(frozen=True)
 class Compiler:
-    """A C++ compiler."""
+    """A C++ compiler, unless the wheel carries the kernels compiled."""
 
     fields = ("device",)
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        if problem.device.type != "cpu":
+        if problem.device.type != "cpu" or toolchain.cpu_kernels().ok:
             return None
         return machine.ask("C++ compiler", toolchain.cxx_compiler, "c++").rejection
 
 
 @dataclass(frozen=True)
 class WritableCache:
-    """A folder that keeps what was compiled: the one that is named, the next best, or one filled before."""
+    """A folder that keeps what was compiled: the one that is named, the next best, or one filled before.
+
+    None is needed where the wheel carries the kernels compiled.
+    """
 
     fields = ("device",)
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        if problem.device.type != "cpu":
+        if problem.device.type != "cpu" or toolchain.cpu_kernels().ok:
             return None
         return machine.ask("kernelhub cache", _kept).rejection
 
