@@ -59,6 +59,8 @@ GOALS_NS = {
     "all_reduce_rms_norm": 15_000,
     **dict.fromkeys(("moe_dispatch", "moe_combine"), 25_000),
     "expert_parallel_moe": 60_000,
+    "reduce_scatter": 11_000,
+    "all_gather": 11_000,
     "fused_moe": 12_000,
 }
 # Of a miss and the slowest selection together, which is more than any new call takes.
@@ -84,6 +86,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "moe_combine": {"tokens": 4, "hidden_size": 64, "num_experts": 8, "top_k": 2},
     "rms_norm_quant": {"tokens": 4, "width": 256},
     "silu_and_mul_quant": {"tokens": 4, "width": 256},
+    "reduce_scatter": {"tokens": 4},
+    "all_gather": {"tokens": 4},
     "fp4_gemm": {"tokens": 4, "n": 256, "k": 256},
     "bmm_fp8": {"batch": 4, "tokens": 4},
     "fp8_gemm": {"tokens": 4, "n": 256, "k": 256},

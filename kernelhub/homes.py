@@ -19,6 +19,8 @@ OPS: dict[str, str] = {
     "all_reduce_rms_norm": "kernelhub.ops.comm.all_reduce_rms_norm",
     "moe_dispatch": "kernelhub.ops.comm.experts.dispatch",
     "moe_combine": "kernelhub.ops.comm.experts.combine",
+    "reduce_scatter": "kernelhub.ops.comm.reduce_scatter",
+    "all_gather": "kernelhub.ops.comm.all_gather",
     "quantize_fp8": "kernelhub.ops.quant.fp8",
     "dequantize_fp8": "kernelhub.ops.quant.fp8",
     "quantize_mxfp4": "kernelhub.ops.quant.mx",

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from kernelhub.cli import machine_facts
+from kernelhub.cli import link_facts, machine_facts
 from kernelhub.cli.console import Console, Table
 from kernelhub.cli.fact import (
     ABSENT,
@@ -99,6 +99,8 @@ def _facts() -> Iterator[Fact]:
     yield from _of(MACHINE, [torch])
     devices = machine_facts.devices() if torch.status == OK else []
     yield from _of(MACHINE, devices)
+    if torch.status == OK:
+        yield from _of(MACHINE, link_facts.links())
     if torch.status == OK:
         yield from _of(TOOLCHAIN, machine_facts.toolchain())
     yield from _of(CACHES, machine_facts.caches())

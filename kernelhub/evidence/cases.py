@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kernelhub.ops.attention.cases import AttentionCases, PagedAttentionCases
 from kernelhub.ops.case import OpCases
-from kernelhub.ops.comm.cases import AllReduceCases, AllReduceRmsNormCases
+from kernelhub.ops.comm.cases import AllGatherCases, AllReduceCases, AllReduceRmsNormCases, ReduceScatterCases
 from kernelhub.ops.comm.experts.cases import CombineCases, DispatchCases
 from kernelhub.ops.fused_quant.cases import ActivationCases, NormCases
 from kernelhub.ops.gemm.fp4.cases import Fp4GemmCases
@@ -41,6 +41,8 @@ CASES: dict[str, OpCases] = {
         AllReduceRmsNormCases(),
         DispatchCases(),
         CombineCases(),
+        ReduceScatterCases(),
+        AllGatherCases(),
         *(kind(format) for format in ("fp8", "mxfp4", "mxfp8", "nvfp4") for kind in (QuantizeCases, DequantizeCases)),
         NormCases(),
         ActivationCases(),

@@ -77,6 +77,11 @@ FORMS: Mapping[str, Form] = {
     "Tensor": _itself("Tensor"),
     "Tensor | None": _itself("Tensor?"),
     "Sequence[Tensor] | Tensor": Form("Tensor[] {}", lambda tensors: (list(tensors),), list),
+    "Sequence[int] | None": Form(
+        "int[]? {}",
+        lambda values: (None if values is None else [_python_number(value) for value in values],),
+        lambda values: values,
+    ),
     "int": _number("SymInt"),
     "int | None": _number("SymInt?"),
     "bool": _number("bool"),

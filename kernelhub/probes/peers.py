@@ -9,6 +9,7 @@ holds until the next boot, and is kept in a folder of this user.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import hashlib
@@ -18,6 +19,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +72,26 @@ class PeerFacts:
     def from_plain(cls, plain: Mapping[str, Any]) -> PeerFacts:
         """What `plain` returned."""
         return cls(tuple(Pair(**pair) for pair in plain["pairs"]), plain["failure"])
+
+
+def gpu_uuids() -> tuple[str, ...]:
+    """UUIDs of the GPUs that this process can use, by index; empty where the driver cannot be asked."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count, device, raw = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    if library.cuInit(0) or library.cuDeviceGetCount(ctypes.byref(count)):
+        return ()
+    found = []
+    for index in range(count.value):
+        if library.cuDeviceGet(ctypes.byref(device), index) or library.cuDeviceGetUuid(raw, device):
+            return ()
+        name = ctypes.create_string_buffer(256)
+        library.cuDeviceGetName(name, len(name), device)
+        kind = "MIG" if b" MIG " in name.value else "GPU"
+        found.append(f"{kind}-{uuid.UUID(bytes=bytes(raw))}")
+    return tuple(found)
 
 
 def probe_peers(gpus: Sequence[str], timeout_s: float = PEERS_TIMEOUT_S) -> PeerFacts:

@@ -9,7 +9,7 @@ from kernelhub.backends.torch.attention.sequences import e4m3_values
 from kernelhub.testing import OpContract
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.bmm_fp8 import BmmFp8Contract
-from tests.contract.comm import AllReduceContract, AllReduceRmsNormContract
+from tests.contract.comm import AllGatherContract, AllReduceContract, AllReduceRmsNormContract, ReduceScatterContract
 from tests.contract.concat import ConcatContract
 from tests.contract.experts import ExpertsContract
 from tests.contract.experts_comm import CombineContract, DispatchContract
@@ -107,6 +107,14 @@ class TestReduceScatterFixed(CombineContract):
 
 class TestAllToAllBackFixed(CombineContract):
     kernel = "torch.all_to_all_fixed"
+
+
+class TestDistributedScatter(ReduceScatterContract):
+    kernel = "torch.distributed"
+
+
+class TestDistributedGather(AllGatherContract):
+    kernel = "torch.distributed"
 
 
 class TestPerGroup(GroupedGemmContract):

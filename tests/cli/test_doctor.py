@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from importlib import metadata
@@ -9,12 +10,13 @@ from importlib import metadata
 import pytest
 
 import kernelhub
-from kernelhub.cli import machine_facts
+from kernelhub.cli import link_facts, machine_facts
 from kernelhub.cli.fact import PARTS
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.standing import published
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.probes.peers import Pair, PeerFacts
 from tests.backends.deep_gemm_copies import FAKE
 from tests.conftest import DEVICE
 from tests.dispatch.backends import record, register
@@ -404,3 +406,39 @@ def test_a_plugin_that_ends_the_process_is_found_out_in_a_child(ask, tmp_path, m
     fact = about(ask("doctor", "--probe-plugins", "--json"), "plugin deadly (deadly 1.0")
     assert fact["status"] == "note"
     assert "importing it ended it" in fact["meaning"]
+
+
+class TestLinks:
+    """Two GPUs, as the probe of their pairs found them."""
+
+    @pytest.fixture
+    def pairs(self, monkeypatch):
+        def found(*changes, failure=""):
+            good = Pair(0, 1, nvlink=True, works=True, atomics=True)
+            made = tuple(dataclasses.replace(good, **change) for change in changes)
+            monkeypatch.setattr(link_facts, "gpu_uuids", lambda: ("GPU-0", "GPU-1"))
+            monkeypatch.setattr(link_facts, "probe_peers", lambda gpus: PeerFacts(made, failure))
+
+        return found
+
+    def test_pairs_that_are_alike_are_one_line(self, ask, pairs):
+        pairs({}, {"source": 1, "target": 0})
+        assert about(ask("doctor", "--json"), "every pair of GPUs: NVLink")["status"] == "ok"
+
+    def test_a_pair_that_loses_writes_is_named(self, ask, pairs):
+        pairs({}, {"source": 1, "target": 0, "works": False, "nvlink": False, "why": "written values did not arrive"})
+        fact = about(ask("doctor", "--json"), "1 to 0: not connected")
+        assert fact["status"] == "note"
+        assert "written values did not arrive" in fact["meaning"]
+        assert about(ask("doctor", "--json"), "0 to 1: NVLink")["status"] == "ok"
+
+    def test_a_probe_that_fails_and_settings_of_nccl_are_notes(self, ask, pairs, monkeypatch):
+        monkeypatch.setenv("NCCL_P2P_DISABLE", "1")
+        pairs(failure="the probe of peer access did not end within 60 s")
+        answer = ask("doctor", "--json")
+        assert "did not end" in about(answer, "peer access between GPUs")["meaning"]
+        assert about(answer, "NCCL_P2P_DISABLE=1")["remedy"] == "unset NCCL_P2P_DISABLE"
+
+    def test_little_shared_memory_is_a_note(self, tmp_path):
+        assert link_facts.shared_memory(tmp_path).status == "ok"
+        assert link_facts.shared_memory(tmp_path / "missing").status == "note"

@@ -14,3 +14,13 @@ class AllReduceContract(OpContract):
 class AllReduceRmsNormContract(OpContract):
     op = "all_reduce_rms_norm"
     device = DEVICE
+
+
+class ReduceScatterContract(OpContract):
+    op = "reduce_scatter"
+    device = DEVICE
+
+
+class AllGatherContract(OpContract):
+    op = "all_gather"
+    device = DEVICE

@@ -13,6 +13,12 @@ from kernelhub.ops.comm.experts.inputs import combine_inputs, dispatch_inputs
 from kernelhub.ops.comm.experts.problem import FORMATS as EXPERT_FORMATS
 from kernelhub.ops.comm.inputs import all_reduce_inputs, all_reduce_rms_norm_inputs
 from kernelhub.ops.fused_quant.inputs import activation_inputs, norm_inputs
+from kernelhub.ops.comm.inputs import (
+    all_gather_inputs,
+    all_reduce_inputs,
+    all_reduce_rms_norm_inputs,
+    reduce_scatter_inputs,
+)
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
@@ -266,6 +272,27 @@ def expert_parallel_moe(random: Random, device: torch.device) -> Arguments:
         intermediate_size=128,
         device=device,
         **sizes,
+        **_seed(random),
+    )
+
+
+def reduce_scatter(random: Random, device: torch.device) -> Arguments:
+    return reduce_scatter_inputs(
+        tokens=random.choice(_ROWS),
+        hidden_size=random.choice((1, 7, 64)),
+        dtype=random.choice(FLOATS),
+        device=device,
+        **_seed(random),
+    )
+
+
+def all_gather(random: Random, device: torch.device) -> Arguments:
+    return all_gather_inputs(
+        tokens=random.choice(_ROWS),
+        hidden_size=random.choice((1, 7, 64)),
+        dtype=random.choice((*FLOATS, FP8, torch.int32)),
+        unequal=random.random() < 0.5,
+        device=device,
         **_seed(random),
     )
 
@@ -577,6 +604,8 @@ DRAWN: dict[str, Callable[[Random, torch.device], Arguments]] = {
         moe_dispatch,
         moe_combine,
         expert_parallel_moe,
+        reduce_scatter,
+        all_gather,
         mqa_logits,
         paged_mqa_logits,
         topk_indices,

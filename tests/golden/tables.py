@@ -169,6 +169,8 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "8 ranks, mxfp4": {"world_size": 8, "weights": "mxfp4", "activation": "swiglu_oai", "w13_bias": True},
         "8 ranks, another backend": {"world_size": 8, "group_backend": "other"},
     },
+    "reduce_scatter": {"alone": {}, "4 ranks": {"world_size": 4}},
+    "all_gather": {"alone": {}, "4 ranks, rows": {"world_size": 4, "unequal": True}},
     "concat_mla_k": {"bf16": {}, "fp8": {"dtype": "float8_e4m3fn"}},
     "quantize_fp8": {
         "token": {},

@@ -108,6 +108,28 @@ def test_the_parameter_of_a_norm_is_named(parameter: str, arguments: dict[str, A
     assert caught.value.parameter == parameter
 
 
+BAD_MOVES = [
+    ("reduce_scatter", "x", {"x": z(())}, r"has shape \[\]"),
+    ("reduce_scatter", "x", {"x": z(4).int()}, "int32"),
+    ("reduce_scatter", "out", {"x": z(4), "out": z(3)}, r"\[3\]"),
+    ("reduce_scatter", "out", {"x": (both := z(4)), "out": both}, "overlaps x"),
+    ("all_gather", "x", {"x": z(4).bool()}, "bool"),
+    ("all_gather", "rows", {"x": z(4), "rows": 4}, "is int"),
+    ("all_gather", "rows", {"x": z(4), "rows": [4, 4]}, "has 2 counts"),
+    ("all_gather", "rows", {"x": z(4), "rows": [3]}, "has 3 for this rank"),
+    ("all_gather", "rows[0]", {"x": z(4), "rows": [4.0]}, "4.0"),
+    ("all_gather", "out", {"x": z(4), "out": z(5)}, r"\[5\]"),
+]
+
+
+@pytest.mark.parametrize(("op", "parameter", "arguments", "words"), BAD_MOVES)
+def test_the_parameter_of_a_move_is_named(op: str, parameter: str, arguments: dict[str, Any], words: str) -> None:
+    function = getattr(kernelhub, op)
+    with pytest.raises(InvalidArgument, match=words) as caught:
+        function(group=alone(CPU), **arguments)
+    assert caught.value.parameter == parameter
+
+
 class TestConnections:
     """Facts of a group, from what its ranks state and what the probe of its GPUs found."""
 

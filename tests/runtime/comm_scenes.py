@@ -55,6 +55,52 @@ def sums(rank: int, size: int) -> list[str]:
     return wrong
 
 
+def gathers(rank: int, size: int) -> list[str]:
+    """The gathered rows that are wrong: of ranks with as many rows as others, with others, and with none."""
+    wrong = []
+    group = dist.group.WORLD
+    for dtype, rows in itertools.product((*DTYPES, torch.int32), (None, [2, 0, 3], [0, 0, 0], [4, 4, 4])):
+        counts = [3] * size if rows is None else rows
+        parts = [integers(other, (count, 5), dtype) for other, count in enumerate(counts)]
+        want, x = torch.cat(parts), parts[rank]
+        wide = torch.full((counts[rank], 10), 99, dtype=dtype)
+        wide[:, ::2] = x
+        plan = kernelhub.all_gather.prepare(x, group, rows=rows)
+        found = {
+            "call": kernelhub.all_gather(x, group, rows=rows),
+            "plan": plan.run(x, rows=rows),
+            "strided": plan.run(wide[:, ::2], rows=rows),
+            "out": plan.run(x, out=torch.full_like(want, 99), rows=rows),
+            "strided out": plan.run(x, out=torch.full((len(want), 10), 99, dtype=dtype)[:, ::2], rows=rows),
+            "reference": kernelhub.all_gather.reference(x, group, rows=rows),
+        }
+        wrong += [f"{name}: {dtype} {rows}" for name, got in found.items() if not torch.equal(got, want)]
+    return wrong
+
+
+def scatters(rank: int, size: int) -> list[str]:
+    """The parts of sums that are wrong."""
+    wrong = []
+    group = dist.group.WORLD
+    for dtype, rows in itertools.product(DTYPES, (0, 2)):
+        parts = [integers(other, (rows * size, 5), dtype) for other in range(size)]
+        want = torch.stack([part.float() for part in parts]).sum(0).to(dtype).tensor_split(size)[rank]
+        plan = kernelhub.reduce_scatter.prepare(parts[rank], group)
+        found = {
+            "call": kernelhub.reduce_scatter(parts[rank], group),
+            "plan": plan.run(parts[rank]),
+            "out": plan.run(parts[rank], out=torch.full((5, rows), torch.nan, dtype=dtype).t()),
+            "reference": kernelhub.reduce_scatter.reference(parts[rank], group).to(dtype),
+        }
+        wrong += [f"{name}: {dtype} {rows}" for name, got in found.items() if not torch.equal(got, want)]
+    return wrong
+
+
+def other_rows(rank: int, size: int) -> dict[str, Any]:
+    rows = [1, 1, 1] if rank != 1 else [1, 1, 2]
+    return attempt(lambda: kernelhub.all_gather.prepare(torch.ones(1, 3), dist.group.WORLD, rows=rows).kernel)
+
+
 def same_bits(rank: int, size: int) -> str:
     """Bits of a sum of fractions, which depends on the order."""
     x = torch.randn(1000, generator=torch.Generator().manual_seed(rank)).bfloat16()
@@ -99,8 +145,18 @@ def selected(rank: int, size: int) -> dict[str, Any]:
 
 def compiled(rank: int, size: int) -> bool:
     name = dist.group.WORLD.group_name
-    run = torch.compile(lambda x: kernelhub.all_reduce(x, name) * 2, backend="eager", fullgraph=True)
-    return torch.equal(run(torch.ones(3)), torch.full((3,), 2.0 * size))
+
+    def calls(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        part = kernelhub.reduce_scatter(x, name)
+        out, total = kernelhub.all_reduce_rms_norm(x, x, x[0], 0.0, name)
+        return kernelhub.all_reduce(x, name) * 2, kernelhub.all_gather(part, name), out, total
+
+    run = torch.compile(calls, backend="eager", fullgraph=True)
+    double, whole, out, total = run(torch.ones(size, 4))
+    return all(
+        torch.equal(found, torch.full((size, 4), value))
+        for found, value in ((double, 2.0 * size), (whole, 1.0 * size), (out, 1.0), (total, 1.0 + size))
+    )
 
 
 def part_of_the_world(rank: int, size: int) -> dict[str, Any]:
@@ -139,7 +195,20 @@ def absent_rank(rank: int, size: int) -> dict[str, Any]:
 
 def act(rank: int, size: int) -> dict[str, Any]:
     """All scenes that every rank survives, the one that ends the order of plans last."""
-    scenes = (sums, norms, same_bits, selected, compiled, part_of_the_world, other_shapes, other_dtypes, bad_argument)
+    scenes = (
+        sums,
+        norms,
+        gathers,
+        scatters,
+        other_rows,
+        same_bits,
+        selected,
+        compiled,
+        part_of_the_world,
+        other_shapes,
+        other_dtypes,
+        bad_argument,
+    )
     with variables(KERNELHUB_COMM_TIMEOUT_S="20"):
         kernelhub.reload()
         answers: dict[str, Any] = {scene.__name__: scene(rank, size) for scene in scenes}
@@ -150,15 +219,24 @@ def act(rank: int, size: int) -> dict[str, Any]:
     return answers
 
 
-def killed(rank: int, size: int) -> dict[str, Any]:
-    """A rank is killed between two runs of a plan."""
+def lost(rank: int, size: int) -> dict[str, Any]:
+    """Rank 2 stops between two runs of a plan in a group of all, then rank 1 is killed in a group without it."""
+    answers: dict[str, Any] = {}
+    part = dist.new_group([0, 1])
     with variables(KERNELHUB_COMM_TIMEOUT_S=str(TIMEOUT_S)):
         plan = kernelhub.all_reduce.prepare(torch.ones(2), dist.group.WORLD)
         plan.run(torch.ones(2))
-        if rank == 1:
-            end_this_process(signal.SIGKILL)
+        later = kernelhub.all_reduce.prepare(torch.ones(2), part) if rank < 2 else None
+        if rank == 2:
+            end_this_process(signal.SIGSTOP)
         try:
             plan.run(torch.ones(2))
         except RuntimeError as error:
-            return {"message": str(error)}
-        return {}
+            answers["stopped"] = str(error)
+        if rank == 1:
+            end_this_process(signal.SIGKILL)
+        try:
+            later.run(torch.ones(2))
+        except RuntimeError as error:
+            answers["killed"] = str(error)
+        return answers

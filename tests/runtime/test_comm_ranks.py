@@ -43,6 +43,20 @@ def test_norms(scene):
     assert scene == [[]] * SIZE
 
 
+def test_gathers(scene):
+    assert scene == [[]] * SIZE
+
+
+def test_scatters(scene):
+    assert scene == [[]] * SIZE
+
+
+def test_other_rows(scene):
+    message = failure(scene, "arguments_differ", [1])
+    assert "[1, 1, 1] on rank 0" in message
+    assert "[1, 1, 2] on rank 1" in message
+
+
 def test_same_bits(scene):
     assert len(set(scene)) == 1
 
@@ -86,9 +100,9 @@ def test_absent_rank(scene):
     assert max(scene[0]["elapsed_s"], scene[2]["elapsed_s"]) < comm_scenes.TIMEOUT_S + 10
 
 
-def test_a_killed_rank_ends_the_call_of_the_others(tmp_path):
-    answers = run_world(SIZE, comm_scenes.killed, tmp_path, limit_s=120)
-    assert answers[1] is None
-    for answer in (answers[0], answers[2]):
-        assert "a rank of the group of 3 is dead" in answer["message"]
-        assert "KERNELHUB_COMM_TIMEOUT_S" in answer["message"]
+def test_a_stopped_or_killed_rank_ends_the_call_of_the_others(tmp_path):
+    answers = run_world(SIZE, comm_scenes.lost, tmp_path, limit_s=120)
+    assert answers[1:] == [None, None]
+    assert "a rank of the group of 3 is dead, or did not join rank 0 within 4 s" in answers[0]["stopped"]
+    assert "a rank of the group of 2 is dead" in answers[0]["killed"]
+    assert all("KERNELHUB_COMM_TIMEOUT_S" in answers[0][name] for name in ("stopped", "killed"))

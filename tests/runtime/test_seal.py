@@ -204,6 +204,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "all_reduce_rms_norm": {"tokens": 3, "hidden_size": 64},
     "moe_dispatch": {"tokens": 3, "hidden_size": 64, "num_experts": 8, "top_k": 2},
     "moe_combine": {"tokens": 3, "hidden_size": 64, "num_experts": 8, "top_k": 2},
+    "reduce_scatter": {"tokens": 3},
+    "all_gather": {"tokens": 3},
     **{
         f"{way}quantize_{form}": {"tokens": 3, "width": 256} for way in ("", "de") for form in ("fp8", "mxfp4", "mxfp8")
     },

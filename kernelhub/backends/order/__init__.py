@@ -5,6 +5,7 @@ These are the only files that name kernels of several backends. Each line states
 
 from kernelhub.backends.order import (
     attention,
+    comm,
     fp4_gemm,
     fp8_gemm,
     fused_quant,
@@ -29,4 +30,5 @@ ORDER = {
     **indexer.ORDER,
     **fused_quant.ORDER,
     **quant.ORDER,
+    **comm.ORDER,
 }

@@ -84,14 +84,14 @@ def rendezvoused(
     return workspace
 
 
-def workspace_of(group: ProcessGroup, purpose: str) -> Workspace:
+def workspace_of(group: ProcessGroup, purpose: str, num_bytes: int = 0) -> Workspace:
     """The workspace that `rendezvoused` made last.
 
     Raises:
-        KernelUnavailable: there is none.
+        KernelUnavailable: there is none, or it is smaller than `num_bytes`.
     """
     kept = _workspaces.get((group.group_name, purpose))
-    if kept is None or kept[0]() is not group:
+    if kept is None or kept[0]() is not group or kept[1][-1].num_bytes < num_bytes:
         raise KernelUnavailable(
             f"{purpose} has no workspace in the group {group.group_name!r}: call the op's prepare on every rank, with "
             "the same backend= and settings as this call, before the first call"

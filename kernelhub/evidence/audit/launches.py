@@ -520,6 +520,13 @@ def _all_reduce_rms_norm(problem: Any, given: tuple[Any, ...]) -> Read:
     return Read(arguments, {"out": out, "residual_out": residual_out})
 
 
+def _all_gather(problem: Any, given: tuple[Any, ...]) -> Read:
+    x, out, group, *_ = given
+    if problem.world_size > 1:
+        raise NotAudited("collective")
+    return Read({"x": x, "group": group.group_name}, {"out": out})
+
+
 READERS: dict[str, Reader] = {
     "attention": _attention,
     "paged_attention": _paged_attention,
@@ -537,6 +544,8 @@ READERS: dict[str, Reader] = {
     "moe_dispatch": _of_all_ranks,
     "moe_combine": _of_all_ranks,
     "expert_parallel_moe": _of_all_ranks,
+    "reduce_scatter": _all_reduce,
+    "all_gather": _all_gather,
     "fp4_gemm": _fp4_gemm,
     "grouped_gemm": _grouped_gemm,
     "fp8_gemm": _fp8_gemm,

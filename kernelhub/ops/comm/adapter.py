@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -77,6 +78,24 @@ class AllReduceRmsNormAdapter(CollectiveAdapter):
             residual_out: of the shape and dtype of `x`; it may be `x` or `residual`, and is not `out`.
             group, timeout_s: as of `AllReduceAdapter.launch`.
         """
+
+
+class ReduceScatterAdapter(CollectiveAdapter):
+    """A kernel of `reduce_scatter`: see `CollectiveAdapter`."""
+
+    @abc.abstractmethod
+    def launch(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> None:
+        """Write this rank's part of the sum of `x` ``[N, ...]`` to `out` ``[N / W, ...]``."""
+
+
+class AllGatherAdapter(CollectiveAdapter):
+    """A kernel of `all_gather`: see `CollectiveAdapter`. A kernel without the feature `unequal` gets no `rows`."""
+
+    @abc.abstractmethod
+    def launch(
+        self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float, rows: Sequence[int] | None = None
+    ) -> None:
+        """Write `x` ``[n, ...]`` of all ranks to `out`, in the order of ranks; `rows` is n of each rank."""
 
 
 def connect_by_sum(x: Tensor, group: ProcessGroup, timeout_s: float) -> None:

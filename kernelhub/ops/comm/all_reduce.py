@@ -17,6 +17,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
 from kernelhub.ops.comm.adapter import AllReduceAdapter
 from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.known import group_type, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
 from kernelhub.ops.comm.problem import ALL_REDUCE, FLOATS, AllReduceProblem
 from kernelhub.ops.comm.reference import all_reduce_reference
@@ -74,16 +75,23 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch. A rank without rows launches, too."""
-    launch, timeout_s = adapter.launch, HUB.settings[TIMEOUT]
+    launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
     dtype, world_size = getattr(torch, problem.dtype), problem.world_size
 
     def run(x: Tensor, group: ProcessGroup | str, out: Tensor | None) -> Tensor:
-        pg = check(x, group, out)
-        if x.get_device() != device:
-            result: Tensor = elsewhere(x.get_device())(x, pg, out)
-            return result
-        if x.dtype is not dtype:
-            refuse(NAME, "x", f"is {describe(x)}", f"the plan is for {problem.dtype}")
+        if (
+            type(group) is groups
+            and plain_operand(x, dtype, device)
+            and (out is None or plain_place(out, x.shape, dtype, device, (x,)))
+        ):
+            pg: Any = group
+        else:
+            pg = check(x, group, out)
+            if x.get_device() != device:
+                result: Tensor = elsewhere(x.get_device())(x, pg, out)
+                return result
+            if x.dtype is not dtype:
+                refuse(NAME, "x", f"is {describe(x)}", f"the plan is for {problem.dtype}")
         if pg.size() != world_size:
             refuse(NAME, "group", f"has {pg.size()} ranks", f"the plan is for {world_size}")
         if out is None:

@@ -19,6 +19,7 @@ from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_nam
 from kernelhub.ops.comm.adapter import AllReduceRmsNormAdapter
 from kernelhub.ops.comm.all_reduce import same_place
 from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.known import group_type, plain_like, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
 from kernelhub.ops.comm.problem import ALL_REDUCE_RMS_NORM, FLOATS, AllReduceRmsNormProblem
 from kernelhub.ops.comm.reference import all_reduce_rms_norm_reference
@@ -92,9 +93,12 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destinations, the launch. A rank without rows launches, too."""
-    launch, timeout_s = adapter.launch, HUB.settings[TIMEOUT]
+    launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
     dtype, weight_dtype = getattr(torch, problem.dtype), getattr(torch, problem.weight_dtype)
     world_size, hidden_size = problem.world_size, problem.hidden_size
+
+    def is_place(residual_out: Any, out: Any, *operands: Tensor) -> bool:
+        return residual_out is not out and plain_place(residual_out, operands[0].shape, dtype, device, operands)
 
     def run(
         x: Tensor,
@@ -105,14 +109,31 @@ def bind(
         out: Tensor | None,
         residual_out: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        pg = check(x, residual, weight, eps, group, out, residual_out)
-        if x.get_device() != device:
-            result: tuple[Tensor, Tensor] = elsewhere(x.get_device())(x, residual, weight, eps, pg, out, residual_out)
-            return result
-        if x.dtype is not dtype or x.shape[-1] != hidden_size:
-            refuse(NAME, "x", f"is {describe(x)}", f"the plan is for {problem.dtype} [..., {hidden_size}]")
-        if weight.dtype is not weight_dtype:
-            refuse(NAME, "weight", f"is {describe(weight)}", f"the plan is for {problem.weight_dtype}")
+        if (
+            type(group) is groups
+            and plain_operand(x, dtype, device)
+            and x.ndim
+            and x.shape[-1] == hidden_size
+            and plain_like(residual, x.shape, dtype, device)
+            and plain_like(weight, (hidden_size,), weight_dtype, device)
+            and type(eps) is float
+            and 0.0 <= eps < math.inf
+            and (out is None or plain_place(out, x.shape, dtype, device, (x, residual, weight, residual_out)))
+            and out is not weight
+            and residual_out is not weight
+            and (residual_out is None or is_place(residual_out, out, x, residual, weight))
+        ):
+            pg: Any = group
+        else:
+            pg = check(x, residual, weight, eps, group, out, residual_out)
+            if x.get_device() != device:
+                other = elsewhere(x.get_device())
+                result: tuple[Tensor, Tensor] = other(x, residual, weight, eps, pg, out, residual_out)
+                return result
+            if x.dtype is not dtype or x.shape[-1] != hidden_size:
+                refuse(NAME, "x", f"is {describe(x)}", f"the plan is for {problem.dtype} [..., {hidden_size}]")
+            if weight.dtype is not weight_dtype:
+                refuse(NAME, "weight", f"is {describe(weight)}", f"the plan is for {problem.weight_dtype}")
         if pg.size() != world_size:
             refuse(NAME, "group", f"has {pg.size()} ranks", f"the plan is for {world_size}")
         if out is None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, joined, same_bits, worst
-from kernelhub.ops.comm.inputs import all_reduce_inputs, all_reduce_rms_norm_inputs
+from kernelhub.ops.comm.inputs import (
+    all_gather_inputs,
+    all_reduce_inputs,
+    all_reduce_rms_norm_inputs,
+    reduce_scatter_inputs,
+)
+from kernelhub.ops.comm.problem import FLOATS, MOVED
 from kernelhub.ops.comm.tolerance import normalised_error_allowed, sum_error_allowed
 
 
@@ -79,6 +85,59 @@ class AllReduceRmsNormCases(OpCases):
         allowed = normalised_error_allowed(want, total, weight.double(), arguments["eps"], allowed, x.dtype)
         figures.append(worst((results["out"].double() - want).abs(), allowed))
         return Judgement(*joined(*figures), {"out": want, "residual_out": total})
+
+
+class ReduceScatterCases(OpCases):
+    """Every bit is kept by a group of one rank."""
+
+    op = "reduce_scatter"
+    exact = True
+
+    def cases(self) -> Iterator[Case]:
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            yield Case(label=str(dtype)[6:], make=_moved(reduce_scatter_inputs, dtype=dtype), quick=True, repeats=True)
+        for tokens in (0, 1, 33):
+            make = _moved(reduce_scatter_inputs, tokens=tokens)
+            yield Case(label=f"{tokens} tokens", make=make, tokens=True, quick=tokens in (0, 33))
+        for width in (1, 7):
+            yield Case(label=f"width {width}", make=_moved(reduce_scatter_inputs, hidden_size=width))
+
+    def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        x = arguments["x"]
+        return {"out": (tuple(x.shape), x.dtype)}
+
+    def expect(self, arguments: Arguments) -> Tensor:
+        want: Tensor = self.reference(**arguments).to(arguments["x"].dtype)
+        return want
+
+    def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
+        ratio, figures = same_bits(results["out"], expected)
+        return Judgement(ratio, figures, {"out": expected})
+
+
+class AllGatherCases(ReduceScatterCases):
+    """Every bit is kept."""
+
+    op = "all_gather"
+
+    def cases(self) -> Iterator[Case]:
+        for name in MOVED:
+            make = _moved(all_gather_inputs, dtype=getattr(torch, name))
+            yield Case(label=name, make=make, quick=True, repeats=name in FLOATS)
+        yield Case(label="rows given", make=_moved(all_gather_inputs, unequal=True), quick=True, feature="rows")
+        for tokens in (0, 1, 33):
+            make = _moved(all_gather_inputs, tokens=tokens)
+            yield Case(label=f"{tokens} tokens", make=make, tokens=True, quick=tokens in (0, 33))
+        for width in (1, 7):
+            yield Case(label=f"width {width}", make=_moved(all_gather_inputs, hidden_size=width))
+
+
+def _moved(inputs: Callable[..., Arguments], **sizes: object) -> Make:
+    def made(device: torch.device) -> Arguments:
+        usual: Arguments = {"tokens": 20, "hidden_size": 64}
+        return inputs(**usual | sizes, device=device)
+
+    return made
 
 
 def _norm(**inputs: object) -> Make:

@@ -70,6 +70,44 @@ def all_reduce_rms_norm_inputs(
     return {"x": x, "residual": residual, "weight": weight, "eps": eps, "group": where}
 
 
+def reduce_scatter_inputs(
+    *,
+    tokens: int = 64,
+    hidden_size: int = 4096,
+    dtype: torch.dtype = torch.bfloat16,
+    device: torch.device | str = "cpu",
+    group: ProcessGroup | str | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments of `reduce_scatter`: as of `all_reduce_inputs`."""
+    return all_reduce_inputs(tokens=tokens, hidden_size=hidden_size, dtype=dtype, device=device, group=group, seed=seed)
+
+
+def all_gather_inputs(
+    *,
+    tokens: int = 64,
+    hidden_size: int = 4096,
+    dtype: torch.dtype = torch.bfloat16,
+    unequal: bool = False,
+    device: torch.device | str = "cpu",
+    group: ProcessGroup | str | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments of `all_gather`: as of `all_reduce_inputs`; `unequal` gives `rows`, for a group of one rank."""
+    floating = dtype.is_floating_point
+    given = all_reduce_inputs(
+        tokens=tokens,
+        hidden_size=hidden_size,
+        dtype=dtype if floating else torch.float32,
+        device=device,
+        group=group,
+        seed=seed,
+    )
+    if not floating:
+        given["x"] = (given["x"].abs() * 50).to(dtype)
+    return given | ({"rows": (tokens,)} if unequal else {})
+
+
 def alone(device: torch.device) -> str:
     """Name of a group of which this process is the only rank, with the usual backend of a device. Made at first use."""
     name: str = _group_of_one(device).group_name

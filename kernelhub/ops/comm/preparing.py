@@ -105,6 +105,8 @@ def prepare(
     try:
         for bucket in reversed(list(bounds)):  # the largest workspace first
             bounds[bucket].adapter.connect(x, pg, timeout_s)
+    except RanksDisagree:
+        raise
     except Exception as error:
         _tell(name, pg, error, timeout_s)
         raise

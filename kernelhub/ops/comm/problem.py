@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelhub.dispatch.contract import OpRecord
-from kernelhub.dispatch.problem import facet
+from kernelhub.dispatch.problem import facet, feature
 from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("float32", "float16", "bfloat16")
+MOVED = (*FLOATS, "float8_e4m3fn", "uint8", "int32", "int64")
 USUAL, OTHER = "usual", "other"
 UNKNOWN, NVLINK, PCIE, NETWORK, NO_LINK = "unknown", "nvlink", "pcie", "network", "none"
 LINKS = (UNKNOWN, NVLINK, PCIE, NETWORK, NO_LINK)
@@ -22,6 +23,7 @@ MESSAGE_BYTES = {"32KB": 32 << 10, "256KB": 256 << 10, "1MB": 1 << 20, "8MB": 8 
 BUCKETS = (*MESSAGE_BYTES, MORE)
 MESSAGES = (ANY, *BUCKETS)
 _BOUNDS = tuple(MESSAGE_BYTES.values())
+NO_NVLINK = "no nvlink"
 _SIZES = (2, 4, 8)  # numbers of ranks with order lines of their own
 
 
@@ -73,8 +75,23 @@ class AllReduceRmsNormProblem(CollectiveProblem):
     weight_dtype: str = facet("dtype of the weight: as x, or float32", values=FLOATS, default="bfloat16")
 
 
+@dataclass(frozen=True)
+class ReduceScatterProblem(CollectiveProblem):
+    """One configuration of `reduce_scatter`."""
+
+
+@dataclass(frozen=True)
+class AllGatherProblem(CollectiveProblem):
+    """One configuration of `all_gather`."""
+
+    dtype: str = facet("dtype of x", values=MOVED, default="bfloat16")
+    unequal: bool = feature("rows of each rank are given", False)
+
+
 def regime(problem: Any) -> str:
-    """Size of the group and bucket of the message."""
+    """Size of the group and bucket of the message, where NVLink connects the ranks."""
+    if problem.link != NVLINK:
+        return NO_NVLINK
     ranks = str(problem.world_size) if problem.world_size in _SIZES else "other"
     return f"{ranks} ranks, {problem.message}"
 
@@ -106,7 +123,10 @@ def complete_norm(facets: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-REGIMES = tuple(f"{ranks} ranks, {message}" for ranks in (*_SIZES, "other") for message in MESSAGES)
+REGIMES = (
+    NO_NVLINK,
+    *(f"{ranks} ranks, {message}" for ranks in (*_SIZES, "other") for message in MESSAGES),
+)
 ALL_REDUCE = OpRecord(
     name="all_reduce",
     summary="the sum of a tensor over the ranks of a process group",
@@ -121,6 +141,24 @@ ALL_REDUCE_RMS_NORM = OpRecord(
     summary="the sum of a tensor over the ranks of a process group, plus a residual, and its RMSNorm",
     problem=AllReduceRmsNormProblem,
     complete=complete_norm,
+    contradiction=contradiction,
+    regimes=REGIMES,
+    regime=regime,
+)
+REDUCE_SCATTER = OpRecord(
+    name="reduce_scatter",
+    summary="the sum of a tensor over the ranks of a process group, a part of the rows for each rank",
+    problem=ReduceScatterProblem,
+    complete=complete,
+    contradiction=contradiction,
+    regimes=REGIMES,
+    regime=regime,
+)
+ALL_GATHER = OpRecord(
+    name="all_gather",
+    summary="the rows of all ranks of a process group",
+    problem=AllGatherProblem,
+    complete=complete,
     contradiction=contradiction,
     regimes=REGIMES,
     regime=regime,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -45,3 +46,26 @@ def all_reduce_rms_norm_reference(
     total = all_reduce_reference(x, group, dtype=dtype) + residual.to(dtype)
     scale = (total.square().mean(-1, keepdim=True) + eps).rsqrt()
     return total * scale * weight.to(dtype), total
+
+
+@at_own_precision
+def reduce_scatter_reference(
+    x: Tensor, group: ProcessGroup | str, out: Tensor | None = None, *, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """This rank's part of the sum, computed in `dtype` and returned in it. All ranks call it."""
+    pg = resolved("reduce_scatter", group)
+    return all_reduce_reference(x, group, dtype=dtype).tensor_split(pg.size())[pg.rank()]
+
+
+def all_gather_reference(
+    x: Tensor, group: ProcessGroup | str, out: Tensor | None = None, rows: Sequence[int] | None = None
+) -> Tensor:
+    """The rows of all ranks. All ranks call it."""
+    pg = resolved("all_gather", group)
+    counts = [x.shape[0]] * pg.size() if rows is None else list(rows)
+    padded = torch.zeros(max(counts), *x.shape[1:], dtype=x.dtype, device=x.device).view(torch.uint8)
+    padded[: x.shape[0]] = x.contiguous().view(torch.uint8)
+    parts = [torch.empty_like(padded) for _ in counts]
+    if padded.numel():
+        pg.allgather([parts], [padded]).wait()
+    return torch.cat([part[:count].view(x.dtype) for part, count in zip(parts, counts, strict=True)])

@@ -61,6 +61,8 @@ MAKERS = {
     "all_reduce_rms_norm": "kernelhub.ops.comm.serving:all_reduce_rms_norm_calls",
     "moe_dispatch": "kernelhub.ops.comm.experts.serving:moe_dispatch_calls",
     "moe_combine": "kernelhub.ops.comm.experts.serving:moe_combine_calls",
+    "reduce_scatter": "kernelhub.ops.comm.serving:reduce_scatter_calls",
+    "all_gather": "kernelhub.ops.comm.serving:all_gather_calls",
     "quantize_fp8": "kernelhub.ops.quant.serving:quantize_fp8_calls",
     "quantize_nvfp4": "kernelhub.ops.quant.serving:quantize_nvfp4_calls",
     "quantize_mxfp4": "kernelhub.ops.quant.serving:quantize_mx_calls",

@@ -6,13 +6,20 @@ watchdog of NCCL ends ranks that wait for longer than the time-out of the group.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kernelhub.ops.comm.adapter import AllReduceAdapter, AllReduceRmsNormAdapter, connect_by_sum
+from kernelhub.ops.comm.adapter import (
+    AllGatherAdapter,
+    AllReduceAdapter,
+    AllReduceRmsNormAdapter,
+    ReduceScatterAdapter,
+    connect_by_sum,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -59,6 +66,62 @@ class AllReduceRmsNorm(_Connecting, AllReduceRmsNormAdapter):
         residual_out.copy_(total)
         total *= (total.square().mean(-1, keepdim=True) + eps).rsqrt()
         out.copy_(total * weight.float())
+
+
+class ReduceScatter(_Connecting, ReduceScatterAdapter):
+    """`reduce_scatter` by NCCL; on a CPU the sum of all rows by gloo, of which each rank keeps its part."""
+
+    def launch(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> None:
+        if x.is_cpu:
+            total = x.clone(memory_format=torch.contiguous_format)
+            finish("reduce_scatter", group.allreduce([total]), total, group, timeout_s)
+            out.copy_(total.tensor_split(group.size())[group.rank()])
+            return
+        if not x.numel():
+            return  # on all ranks
+        part = out if out.is_contiguous() else torch.empty_like(out, memory_format=torch.contiguous_format)
+        work = group._reduce_scatter_base(part, x.contiguous(), _options())
+        finish("reduce_scatter", work, part, group, timeout_s)
+        if part is not out:
+            out.copy_(part)
+
+
+def _options() -> Any:
+    from torch.distributed import ReduceScatterOptions
+
+    return ReduceScatterOptions()
+
+
+class AllGather(_Connecting, AllGatherAdapter):
+    """`all_gather` by the backend of the group, as bytes; ranks with fewer rows than others send padding."""
+
+    def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
+        connect_by_sum(x.new_empty(1, dtype=torch.float32), group, timeout_s)
+
+    def launch(
+        self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float, rows: Sequence[int] | None = None
+    ) -> None:
+        if not out.numel():
+            return  # on all ranks
+        size, most = group.size(), x.shape[0] if rows is None else max(rows)
+        sent = x.contiguous()
+        if x.shape[0] < most:
+            sent = x.new_empty(most, *x.shape[1:])
+            sent[: x.shape[0]] = x
+        even = rows is None or min(rows) == most
+        found = out if even and out.is_contiguous() else x.new_empty(size * most, *x.shape[1:])
+        moved = found.view(-1).view(torch.uint8)
+        work = group._allgather_base(moved, sent.view(-1).view(torch.uint8))
+        finish("all_gather", work, moved, group, timeout_s)
+        if found is out:
+            return
+        if even:
+            out.copy_(found)
+            return
+        assert rows is not None
+        parts = found.view(size, most, *x.shape[1:])
+        for part, place, count in zip(parts, out.split(list(rows)), rows, strict=True):
+            place.copy_(part[:count])
 
 
 def finish(op: str, work: Any, moved: Tensor, group: ProcessGroup, timeout_s: float) -> None:

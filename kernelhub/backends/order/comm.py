@@ -1,0 +1,53 @@
+"""Order of the kernels of the collectives, where NVLink connects the ranks.
+
+Buckets of messages are those of `kernelhub.ops.comm.problem`. `benchmarks/comm.py` measures them.
+"""
+
+from kernelhub.dispatch.order import Line, first
+from kernelhub.ops.comm.problem import BUCKETS, NO_NVLINK
+
+_PUSH_ONE, _PUSH_TWO = "triton.one_shot", "triton.two_shot"
+_ONE, _TWO, _NCCL = "torch.symm_mem_one_shot", "torch.symm_mem_two_shot", "torch.distributed"
+_ALL = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO, _NCCL)
+_VERSIONS = "torch 2.11.0+cu130, NCCL 2.28.9, bfloat16"
+_H100 = (
+    f"in CUDA graphs on 2 NVIDIA H100 80GB HBM3, 2026-11-25, {_VERSIONS}: Triton's one-shot takes 3.1 us for 32 KB, "
+    "3.7 for 256 KB, 6.1 for 1 MB, 27.6 for 8 MB and 96 for 32 MB, its two-shot 4.7 for 256 KB, 6.5, 26.0 and 107, "
+    "NCCL 12.6, 14.2, 19.0, 51.1 and 146 (benchmarks/results/nvlink_h100.json); with the copy to a workspace torch's "
+    "one-shot takes 9.8, 11.9 and 16.5 up to 1 MB, its two-shot 43.7 and 152 from 8 MB on "
+    "(benchmarks/results/comm_h100.json)"
+)
+_H200 = (
+    f"in CUDA graphs on 4 NVIDIA H200, 2026-11-22, {_VERSIONS}, without the copy to a workspace: torch's one-shot, its "
+    "two-shot and NCCL take 8.5, 9.3 and 16.0 us for 64 KB, 18.3, 13.1 and 26.3 for 1 MB, 86.8, 49.4 and 62.9 for 8 "
+    "MB; Triton's kernels, which were faster on 2 ranks, are expected to be so here"
+)
+# By number of ranks, the kernels that are first in each bucket, and the evidence. Other GPUs are expected as Hopper.
+_ONE_FIRST, _TWO_FIRST = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO), (_PUSH_TWO, _PUSH_ONE, _TWO, _ONE)
+_LARGE = {"1MB": _TWO_FIRST, "8MB": _TWO_FIRST, "32MB": _TWO_FIRST, "more": (_NCCL,)}
+_FIRST = {
+    2: (
+        {
+            "32KB": _ONE_FIRST,
+            "256KB": _ONE_FIRST,
+            "1MB": _ONE_FIRST,
+            "8MB": _TWO_FIRST,
+            "32MB": (_PUSH_ONE, _PUSH_TWO, _TWO),
+            "more": (_NCCL,),
+        },
+        _H100,
+    ),
+    4: ({**_LARGE, "32KB": _ONE_FIRST, "256KB": _ONE_FIRST}, _H200),
+    8: ({**_LARGE, "32KB": _ONE_FIRST, "256KB": _TWO_FIRST}, f"extrapolated from what was measured {_H200}"),
+}
+
+ORDER = {
+    "all_reduce": (
+        Line("*", NO_NVLINK, (_NCCL, *_ALL[:-1]), "kernels over peer memory were not measured over PCIe"),
+        *(
+            Line("*", f"{ranks} ranks, {bucket}", first(kernels[bucket], _ALL), evidence)
+            for ranks, (kernels, evidence) in _FIRST.items()
+            for bucket in BUCKETS
+        ),
+    ),
+}

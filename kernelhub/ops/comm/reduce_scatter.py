@@ -1,0 +1,209 @@
+"""`reduce_scatter`: the sum of a tensor over the ranks of a process group, of which each rank gets its part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kernelhub.dispatch.contract import Contract
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.lost import failed
+from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.plan import publish
+from kernelhub.errors import InvalidArgument
+from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
+from kernelhub.ops.comm.adapter import ReduceScatterAdapter
+from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.known import group_type, plain_operand, plain_place
+from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
+from kernelhub.ops.comm.problem import FLOATS, REDUCE_SCATTER, ReduceScatterProblem
+from kernelhub.ops.comm.reference import reduce_scatter_reference
+from kernelhub.ops.comm.topology import connection
+from kernelhub.ops.operands import check_destination, check_operand
+from kernelhub.ops.operators import Traced
+from kernelhub.probes.device import facts_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+NAME = "reduce_scatter"
+_DTYPES = tuple(getattr(torch, name) for name in FLOATS)
+
+
+def problem_of(key: Any, device: int) -> ReduceScatterProblem:
+    """The problem that a key means on a device; the key is built in `reduce_scatter`."""
+    dtype, world_size, group_backend, link, peers, message = key
+    return ReduceScatterProblem(
+        device=facts_of(device),
+        dtype=dtype_name(dtype),
+        world_size=world_size,
+        group_backend=group_backend,
+        link=link,
+        peers=peers,
+        message=message,
+    )
+
+
+def check(x: Any, group: Any, out: Any) -> ProcessGroup:
+    """Everything that the contract says of a call; returns the group."""
+    check_operand(NAME, "x", x)
+    if x.dtype not in _DTYPES:
+        refuse(NAME, "x", f"has dtype {dtype_name(x.dtype)}", f"give {', '.join(FLOATS)}")
+    check_wants_no_gradient(NAME, "x", x)
+    pg = resolved(NAME, group)
+    if not x.ndim or x.shape[0] % pg.size():
+        refuse(NAME, "x", f"has shape {list(x.shape)}", f"give rows that {pg.size()} ranks divide")
+    if out is not None:
+        shape = (x.shape[0] // pg.size(), *x.shape[1:])
+        check_destination(NAME, "out", out, shape, x.dtype, x.device, {"x": x})
+    return pg
+
+
+def bind(
+    adapter: Any,
+    problem: ReduceScatterProblem,
+    device: int,
+    tick: Callable[[], int],
+    elsewhere: Callable[[int], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """The function that a call runs: the checks, the destination, the launch. A rank without rows launches, too."""
+    launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
+    dtype, world_size = getattr(torch, problem.dtype), problem.world_size
+
+    def is_place(out: Any, x: Tensor) -> bool:
+        return out is not x and plain_place(out, (x.shape[0] // world_size, *x.shape[1:]), dtype, device, (x,))
+
+    def run(x: Tensor, group: ProcessGroup | str, out: Tensor | None) -> Tensor:
+        if (
+            type(group) is groups
+            and plain_operand(x, dtype, device)
+            and x.ndim
+            and not x.shape[0] % world_size
+            and (out is None or is_place(out, x))
+        ):
+            pg: Any = group
+        else:
+            pg = check(x, group, out)
+            if x.get_device() != device:
+                result: Tensor = elsewhere(x.get_device())(x, pg, out)
+                return result
+            if x.dtype is not dtype:
+                refuse(NAME, "x", f"is {describe(x)}", f"the plan is for {problem.dtype}")
+        if pg.size() != world_size:
+            refuse(NAME, "group", f"has {pg.size()} ranks", f"the plan is for {world_size}")
+        if out is None:
+            out = torch.empty(x.shape[0] // world_size, *x.shape[1:], dtype=dtype, device=x.device)
+        tick()
+        try:
+            launch(x, out, pg, timeout_s)
+        except Exception as error:
+            failed(launch, error)
+            raise
+        return out
+
+    return run
+
+
+_op: Op[ReduceScatterProblem] = Op(
+    Contract.of(
+        REDUCE_SCATTER,
+        problem_of=problem_of,
+        adapter=ReduceScatterAdapter,
+        bind=bind,
+        reference=reduce_scatter_reference,
+        example="kernelhub.ops.comm.inputs:reduce_scatter_inputs",
+    )
+)
+_get = _op.table.get
+_contexts_used = HUB.contexts_used
+_contexts = HUB.contexts.get
+
+
+class ReduceScatterPlan(CollectivePlan):
+    """Kernels selected for a group: ``run(x, out=None)``, for any number of rows that the ranks divide.
+
+    Every rank gives it the same shape. A run switches between kernels by the bytes of `x`.
+    """
+
+    __slots__ = ()
+    call = "x, group, out"
+
+
+def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ReduceScatterPlan:
+    """Select once for arguments like these, compare the selection with those of the other ranks, and connect to them.
+
+    All ranks of the group call it, in the same order. Arguments as of `reduce_scatter`.
+
+    Raises:
+        RanksDisagree: a rank gives another shape or dtype, selects another kernel, fails, or is missing after
+            KERNELHUB_COMM_TIMEOUT_S.
+    """
+    return prepare(_op, ReduceScatterPlan, backend, args, kwargs, lambda parsed: {"x": describe(parsed.arguments[0])})
+
+
+_prepare.__annotations__["return"] = ReduceScatterPlan
+
+
+def _memory(x: Tensor, group: str, **others: Any) -> dict[str, Tensor]:
+    return {"out": x.new_empty(x.shape[0] // resolved(NAME, group).size(), *x.shape[1:])}
+
+
+@publish(_op, _prepare, traced=Traced(_memory))
+def reduce_scatter(
+    x: Tensor,
+    group: torch.distributed.ProcessGroup | str,
+    out: Tensor | None = None,
+    backend: Backend = None,
+) -> Tensor:
+    """Sum a tensor over the ranks of a process group, and give each rank its part of the rows.
+
+    Every rank of the group calls it, with the same shape and dtype. Rank r gets rows ``r * N / W`` to
+    ``(r + 1) * N / W`` of the sum, for N rows and W ranks. `all_gather` of the results gives the whole sum.
+
+    `reduce_scatter.prepare` compares shape, dtype and kernel of all ranks, and names a rank that differs or is missing.
+    A direct call and `plan.run` compare nothing.
+
+    Args:
+        x: ``[N, ...]`` in float32, float16 or bfloat16; the ranks must divide N, which may be 0.
+        group: a process group of torch.distributed that this process is in, or its registered `group_name`.
+        out: destination, ``[N / W, ...]``. It must not overlap `x`.
+        backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
+
+    Returns:
+        ``[N / W, ...]`` in the dtype of `x`.
+
+    Raises:
+        InvalidArgument: an argument breaks this contract. The message names the parameter.
+        NoKernel: no kernel supports the call. The message gives the reason of each.
+        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S. The group cannot be
+            used any more.
+
+    Source:
+        `torch.distributed.reduce_scatter_tensor`, whose result this is.
+
+    Example:
+        >>> import torch, kernelhub
+        >>> from kernelhub.ops.comm.inputs import alone
+        >>> x = torch.arange(4.0)
+        >>> torch.equal(kernelhub.reduce_scatter(x, alone(x.device)), x)
+        True
+    """
+    try:
+        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+            traced: Tensor = _op.traced(x, group, out, backend)
+            return traced
+        pg = resolved(NAME, group)
+        kind = backend_kind(NAME, pg, x.device)
+        key = (x.dtype, pg.size(), kind, *connection(pg, x.get_device(), x.nbytes))
+    except (AttributeError, TypeError, RuntimeError, InvalidArgument):
+        check(x, group, out)
+        raise
+    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+    if run is None:
+        check(x, group, out)
+        run = _op.decide(key, x.get_device(), backend)
+    result: Tensor = run(x, group, out)
+    return result

@@ -1,0 +1,316 @@
+"""Conformance of one kernel of a collective on several GPUs; `test_comm_on_gpu.py` and a person run it.
+
+    python -m tests.gpu.comm_conformance all_reduce torch.symm_mem_one_shot --ranks 2
+
+It starts the ranks and prints one JSON object: for each scene, what was wrong on each rank; an empty list is right.
+Payloads are small integers, whose sums are exact in every dtype and order, except where a scene says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+from kernelhub.errors import KernelhubError
+from kernelhub.ops.comm.problem import MESSAGE_BYTES
+from kernelhub.ops.comm.tolerance import normalised_error_allowed, sum_error_allowed
+from tests.runtime.world import _free_port
+
+HIDDEN = 2048
+EPS = 1e-5
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+
+
+class Scenes:
+    """The scenes of one kernel on one rank."""
+
+    def __init__(self, op: str, kernel: str, rank: int, size: int, calls: int) -> None:
+        self.op, self.kernel, self.rank, self.size, self.calls = op, kernel, rank, size, calls
+        self.device = torch.device("cuda", rank)
+        self.group = dist.group.WORLD
+        self.plans: dict[torch.dtype, Any] = {}
+
+    def dtypes(self) -> list[torch.dtype]:
+        return [dtype for dtype in DTYPES if self.plan(dtype) is not None]
+
+    def plan(self, dtype: torch.dtype) -> Any:
+        """The plan of a dtype, or None if the kernel does not have it, on every rank."""
+        if dtype not in self.plans:
+            function = getattr(kernelhub, self.op)
+            try:
+                made = function.prepare(
+                    *self.operands(8, dtype, 0), group=self.group, backend=[self.kernel, "torch.distributed"]
+                )
+            except KernelhubError:
+                made = None
+            self.plans[dtype] = made if made is not None and self.kernel in made.kernels.values() else None
+        return self.plans[dtype]
+
+    def integers(self, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
+        chosen = torch.Generator(device="cpu").manual_seed(seed)
+        return torch.randint(-8, 9, shape, generator=chosen).to(dtype).to(self.device)
+
+    def shape(self, rows: int) -> tuple[int, ...]:
+        return (rows * self.size if self.op == "reduce_scatter" else rows, HIDDEN)
+
+    def operands(self, rows: int, dtype: torch.dtype, seed: int, rank: int | None = None) -> list[Any]:
+        rank = self.rank if rank is None else rank
+        x = self.integers(self.shape(rows), dtype, 1000 * seed + rank)
+        if self.op != "all_reduce_rms_norm":
+            return [x]
+        residual = self.integers(self.shape(rows), dtype, 1000 * seed + 998)
+        return [x, residual, self.integers((HIDDEN,), dtype, 1000 * seed + 999), EPS]
+
+    def wanted(self, rows: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
+        """The results, exact but for the norm, in float64."""
+        parts = [self.operands(rows, dtype, seed, rank)[0].double() for rank in range(self.size)]
+        if self.op == "all_gather":
+            return (torch.cat(parts),)
+        total = torch.stack(parts).sum(0)
+        if self.op == "reduce_scatter":
+            return (total.tensor_split(self.size)[self.rank],)
+        if self.op == "all_reduce":
+            return (total,)
+        _, residual, weight, eps = self.operands(rows, dtype, seed)
+        total = total + residual.double()
+        return (total * (total.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double(), total)
+
+    def wrong(self, found: Any, rows: int, dtype: torch.dtype, seed: int) -> bool:
+        found = found if isinstance(found, tuple) else (found,)
+        *norms, total = self.wanted(rows, dtype, seed)
+        if not torch.equal(found[-1].double(), total.to(dtype).double()):
+            return True
+        if not norms or not rows:
+            return False
+        weight = self.operands(rows, dtype, seed)[2]
+        exact = torch.full_like(total, 0.0)
+        # The sum is exact, or rounded once more where a kernel squares the rounded one.
+        exact += sum_error_allowed([total], dtype)
+        allowed = normalised_error_allowed(norms[0], total, weight.double(), EPS, exact, dtype)
+        return not bool(((found[0].double() - norms[0]).abs() <= allowed).all())
+
+    def sizes(self, dtype: torch.dtype) -> list[int]:
+        """Rows of messages on both sides of each bucket's edge that the kernel has, and small ones."""
+        row = HIDDEN * dtype.itemsize * (self.size if self.op == "reduce_scatter" else 1)
+        plan = self.plan(dtype)
+        edges = [size // row for name, size in MESSAGE_BYTES.items() if plan.kernels.get(name) == self.kernel]
+        return sorted({0, 1, 3, *(edge + step for edge in edges for step in (-1, 0, 1))} - {-1})
+
+    def sums(self) -> list[str]:
+        """Every size, dtype and way to call."""
+        wrong = []
+        for dtype in self.dtypes():
+            plan = self.plan(dtype)
+            for rows in self.sizes(dtype):
+                given = self.operands(rows, dtype, rows)
+                found = {"run": plan.run(*given), "again": plan.run(*given)}
+                wide = torch.full((*given[0].shape, 2), torch.nan, dtype=dtype, device=self.device)
+                wide[..., 1] = given[0]
+                found["strided"] = plan.run(wide[..., 1], *given[1:])
+                if self.op in ("all_reduce", "all_reduce_rms_norm"):
+                    own = given[0].clone()
+                    found["in place"] = plan.run(own, *given[1:], out=own)
+                    place = wide[..., 0]
+                    if rows and self.op == "all_reduce":
+                        found["strided out"] = plan.run(*given, out=place)
+                wrong += [
+                    f"{name}: {dtype} {rows} rows"
+                    for name, result in found.items()
+                    if self.wrong(result, rows, dtype, rows)
+                ]
+        return wrong
+
+    def odd_widths(self) -> list[str]:
+        """Messages that no vector divides, at addresses that are not aligned."""
+        if self.op != "all_reduce":
+            return []
+        wrong = []
+        for dtype in self.dtypes():
+            for count in (1, 3, 7, 129, 1023):
+                x = self.integers((count,), dtype, self.rank)
+                shifted = torch.empty(count + 1, dtype=dtype, device=self.device)[1:].copy_(x)
+                want = torch.stack([self.integers((count,), dtype, other).double() for other in range(self.size)]).sum(
+                    0
+                )
+                out = torch.full((count + 2,), torch.nan, dtype=dtype, device=self.device)
+                found = {"run": self.plan(dtype).run(shifted), "out": self.plan(dtype).run(x, out=out[1:-1])}
+                if not bool(out[[0, -1]].isnan().all()):
+                    wrong.append(f"written past: {dtype} {count}")
+                wrong += [
+                    f"{name}: {dtype} {count}" for name, got in found.items() if not torch.equal(got.double(), want)
+                ]
+        return wrong
+
+    def same_bits(self) -> list[str]:
+        """Sums of fractions have equal bits on all ranks, and each time."""
+        if self.op in ("reduce_scatter", "all_gather"):
+            return []
+        wrong = []
+        for dtype in self.dtypes():
+            for rows in self.sizes(dtype)[1:]:
+                given = self.operands(rows, dtype, 5)
+                given[0] = torch.randn(given[0].shape, device=self.device, dtype=torch.float32).to(dtype)
+                results = [self.plan(dtype).run(*given) for _ in range(2)]
+                parts = [part for result in results for part in (result if isinstance(result, tuple) else (result,))]
+                bits = torch.stack([part.float().view(torch.int32).long().sum() for part in parts])
+                others = [torch.empty_like(bits) for _ in range(self.size)]
+                dist.all_gather(others, bits)
+                half = len(bits) // 2
+                if not torch.equal(bits[:half], bits[half:]) or any(not torch.equal(bits, other) for other in others):
+                    wrong.append(f"{dtype} {rows} rows")
+        return wrong
+
+    def graphs(self) -> list[str]:
+        """Replays with changed inputs, of graphs of several sizes in turn, with eager calls between."""
+        wrong = []
+        for dtype in self.dtypes()[:2]:
+            plan, rows_of = self.plan(dtype), [rows for rows in self.sizes(dtype) if 0 < rows < 2000][:4]
+            captured = []
+            for rows in rows_of:
+                given = self.operands(rows, dtype, 1)
+                graph = torch.cuda.CUDAGraph()
+                torch.cuda.synchronize()
+                dist.barrier()
+                torch.cuda.synchronize()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    first = plan.run(*given)
+                    second = plan.run(*given)
+                captured.append((rows, given, graph, first, second))
+            for turn in range(100):
+                rows, given, graph, first, second = captured[turn % len(captured)]
+                changed = self.operands(rows, dtype, turn)
+                for place, value in zip(given, changed, strict=True):
+                    if isinstance(place, Tensor):
+                        place.copy_(value)
+                graph.replay()
+                eager = plan.run(*changed) if turn % 3 == 0 else first
+                if any(self.wrong(result, rows, dtype, turn) for result in (first, second, eager)):
+                    wrong.append(f"{dtype} {rows} rows, replay {turn}")
+        return wrong
+
+    def delayed(self) -> list[str]:
+        """One rank comes later, another each time."""
+        wrong = []
+        dtype = self.dtypes()[0]
+        plan, rows_of = self.plan(dtype), [rows for rows in self.sizes(dtype) if rows < 2000]
+        chosen = random.Random(0)
+        for turn in range(100):
+            late, cycles, rows = chosen.randrange(self.size), chosen.randrange(1, 2_000_000), chosen.choice(rows_of)
+            given = self.operands(rows, dtype, turn)
+            if late == self.rank:
+                torch.cuda._sleep(cycles)
+            found = plan.run(*given)
+            if late != self.rank:
+                torch.cuda._sleep(cycles // 2)
+            if self.wrong(found, rows, dtype, turn):
+                wrong.append(f"{rows} rows, call {turn}")
+        return wrong
+
+    def many(self) -> list[str]:
+        """Calls without a pause, of several sizes in turn; each result is compared on the device."""
+        dtype = self.dtypes()[0]
+        plan = self.plan(dtype)
+        cases = []
+        for rows in [rows for rows in self.sizes(dtype) if rows < 200]:
+            given = self.operands(rows, dtype, 3)
+            cases.append((rows, given, self.wanted(rows, dtype, 3)[-1].to(dtype)))
+        errors = torch.zeros((), dtype=torch.int64, device=self.device)
+        for turn in range(self.calls):
+            _, given, want = cases[turn % len(cases)]
+            found = plan.run(*given)
+            errors += (found[-1] if isinstance(found, tuple) else found).ne(want).any()
+        return [] if not int(errors) else [f"{int(errors)} of {self.calls} calls"]
+
+    def side_streams(self) -> list[str]:
+        """Calls on two streams in turn, each after the other."""
+        dtype = self.dtypes()[0]
+        plan, rows = self.plan(dtype), 3
+        given = [self.operands(rows, dtype, seed) for seed in range(20)]
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        found = []
+        for turn, operands in enumerate(given):
+            stream, before = streams[turn % 2], streams[(turn + 1) % 2]
+            stream.wait_stream(before)
+            with torch.cuda.stream(stream):
+                found.append(plan.run(*operands))
+        torch.cuda.synchronize()
+        return [f"call {turn}" for turn, got in enumerate(found) if self.wrong(got, rows, dtype, turn)]
+
+    def act(self, write: Callable[[dict[str, Any]], None]) -> None:
+        answers: dict[str, Any] = {"kernels": {}}
+        for dtype in DTYPES:
+            plan = self.plan(dtype)
+            answers["kernels"][str(dtype)] = None if plan is None else plan.kernels
+            if plan is not None:
+                answers["connection"] = [plan.connection.link, plan.connection.peers, plan.connection.why]
+        write(answers)
+        if not self.dtypes():
+            answers["unsupported"] = str(
+                getattr(kernelhub, self.op).explain(*self.operands(8, DTYPES[0], 0), self.group)
+            )
+            write(answers)
+            return
+        scenes = (self.sums, self.odd_widths, self.same_bits, self.graphs, self.delayed, self.side_streams, self.many)
+        for scene in scenes:
+            answers[scene.__name__] = scene()
+            torch.cuda.synchronize()
+            write(answers)
+
+
+def live(rank: int, size: int, port: int, op: str, kernel: str, calls: int, folder: str) -> None:
+    torch.cuda.set_device(rank)
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    _ = HUB.settings
+    Scenes(op, kernel, rank, size, calls).act(
+        lambda answers: (Path(folder) / str(rank)).write_text(json.dumps(answers))
+    )
+    dist.barrier()
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("op")
+    parser.add_argument("kernel")
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--calls", type=int, default=10_000, help="calls of the scene `many`")
+    parser.add_argument("--limit-s", type=float, default=120.0)
+    options = parser.parse_args()
+    context = torch.multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        given = (options.ranks, _free_port(), options.op, options.kernel, options.calls, folder)
+        ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(options.limit_s)
+        for rank in ranks:
+            if rank.is_alive():
+                rank.kill()
+            rank.join()
+        files = [Path(folder) / str(rank) for rank in range(options.ranks)]
+        answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
+        print(json.dumps({"ended": [rank.exitcode for rank in ranks], "ranks": answers}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Kernels of the collectives on several GPUs: each in processes of its own, which end after a time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernelhub
+
+pytestmark = pytest.mark.gpu
+
+OPS = ("all_reduce", "all_reduce_rms_norm", "reduce_scatter", "all_gather")
+KERNELS = [(op, kernel) for op in OPS for kernel in getattr(kernelhub, op).kernels()]
+RANKS = 2
+
+
+@pytest.mark.parametrize(("op", "kernel"), KERNELS)
+def test_conformance(op: str, kernel: str) -> None:
+    if torch.cuda.device_count() < RANKS:
+        pytest.skip(f"{RANKS} GPUs are needed")
+    command = [sys.executable, "-m", "tests.gpu.comm_conformance", op, kernel, "--ranks", str(RANKS), "--calls", "2000"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=200)
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert answers["ended"] == [0] * RANKS, done.stderr[-2000:]
+    for answer in answers["ranks"]:
+        if "unsupported" in answer:
+            pytest.skip(answer["unsupported"])
+        wrong = {scene: found for scene, found in answer.items() if scene not in ("kernels", "connection") and found}
+        assert not wrong
