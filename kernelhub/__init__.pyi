@@ -27,6 +27,8 @@ from kernelhub.ops.comm.all_reduce_rms_norm import all_reduce_rms_norm as all_re
 from kernelhub.ops.comm.experts.combine import moe_combine as moe_combine
 from kernelhub.ops.comm.experts.dispatch import moe_dispatch as moe_dispatch
 from kernelhub.ops.comm.reduce_scatter import reduce_scatter as reduce_scatter
+from kernelhub.ops.fused_quant.activation import silu_and_mul_quant as silu_and_mul_quant
+from kernelhub.ops.fused_quant.norm import rms_norm_quant as rms_norm_quant
 from kernelhub.ops.gemm.fp4.op import fp4_gemm as fp4_gemm
 from kernelhub.ops.gemm.fp8.batched.op import bmm_fp8 as bmm_fp8
 from kernelhub.ops.gemm.fp8.op import fp8_gemm as fp8_gemm
@@ -62,7 +64,7 @@ from kernelhub.runtime.warm import warm as warm
 from kernelhub.warming.warmup import warmup as warmup
 
 __version__: str
-__all__ = ['__version__', 'errors', 'testing', 'attention', 'paged_attention', 'merge_attention_states', 'write_kv_cache', 'mla_attention', 'write_mla_cache', 'concat_mla_k', 'mqa_logits', 'paged_mqa_logits', 'topk_indices', 'linear_attention', 'all_reduce', 'all_reduce_rms_norm', 'moe_dispatch', 'moe_combine', 'reduce_scatter', 'all_gather', 'quantize_fp8', 'dequantize_fp8', 'quantize_mxfp4', 'dequantize_mxfp4', 'quantize_mxfp8', 'dequantize_mxfp8', 'quantize_nvfp4', 'dequantize_nvfp4', 'fp4_gemm', 'bmm_fp8', 'fp8_gemm', 'grouped_gemm', 'fused_moe', 'expert_parallel_moe', 'route_experts', 'explain', 'report', 'use', 'strict', 'configure', 'reload', 'register_backend', 'verify', 'tune', 'PackedWeight', 'Selection', 'DeviceFacts', 'SimulatedMachine', 'cache_notices', 'set_cache_variables', 'health', 'seal', 'unseal', 'warm', 'warmup', 'problems_of', 'agree']
+__all__ = ['__version__', 'errors', 'testing', 'attention', 'paged_attention', 'merge_attention_states', 'write_kv_cache', 'mla_attention', 'write_mla_cache', 'concat_mla_k', 'mqa_logits', 'paged_mqa_logits', 'topk_indices', 'linear_attention', 'all_reduce', 'all_reduce_rms_norm', 'moe_dispatch', 'moe_combine', 'reduce_scatter', 'all_gather', 'quantize_fp8', 'dequantize_fp8', 'quantize_mxfp4', 'dequantize_mxfp4', 'quantize_mxfp8', 'dequantize_mxfp8', 'quantize_nvfp4', 'dequantize_nvfp4', 'rms_norm_quant', 'silu_and_mul_quant', 'fp4_gemm', 'bmm_fp8', 'fp8_gemm', 'grouped_gemm', 'fused_moe', 'expert_parallel_moe', 'route_experts', 'explain', 'report', 'use', 'strict', 'configure', 'reload', 'register_backend', 'verify', 'tune', 'PackedWeight', 'Selection', 'DeviceFacts', 'SimulatedMachine', 'cache_notices', 'set_cache_variables', 'health', 'seal', 'unseal', 'warm', 'warmup', 'problems_of', 'agree']
 
 _R = typing.TypeVar("_R")
 import kernelhub.ops.attention.attention

@@ -11,14 +11,13 @@ import torch
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.comm.experts.inputs import combine_inputs, dispatch_inputs
 from kernelhub.ops.comm.experts.problem import FORMATS as EXPERT_FORMATS
-from kernelhub.ops.comm.inputs import all_reduce_inputs, all_reduce_rms_norm_inputs
-from kernelhub.ops.fused_quant.inputs import activation_inputs, norm_inputs
 from kernelhub.ops.comm.inputs import (
     all_gather_inputs,
     all_reduce_inputs,
     all_reduce_rms_norm_inputs,
     reduce_scatter_inputs,
 )
+from kernelhub.ops.fused_quant.inputs import activation_inputs, norm_inputs
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs

@@ -61,8 +61,8 @@ class AllReduceRmsNormCases(OpCases):
         yield Case(label="float16, float32 weight", make=_norm(dtype=torch.float16, weight_dtype=torch.float32))
         yield Case(label="eps 0", make=_norm(eps=0.0))
         yield Case(label="eps 1", make=_norm(eps=1.0), without=_norm(), feature="eps")
-        for tokens in (0, 1, 2, 33, 129):
-            yield Case(label=f"{tokens} tokens", make=_norm(tokens=tokens), tokens=True, quick=tokens in (0, 33))
+        for tokens in (0, 1, 2, 31, 33, 129):
+            yield Case(label=f"{tokens} tokens", make=_norm(tokens=tokens), tokens=True, quick=tokens in (0, 1, 33))
         for width in (1, 7, 72, 4096):
             yield Case(label=f"width {width}", make=_norm(hidden_size=width))
 
@@ -96,9 +96,9 @@ class ReduceScatterCases(OpCases):
     def cases(self) -> Iterator[Case]:
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             yield Case(label=str(dtype)[6:], make=_moved(reduce_scatter_inputs, dtype=dtype), quick=True, repeats=True)
-        for tokens in (0, 1, 33):
+        for tokens in (0, 1, 2, 31, 33, 129):
             make = _moved(reduce_scatter_inputs, tokens=tokens)
-            yield Case(label=f"{tokens} tokens", make=make, tokens=True, quick=tokens in (0, 33))
+            yield Case(label=f"{tokens} tokens", make=make, tokens=True, quick=tokens in (0, 1, 33))
         for width in (1, 7):
             yield Case(label=f"width {width}", make=_moved(reduce_scatter_inputs, hidden_size=width))
 
@@ -125,9 +125,9 @@ class AllGatherCases(ReduceScatterCases):
             make = _moved(all_gather_inputs, dtype=getattr(torch, name))
             yield Case(label=name, make=make, quick=True, repeats=name in FLOATS)
         yield Case(label="rows given", make=_moved(all_gather_inputs, unequal=True), quick=True, feature="rows")
-        for tokens in (0, 1, 33):
+        for tokens in (0, 1, 2, 31, 33, 129):
             make = _moved(all_gather_inputs, tokens=tokens)
-            yield Case(label=f"{tokens} tokens", make=make, tokens=True, quick=tokens in (0, 33))
+            yield Case(label=f"{tokens} tokens", make=make, tokens=True, quick=tokens in (0, 1, 33))
         for width in (1, 7):
             yield Case(label=f"width {width}", make=_moved(all_gather_inputs, hidden_size=width))
 

@@ -11,7 +11,7 @@ from kernelhub.ops.comm.problem import FLOATS, MOVED, USUAL
 
 _CPU = verified(
     "cpu",
-    evidence="CPU, 2 cores, 2026-11-25, torch 2.13.0+cpu, gloo: 143 tests passed, none failed "
+    evidence="CPU, 2 cores, 2026-11-25, torch 2.13.0+cpu, gloo: 150 tests passed, none failed "
     "(benchmarks/results/ranks_cpu.json)",
 )
 _GPU = published(
