@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -49,6 +50,20 @@ def test_a_forked_child_computes_with_threads_of_its_own() -> None:
         assert os.waitstatus_to_exitcode(status) == 0
     finally:
         torch.set_num_threads(before)
+
+
+def test_calls_of_several_threads_do_not_disturb_each_other() -> None:
+    """Each with a scale of its own."""
+    arguments = paged_attention_inputs("llama-3.1-8b", seq_lens=(200, 100))
+    scales = [0.01 * i for i in range(1, 5)]
+    want = [kernelhub.paged_attention(**arguments, scale=scale, backend="cpp.split_kv") for scale in scales]
+
+    def call(i: int) -> bool:
+        got = kernelhub.paged_attention(**arguments, scale=scales[i % 4], backend="cpp.split_kv")
+        return torch.equal(got, want[i % 4])
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(call, range(200)))
 
 
 @pytest.mark.parametrize("threads", [2, 5])

@@ -242,7 +242,7 @@ def test_a_call_over_the_budget_is_counted_and_not_compared(monkeypatch) -> None
     monkeypatch.setenv("KERNELHUB_AUDIT", "1")
     monkeypatch.setenv("KERNELHUB_AUDIT_BYTES", "2000000")
     kernelhub.reload()
-    kernelhub.attention(*operands())
+    kernelhub.attention(*operands(40))
     kernelhub.attention(*operands(4000))
     (audit,) = kernelhub.report().audits
     assert (audit.checked, audit.skipped) == (1, {"bytes": 1})

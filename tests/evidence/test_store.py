@@ -28,12 +28,12 @@ from tests.evidence import liars
 CPU = facts(torch.device("cpu"))
 
 
-def kernel(op: str = "attention", name: str = "torch.packed") -> Kernel:
+def kernel(op: str = "attention", name: str = "cpp.split_kv") -> Kernel:
     _ = HUB.settings
     return next(item for item in HUB.registry.candidates(op).kernels if item.name == name)
 
 
-def bad(op: str = "attention", name: str = "torch.packed") -> Result:
+def bad(op: str = "attention", name: str = "cpp.split_kv") -> Result:
     return Result(
         op, name, (Check("plain", "wrong_numbers", "q_dtype=float32", 30.0, "off by 3 where 0.1 is allowed"),)
     )
@@ -50,7 +50,7 @@ def chosen() -> str:
 @pytest.fixture
 def kept(cache) -> Path:
     """A bad result of a kernel of ours that would be chosen."""
-    assert chosen() == "torch.packed"
+    assert chosen() == "cpp.split_kv"
     assert quarantine.keep(kernel(), CPU, bad(), "2026-11-20T12:00:00+00:00") == ""
     path = path_of_kept()
     assert cache in path.parents
@@ -74,7 +74,7 @@ def rewrite(**changes) -> None:
 
 class TestWhatHolds:
     def test_a_bad_result_is_heeded(self, kept) -> None:
-        assert chosen() != "torch.packed"
+        assert chosen() != "cpp.split_kv"
         document = json.loads(kept.read_text())["document"]
         assert document["status"] == "wrong"
         assert document["checks"][0]["figures"] == "off by 3 where 0.1 is allowed"
@@ -87,7 +87,7 @@ class TestWhatHolds:
     )
     def test_one_that_is_about_something_else_is_a_miss_and_says_so(self, kept, field, caplog) -> None:
         rewrite(**{field: "other"})
-        assert chosen() == "torch.packed"
+        assert chosen() == "cpp.split_kv"
         assert f"{field} was other, is " in caplog.text
         assert str(kept) in caplog.text
 
@@ -104,7 +104,7 @@ class TestWhatHolds:
     def test_a_broken_one_is_a_miss_with_its_reason(self, kept, text, reason) -> None:
         kept.write_bytes(text.encode("latin-1"))
         kernelhub.reload()
-        assert chosen() == "torch.packed"
+        assert chosen() == "cpp.split_kv"
         (miss,) = quarantine.all_kept(CPU).misses
         assert miss.path == kept
         assert reason in miss.reason
@@ -114,21 +114,21 @@ class TestWhatHolds:
         [
             ([1, 2], "contains a list"),
             ({}, "is about a kernel that is not registered"),
-            ({"op": "attention", "kernel": "torch.packed"}, "has no key"),
+            ({"op": "attention", "kernel": "cpp.split_kv"}, "has no key"),
         ],
     )
     def test_one_that_holds_something_else_is_too(self, kept, document, reason) -> None:
         store.documents(validity.made_for(CPU)).write(validity.name_of(kernel()), document)
         kernelhub.reload()
-        assert chosen() == "torch.packed"
+        assert chosen() == "cpp.split_kv"
         (miss,) = quarantine.all_kept(CPU).misses
         assert miss.path == kept
         assert reason in miss.reason
 
     def test_one_that_was_edited_is_not_believed(self, kept, caplog) -> None:
-        kept.write_text(kept.read_text().replace('"torch.packed"', '"torch.grouped"'))
+        kept.write_text(kept.read_text().replace('"cpp.split_kv"', '"torch.grouped"'))
         kernelhub.reload()
-        assert chosen() == "torch.packed"
+        assert chosen() == "cpp.split_kv"
         assert "was changed after it was written" in caplog.text
 
     def test_one_that_was_copied_from_another_device_is_not_believed(self, kept, caplog) -> None:
@@ -143,7 +143,7 @@ class TestWhatHolds:
     def test_another_torch_is_another_place(self, kept, monkeypatch) -> None:
         monkeypatch.setattr(validity, "_files_of", lambda package: "2.0 with other files")
         kernelhub.reload()
-        assert chosen() == "torch.packed"
+        assert chosen() == "cpp.split_kv"
         assert quarantine.all_kept(CPU).misses == []
 
     def test_the_inventory_of_the_caches_shows_and_removes_it(self, kept, cache) -> None:
@@ -152,7 +152,7 @@ class TestWhatHolds:
         assert item.state == inventory.CURRENT
         assert inventory.remove(place, item) == ""
         kernelhub.reload()
-        assert chosen() == "torch.packed"
+        assert chosen() == "cpp.split_kv"
 
     def test_the_inventory_lists_what_an_upgrade_left_behind(self, kept, cache, monkeypatch) -> None:
         monkeypatch.setattr(validity, "_files_of", lambda package: "2.0 0123456789")
@@ -169,15 +169,15 @@ class TestWhatHolds:
     )
     def test_one_whose_checks_mean_nothing_quarantines_nothing(self, kept, checks) -> None:
         rewrite(checks=checks)
-        assert chosen() == "torch.packed"
+        assert chosen() == "cpp.split_kv"
 
     def test_it_is_read_once(self, kept) -> None:
-        assert chosen() != "torch.packed"
+        assert chosen() != "cpp.split_kv"
         kept.unlink()
         kernelhub.attention.op._forget()
-        assert chosen() != "torch.packed"
+        assert chosen() != "cpp.split_kv"
         kernelhub.reload()
-        assert chosen() == "torch.packed"
+        assert chosen() == "cpp.split_kv"
 
     def test_a_change_of_the_adapters_source_is_another_kernel(self, tmp_path, monkeypatch) -> None:
         package = tmp_path / "changing_plugin"
@@ -327,7 +327,7 @@ class TestWhereNothingIs:
             "import sys, torch, kernelhub\n"
             "assert [name for name in sys.modules if name.startswith('kernelhub.')] == ['kernelhub.homes']\n"
             "kernelhub.explain('attention', device='B200')\n"
-            "kernelhub.attention(*torch.zeros(3, 1, 4, 2, 16))\n"
+            "kernelhub.attention(*torch.zeros(3, 1, 40, 2, 16))\n"
             "assert 'kernelhub.evidence.cases' not in sys.modules\n"
         )
         answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
@@ -337,4 +337,4 @@ class TestWhereNothingIs:
     def test_switched_off_it_is_not_even_looked_for(self, kept, monkeypatch) -> None:
         monkeypatch.setenv("KERNELHUB_EVIDENCE", "0")
         kernelhub.reload()
-        assert chosen() == "torch.packed"
+        assert chosen() == "cpp.split_kv"

@@ -131,6 +131,7 @@ def _attend(
     sinks = None if values.sinks is None else values.sinks.float()
     k_scale, of_k, k_step = _scale(values.k_scale)
     v_scale, of_v, v_step = _scale(values.v_scale)
+    numbers = _NUMBERS(values.scale, values.softcap)  # a name of its own: other threads run while the call reads it
     sizes = _SIZES(
         *counts,
         q.shape[-2],
@@ -160,7 +161,7 @@ def _attend(
         of_v,
         out.data_ptr(),
         None if lse is None else lse.data_ptr(),
-        ctypes.addressof(_NUMBERS(values.scale, values.softcap)),
+        ctypes.addressof(numbers),
         ctypes.addressof(sizes),
         torch.get_num_threads(),
     )
