@@ -242,5 +242,5 @@ def all_gather(
     if run is None:
         check(x, group, out, rows)
         run = _op.decide(key, x.get_device(), backend)
-    result: Tensor = run(x, group, out, rows)
+    result: Tensor = run(x, pg, out, rows)
     return result

@@ -203,5 +203,5 @@ def all_reduce(
     if run is None:
         check(x, group, out)
         run = _op.decide(key, x.get_device(), backend)
-    result: Tensor = run(x, group, out)
+    result: Tensor = run(x, pg, out)
     return result

@@ -268,5 +268,5 @@ def all_reduce_rms_norm(
     if run is None:
         check(x, residual, weight, eps, group, out, residual_out)
         run = _op.decide(key, x.get_device(), backend)
-    result: tuple[Tensor, Tensor] = run(x, residual, weight, eps, group, out, residual_out)
+    result: tuple[Tensor, Tensor] = run(x, residual, weight, eps, pg, out, residual_out)
     return result

@@ -205,5 +205,5 @@ def reduce_scatter(
     if run is None:
         check(x, group, out)
         run = _op.decide(key, x.get_device(), backend)
-    result: Tensor = run(x, group, out)
+    result: Tensor = run(x, pg, out)
     return result
