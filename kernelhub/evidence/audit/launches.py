@@ -623,6 +623,8 @@ SIZES: dict[str, Callable[[tuple[Any, ...]], Hashable]] = {
     "paged_mqa_logits": lambda given: (given[0].numel().bit_length(), given[6].numel().bit_length()),
     "fp4_gemm": lambda given: given[3].numel().bit_length(),
     "grouped_gemm": lambda given: given[0].a.numel().bit_length(),
+    "moe_dispatch": lambda given: given[0].x.numel().bit_length(),
+    "expert_parallel_moe": lambda given: given[0].x.numel().bit_length(),
 }
 
 
