@@ -653,7 +653,7 @@ class TestStart:
         assert not kernelhub.report().after_seal
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
         for kind in ("2 layers like layers.0.attn", "1 layers like layers.2.attn", "1 layers like layers.3.attn"):
-            assert f"{kind}: decode: torch." in caplog.text
+            assert f"{kind}: decode: cpp.split_kv" in caplog.text
         assert "kernelhub: sealed" in caplog.text
 
     def test_graphs_are_captured_after_the_warm_up_and_before_the_seal(self, attention, engine, monkeypatch) -> None:

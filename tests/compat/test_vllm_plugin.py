@@ -782,8 +782,8 @@ class TestStart:
             model.step(lens)
         assert not kernelhub.report().after_seal
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
-        assert "2 layers like model.layers.0.attn: decode: torch." in caplog.text
-        assert "1 layers like model.layers.2.attn: decode: torch." in caplog.text
+        assert "2 layers like model.layers.0.attn: decode: cpp.split_kv" in caplog.text
+        assert "1 layers like model.layers.2.attn: decode: cpp.split_kv" in caplog.text
         assert "kernelhub: sealed" in caplog.text
 
     def test_steps_of_speculative_decode_are_ready(self, attention, engine, caplog) -> None:
@@ -794,7 +794,7 @@ class TestStart:
             model.step(lens)
         assert not kernelhub.report().after_seal
         assert not [record for record in caplog.records if record.levelname == "ERROR"]
-        assert "speculative decode: torch." in caplog.text
+        assert "speculative decode: cpp.split_kv" in caplog.text
 
     def test_a_step_of_one_query_each_has_no_more_sequences_than_the_engine(self) -> None:
         """A worker has little memory left at its start, and parts of split-KV decode grow with the sequences."""

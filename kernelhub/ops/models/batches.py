@@ -117,7 +117,7 @@ def batches_of_every_size(tokens: int, says: bool, context_len: int, longest: in
 def _has_rows(op: str, problem: Any, tokens: int) -> bool:
     """Whether so many rows are those that a class of few or of many means."""
     rows = getattr(problem, "rows", None)
-    if rows is None:
+    if rows not in (FEW, MANY):  # moe_combine's rows say which tokens were received
         return True
     most = _MOST_FEW_ROWS * (problem.num_groups if op == "grouped_gemm" else 1)
     return bool((tokens <= most) == (rows == FEW))
