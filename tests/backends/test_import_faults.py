@@ -14,6 +14,8 @@ import pytest
 from tests.backends.import_faults import BACKENDS, FAULTS, label, records
 
 ROOT = Path(__file__).parents[2]
+# Backends whose adapters import no library beside torch and Triton, but for cuda: its compiler is a probed fact.
+OURS = {"cpp", "cuda", "gluon", "moe_pairs", "torch", "triton"}
 pytestmark = pytest.mark.xdist_group("import_faults")  # one process answers for all
 
 
@@ -44,5 +46,5 @@ def test_the_next_kernel_runs_and_the_reason_is_reported(
 
 def test_every_external_backend_is_among_them() -> None:
     folder = ROOT / "kernelhub" / "backends"
-    others = {path.parent.name for path in folder.glob("*/kernels.py")} - {"cpp", "torch", "triton"}
+    others = {path.parent.name for path in folder.glob("*/kernels.py")} - OURS
     assert others == set(BACKENDS), "name it in tests/backends/import_faults.py, with the packages that it imports"
