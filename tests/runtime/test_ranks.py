@@ -448,7 +448,7 @@ class TestAlone:
 
     def test_two_kernels_for_one_problem_class_are_refused(self):
         plans = [scenes.prepared()[0], scenes.prepared(backend="torch.blocked")[0]]
-        with pytest.raises(ConfigurationError, match=r"run torch\.packed and torch\.blocked"):
+        with pytest.raises(ConfigurationError, match=r"run cpp\.split_kv and torch\.blocked"):
             kernelhub.agree(what=plans)
 
     @pytest.mark.parametrize(
@@ -467,7 +467,7 @@ class TestAlone:
             kernelhub.agree(**arguments)
 
     def test_nothing_can_run(self):
-        with kernelhub.use(disable=["torch", "triton"]), pytest.raises(RanksDisagree) as caught:
+        with kernelhub.use(disable=["cpp", "torch", "triton"]), pytest.raises(RanksDisagree) as caught:
             kernelhub.agree(what=NEED, device="cpu")
         assert caught.value.code == "no_common_kernel"
         assert HUB.agreed == {}

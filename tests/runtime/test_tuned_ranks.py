@@ -17,7 +17,7 @@ from tests.runtime.scenes import NEED, OTHER, call, prepared
 from tests.runtime.world import attempt, run_world, variables
 
 SIZE = 3
-FAST, SLOW = "torch.packed", "torch.blocked"  # as they are ranked without measurements
+FAST, SLOW = "cpp.split_kv", "torch.blocked"  # as they are ranked without measurements
 
 pytestmark = pytest.mark.xdist_group("ranks")
 
