@@ -220,7 +220,9 @@ def _judged(results: Mapping[str, Tensor], arguments: Arguments, y: Tensor) -> l
         factor = spread(scale_values(rows)[None], y[None].shape, 1, columns)[0]
         if given is not None:
             factor = factor * given.reshape(())
-    values = dequantize_rows(codes[None], torch.ones((), dtype=torch.float32, device=y.device), None, 1, 0, torch.float32)[0]
+    values = dequantize_rows(
+        codes[None], torch.ones((), dtype=torch.float32, device=y.device), None, 1, 0, torch.float32
+    )[0]
     fp4 = form == NVFP4
     nan = y.isnan()
     if fp4:  # the scale of a group carries it
