@@ -463,6 +463,7 @@ def codes() -> str:
         "driver_old": "the driver is too old for the code of the CUDA toolkit",
         "toolkit_version": "the CUDA toolkit is too old for the kernel",
         "compiler_missing": "no C compiler was found",
+        "not_prebuilt": "the package carries no compiled C++ kernels for CPUs; the first use compiles them",
         "headers_missing": "Python's headers were not found",
         "cache_unwritable": "its compiled code cannot be stored",
         "cache_not_a_folder": "its compiled code cannot be stored: the path of the folder is a file",
