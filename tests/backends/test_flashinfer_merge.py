@@ -74,8 +74,8 @@ class TestMerge(OnFake, MergeOfHalves):
 def test_it_stands_before_torchs_and_is_taken_where_it_is_requested() -> None:
     machine = SimulatedMachine({"flashinfer": "0.6.18.post1", "triton": "3.7.1"})
     selection = kernelhub.explain("merge_attention_states", device="H200", machine=machine)
-    assert [decision.kernel for decision in selection.decisions] == ["triton.merge", NAME, "torch.merge"]
-    assert all(decision.accepted for decision in selection.decisions)
+    accepted = [decision.kernel for decision in selection.decisions if decision.accepted]
+    assert accepted == ["triton.merge", NAME, "torch.merge"]
     asked = kernelhub.explain("merge_attention_states", device="A100", machine=machine, backend="flashinfer")
     assert asked.selected == NAME
 

@@ -25,6 +25,7 @@ from kernelhub.probes.device import SIMULATED
 OPS = {function.op.contract.name: function for function in functions()}
 PACKAGES = {
     "triton": "3.7.1",
+    "cuda": "13.0.1",
     "deep_gemm": "2.5.0",
     "flash_attn": "2.8.3",
     "flash_attn_interface": "3.0.0",
@@ -80,8 +81,13 @@ _ATTENTION = [
     for softcap in (False, True)
     for width in (64, 128)
 ]
+_MESSAGES = [
+    {"world_size": 2, "link": "nvlink", "message": message} for message in ("32KB", "256KB", "1MB", "8MB", "32MB")
+]
 # Where an op's kernels differ in more than the device they run on: problems that reach each of them.
 SWEEPS: dict[str, list[dict[str, Any]]] = {
+    "all_reduce": [{}, *_MESSAGES],
+    "all_reduce_rms_norm": [{}, *_MESSAGES],
     "attention": [*_ATTENTION, {"q_len": "many", "causal": True, "head_dim_qk": 192, "head_dim_vo": 128}],
     "paged_attention": [
         *_ATTENTION,

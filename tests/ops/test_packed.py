@@ -128,9 +128,9 @@ class TestAKernelThatPacks:
         prepare = kernelhub.fp4_gemm.prepare
         assert prepare(**arguments, backend=("mirror", "other")).kernel == "mirror.k"
         assert prepare(**arguments, backend=("other", "mirror")).kernel == "other.k"
-        with kernelhub.use(disable=("torch", "triton")):
+        with kernelhub.use(disable=("torch", "triton", "cpp")):
             assert prepare(**arguments).kernel == "mirror.k"
-        with kernelhub.use(disable=("torch", "triton"), prefer="other"):
+        with kernelhub.use(disable=("torch", "triton", "cpp"), prefer="other"):
             assert prepare(**arguments).kernel == "other.k"
 
     def test_unpack_gives_the_checkpoint_s_bits(self, arguments) -> None:

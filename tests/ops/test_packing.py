@@ -180,7 +180,7 @@ class TestAPlan:
     @pytest.mark.parametrize("packing", [False, True])
     def test_where_nothing_else_can_run_the_error_names_what_trust_keeps_back(self, arguments, packing) -> None:
         register("mirror", mirror(standings=CLAIMED))
-        with kernelhub.use(disable=("torch", "triton")):
+        with kernelhub.use(disable=("torch", "triton", "cpp")):
             with pytest.raises(NoKernel, match="would be first; untested on") as refused:
                 kernelhub.fp4_gemm.prepare(**arguments, packing=packing)
             assert "kernelhub verify fp4_gemm --backend mirror.k" in str(refused.value)

@@ -135,16 +135,37 @@ class Results:
         """Memory of the result and of its scales; `read` are operands, by `names`, the first of them x."""
         form, dtype = out_form(shape, self._format, self._dtype)
         out = destination(self._op, "out", out, form, dtype, self._device, names, read)
+        if out_scale is not None:
+            return out, self._scales(shape, out_scale, (*names, "out"), (*read, out))
         if not self._makes_scales:
-            if out_scale is not None:
-                fix = "the scale that is given is the result" if self._given == "scale" else "leave it out"
-                refuse(self._op, "out_scale", f"is given for format {self._format}", fix)
             return out, None
+        return out, new_scale(like, scale_shape(shape, self._format), self._scale_dtype, self._column, False)
+
+    def check(
+        self,
+        shape: tuple[int, ...],
+        out: Tensor | None,
+        out_scale: Tensor | None,
+        names: Sequence[str],
+        read: Sequence[Tensor | None],
+    ) -> None:
+        """Refuse what `made` refuses, without making memory."""
+        if out is not None:
+            form, dtype = out_form(shape, self._format, self._dtype)
+            destination(self._op, "out", out, form, dtype, self._device, names, read)
+            names, read = (*names, "out"), (*read, out)
+        if out_scale is not None:
+            self._scales(shape, out_scale, names, read)
+
+    def _scales(
+        self, shape: tuple[int, ...], given: Tensor, names: Sequence[str], read: Sequence[Tensor | None]
+    ) -> Tensor:
+        """The destination of the scales."""
+        if not self._makes_scales:
+            fix = "the scale that is given is the result" if self._given == "scale" else "leave it out"
+            refuse(self._op, "out_scale", f"is given for format {self._format}", fix)
         scales = scale_shape(shape, self._format)
-        if out_scale is None:
-            return out, new_scale(like, scales, self._scale_dtype, self._column, False)
-        names, read = (*names, "out"), (*read, out)
-        return out, destination(self._op, "out_scale", out_scale, scales, self._scale_dtype, self._device, names, read)
+        return destination(self._op, "out_scale", given, scales, self._scale_dtype, self._device, names, read)
 
     def rows(self, out: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The same as matrices."""

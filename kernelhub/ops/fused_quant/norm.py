@@ -64,8 +64,13 @@ def check_operands(x: Any, weight: Any, eps: Any, residual: Any, unit_offset: An
         refuse(NAME, "x", f"has shape {list(x.shape)}", "give [..., K] with at least one column")
     check_tensor(NAME, "weight", weight, tuple(dict.fromkeys((x.dtype, torch.float32))), x)
     if tuple(weight.shape) != (x.shape[-1],):
-        refuse(NAME, "weight", f"has shape {list(weight.shape)}", f"give [{x.shape[-1]}], a factor for each column")
+        refuse(
+            NAME, "weight", f"has shape {list(weight.shape)}", f"give [{x.shape[-1]}], a factor for each column of x"
+        )
     if residual is not None:
+        check_operand(NAME, "residual", residual)
+        if residual.dtype is not x.dtype:
+            refuse(NAME, "residual", f"has dtype {dtype_name(residual.dtype)}", f"give {dtype_name(x.dtype)} as x has")
         check_like(NAME, "residual", residual, x.shape, (x.dtype,), x)
     check_number(NAME, "eps", eps, "give a float of 0 or more", _fits)
     check_flag(NAME, "unit_offset", unit_offset)
@@ -127,12 +132,11 @@ def bind(
                     if operand is not None and operand.is_neg():
                         check_operand(NAME, name, operand)
         out, made = results.made(x, shape, out, out_scale, _NAMES, read)
-        written = (out, made)
-        total = (
-            _residual_memory(x, residual, out_residual, weight, scale, global_scale, written) if has_residual else None
-        )
-        if total is None and out_residual is not None:
-            refuse(NAME, "out_residual", "is given without residual", "give the residual that is added to x")
+        total = None
+        if out_residual is not None:
+            total = _residual_destination(out_residual, read, (out, made))
+        elif has_residual:
+            total = x.new_empty(shape)
         if x.numel():
             rows, scales = results.rows(out, made)
             sum_rows = None if total is None else as_rows(NAME, "out_residual", total, False)
@@ -166,26 +170,29 @@ def bind(
     return run
 
 
-def _residual_memory(
-    x: Tensor,
-    residual: Tensor | None,
-    given: Tensor | None,
-    weight: Tensor,
-    scale: Tensor | None,
-    global_scale: Tensor | None,
-    written: tuple[Tensor, Tensor | None],
+def _residual_destination(
+    given: Tensor, read: tuple[Tensor | None, ...], written: tuple[Tensor | None, Tensor | None]
 ) -> Tensor:
-    """Memory of the sum: the given one, which may be x or the residual itself, or new."""
-    if given is None:
-        return x.new_empty(x.shape)
+    """The destination of the sum, which may be x or the residual itself. `read` is by `_NAMES`."""
+    x, _, residual, *_ = read
+    assert x is not None
+    if residual is None:
+        refuse(NAME, "out_residual", "is given without residual", "give the residual that is added to x")
     check_like(NAME, "out_residual", given, x.shape, (x.dtype,), x)
+    others = [None if _is_the_same(given, operand) else operand for operand in (x, residual)]
     names = [*_NAMES, "out", "out_scale"]
-    others = [x, weight, residual, scale, global_scale, *written]
-    for at in (0, 2):
-        if _is_the_same(given, others[at]):
-            others[at] = None
-    check_own_memory(NAME, "out_residual", given, names, others)
+    check_own_memory(NAME, "out_residual", given, names, [others[0], read[1], others[1], *read[3:], *written])
     return given
+
+
+def _check_destinations(
+    problem: NormProblem, read: tuple[Any, ...], out: Tensor | None, out_scale: Tensor | None, total: Tensor | None
+) -> None:
+    """Refuse what a call refuses about its destinations. `read` is by `_NAMES`."""
+    x = read[0]
+    Results(NAME, problem, x.get_device()).check(tuple(x.shape), out, out_scale, _NAMES, read)
+    if total is not None:
+        _residual_destination(total, read, (out, out_scale))
 
 
 def _is_the_same(given: Tensor, operand: Tensor | None) -> bool:
@@ -334,6 +341,9 @@ def rms_norm_quant(
     run = _op.table.get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
         _check(x, weight, eps, residual, format, scale, global_scale, ue8m0, scale_dtype, scale_layout, unit_offset)
+        if isinstance(backend, DryRun):
+            read = (x, weight, residual, scale, global_scale)
+            _check_destinations(problem_of(key, x.get_device()), read, out, out_scale, out_residual)
         run = _op.decide(key, x.get_device(), backend)
     return run(x, weight, eps, residual, scale, global_scale, out, out_scale, out_residual)
 

@@ -229,7 +229,7 @@ def moe_dispatch(
             scales is not None,
         )
         run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
-    except (AttributeError, TypeError, LookupError, InvalidArgument):
+    except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):
         check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens)
         raise
     if run is None:
