@@ -19,33 +19,17 @@ from kernelhub.ops.comm.adapter import AllGatherAdapter
 from kernelhub.ops.comm.group import backend_kind, resolved
 from kernelhub.ops.comm.known import group_type, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
-from kernelhub.ops.comm.problem import ALL_GATHER, MOVED, AllGatherProblem
+from kernelhub.ops.comm.problem import ALL_GATHER, MOVED, AllGatherProblem, from_keys
 from kernelhub.ops.comm.reference import all_gather_reference
 from kernelhub.ops.comm.topology import connection
 from kernelhub.ops.operands import check_count, check_destination, check_operand
 from kernelhub.ops.operators import Traced
-from kernelhub.probes.device import facts_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 NAME = "all_gather"
 _DTYPES = tuple(getattr(torch, name) for name in MOVED)
-
-
-def problem_of(key: Any, device: int) -> AllGatherProblem:
-    """The problem that a key means on a device; the key is built in `all_gather`."""
-    dtype, world_size, group_backend, unequal, link, peers, message = key
-    return AllGatherProblem(
-        device=facts_of(device),
-        dtype=dtype_name(dtype),
-        world_size=world_size,
-        group_backend=group_backend,
-        unequal=unequal,
-        link=link,
-        peers=peers,
-        message=message,
-    )
 
 
 def check(x: Any, group: Any, out: Any, rows: Any) -> tuple[ProcessGroup, int]:
@@ -133,7 +117,7 @@ def bind(
 _op: Op[AllGatherProblem] = Op(
     Contract.of(
         ALL_GATHER,
-        problem_of=problem_of,
+        problem_of=from_keys(AllGatherProblem, "unequal"),
         adapter=AllGatherAdapter,
         bind=bind,
         reference=all_gather_reference,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,49 +9,29 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
+from kernelhub.ops.arguments import describe
 from kernelhub.ops.comm.adapter import AllReduceAdapter
 from kernelhub.ops.comm.group import backend_kind, resolved
-from kernelhub.ops.comm.known import group_type, plain_operand, plain_place
-from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
-from kernelhub.ops.comm.problem import ALL_REDUCE, FLOATS, AllReduceProblem
+from kernelhub.ops.comm.preparing import CollectivePlan, prepare
+from kernelhub.ops.comm.problem import ALL_REDUCE, AllReduceProblem, from_keys
 from kernelhub.ops.comm.reference import all_reduce_reference
+from kernelhub.ops.comm.sums import binds, check_summed
 from kernelhub.ops.comm.topology import connection
-from kernelhub.ops.operands import check_destination, check_operand
+from kernelhub.ops.operands import check_destination
 from kernelhub.ops.operators import Traced
-from kernelhub.probes.device import facts_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 NAME = "all_reduce"
-_DTYPES = tuple(getattr(torch, name) for name in FLOATS)
-
-
-def problem_of(key: Any, device: int) -> AllReduceProblem:
-    """The problem that a key means on a device; the key is built in `all_reduce`."""
-    dtype, world_size, group_backend, link, peers, message = key
-    return AllReduceProblem(
-        device=facts_of(device),
-        dtype=dtype_name(dtype),
-        world_size=world_size,
-        group_backend=group_backend,
-        link=link,
-        peers=peers,
-        message=message,
-    )
 
 
 def check(x: Any, group: Any, out: Any) -> ProcessGroup:
     """Everything that the contract says of a call; returns the group."""
-    check_operand(NAME, "x", x)
-    if x.dtype not in _DTYPES:
-        refuse(NAME, "x", f"has dtype {dtype_name(x.dtype)}", f"give {', '.join(FLOATS)}")
-    check_wants_no_gradient(NAME, "x", x)
+    check_summed(NAME, x)
     pg = resolved(NAME, group)
     if out is not None:
         operands = {} if same_place(x, out) else {"x": x}
@@ -67,52 +46,12 @@ def same_place(x: Tensor, out: Any) -> bool:
     return type(out) is Tensor and out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
 
 
-def bind(
-    adapter: Any,
-    problem: AllReduceProblem,
-    device: int,
-    tick: Callable[[], int],
-    elsewhere: Callable[[int], Callable[..., Any]],
-) -> Callable[..., Any]:
-    """The function that a call runs: the checks, the destination, the launch. A rank without rows launches, too."""
-    launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
-    dtype, world_size = getattr(torch, problem.dtype), problem.world_size
-
-    def run(x: Tensor, group: ProcessGroup | str, out: Tensor | None) -> Tensor:
-        if (
-            type(group) is groups
-            and plain_operand(x, dtype, device)
-            and (out is None or plain_place(out, x.shape, dtype, device, (x,)))
-        ):
-            pg: Any = group
-        else:
-            pg = check(x, group, out)
-            if x.get_device() != device:
-                result: Tensor = elsewhere(x.get_device())(x, pg, out)
-                return result
-            if x.dtype is not dtype:
-                refuse(NAME, "x", f"is {describe(x)}", f"the plan is for {problem.dtype}")
-        if pg.size() != world_size:
-            refuse(NAME, "group", f"has {pg.size()} ranks", f"the plan is for {world_size}")
-        if out is None:
-            out = torch.empty(x.shape, dtype=dtype, device=x.device)
-        tick()
-        try:
-            launch(x, out, pg, timeout_s)
-        except Exception as error:
-            failed(launch, error)
-            raise
-        return out
-
-    return run
-
-
 _op: Op[AllReduceProblem] = Op(
     Contract.of(
         ALL_REDUCE,
-        problem_of=problem_of,
+        problem_of=from_keys(AllReduceProblem),
         adapter=AllReduceAdapter,
-        bind=bind,
+        bind=binds(NAME, check, in_parts=False),
         reference=all_reduce_reference,
         example="kernelhub.ops.comm.inputs:all_reduce_inputs",
     )

@@ -21,43 +21,24 @@ from kernelhub.ops.comm.all_reduce import same_place
 from kernelhub.ops.comm.group import backend_kind, resolved
 from kernelhub.ops.comm.known import group_type, plain_like, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
-from kernelhub.ops.comm.problem import ALL_REDUCE_RMS_NORM, FLOATS, AllReduceRmsNormProblem
+from kernelhub.ops.comm.problem import ALL_REDUCE_RMS_NORM, AllReduceRmsNormProblem, from_keys
 from kernelhub.ops.comm.reference import all_reduce_rms_norm_reference
+from kernelhub.ops.comm.sums import check_summed
 from kernelhub.ops.comm.topology import connection
 from kernelhub.ops.operands import check_destination, check_number, check_operand
 from kernelhub.ops.operators import Traced
-from kernelhub.probes.device import facts_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 NAME = "all_reduce_rms_norm"
-_DTYPES = tuple(getattr(torch, name) for name in FLOATS)
-
-
-def problem_of(key: Any, device: int) -> AllReduceRmsNormProblem:
-    """The problem that a key means on a device; the key is built in `all_reduce_rms_norm`."""
-    dtype, world_size, group_backend, hidden_size, weight_dtype, link, peers, message = key
-    return AllReduceRmsNormProblem(
-        device=facts_of(device),
-        dtype=dtype_name(dtype),
-        world_size=world_size,
-        group_backend=group_backend,
-        hidden_size=hidden_size,
-        weight_dtype=dtype_name(weight_dtype),
-        link=link,
-        peers=peers,
-        message=message,
-    )
 
 
 def check(
     x: Any, residual: Any, weight: Any, eps: Any, group: Any, out: Any = None, residual_out: Any = None
 ) -> ProcessGroup:
     """Everything that the contract says of a call; returns the group."""
-    check_operand(NAME, "x", x)
-    if x.dtype not in _DTYPES:
-        refuse(NAME, "x", f"has dtype {dtype_name(x.dtype)}", f"give {', '.join(FLOATS)}")
+    check_summed(NAME, x)
     if not x.ndim or not x.shape[-1]:
         refuse(NAME, "x", f"has shape {list(x.shape)}", "give [..., hidden_size] with at least one element in a row")
     check_operand(NAME, "residual", residual)
@@ -67,7 +48,7 @@ def check(
     if weight.shape != x.shape[-1:] or weight.dtype not in (x.dtype, torch.float32):
         wanted = f"give [{x.shape[-1]}] in {dtype_name(x.dtype)} or float32"
         refuse(NAME, "weight", f"is {describe(weight)}", wanted)
-    for parameter, tensor in (("x", x), ("residual", residual), ("weight", weight)):
+    for parameter, tensor in (("residual", residual), ("weight", weight)):
         check_wants_no_gradient(NAME, parameter, tensor)
         if tensor.device != x.device:
             refuse(NAME, parameter, f"is on {tensor.device}", f"move it to {x.device}")
@@ -154,7 +135,7 @@ def bind(
 _op: Op[AllReduceRmsNormProblem] = Op(
     Contract.of(
         ALL_REDUCE_RMS_NORM,
-        problem_of=problem_of,
+        problem_of=from_keys(AllReduceRmsNormProblem, "hidden_size", "weight_dtype"),
         adapter=AllReduceRmsNormAdapter,
         bind=bind,
         reference=all_reduce_rms_norm_reference,

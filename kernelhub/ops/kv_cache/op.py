@@ -33,13 +33,13 @@ from kernelhub.ops.operands import (
     overlaps_itself,
 )
 from kernelhub.ops.operators import Traced
-from kernelhub.ops.values import checks_devices, values_to_check
+from kernelhub.ops.slots import check_slot_form, check_slots
+from kernelhub.ops.values import checks_devices
 from kernelhub.probes.device import facts_of
 
 NAME = "write_kv_cache"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 _QUANTISED = tuple(getattr(torch, name) for name in QUANTISED)
-_FEW_SLOTS = 64  # that are compared faster as ints than by a sort
 _MOST_PAIRS = 1024  # pairs of caches that are kept as checked: a model has one for each layer
 
 
@@ -101,10 +101,7 @@ def check(
         refuse("v_cache", f"has shape {list(v_cache.shape)}", f"give {[*k_cache.shape[:-1], v.shape[2]]} as k_cache")
     if v_cache.dtype is not k_cache.dtype:
         refuse("v_cache", f"has dtype {dtype_name(v_cache.dtype)}", f"k_cache has {dtype_name(k_cache.dtype)}")
-    if slot_mapping.dtype is not torch.int64:
-        refuse("slot_mapping", f"has dtype {dtype_name(slot_mapping.dtype)}", "give int64: .to(torch.int64)")
-    if slot_mapping.shape != (tokens,):
-        refuse("slot_mapping", f"has shape {list(slot_mapping.shape)}", f"give [{tokens}], a slot for each token")
+    check_slot_form(NAME, slot_mapping, tokens)
     _check_scales(k_cache, k_scale, v_scale, heads)
     given |= {name: scale for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)) if isinstance(scale, Tensor)}
     for parameter, tensor in given.items():
@@ -119,7 +116,7 @@ def check(
         if overlaps_itself(cache):
             refuse(name, f"overlaps itself (strides {list(cache.stride())})", "give places that do not overlap")
         check_apart(NAME, name, cache, given)  # k_cache from v_cache too
-    check_slots(slot_mapping, slots)
+    check_slots(NAME, "k_cache", slot_mapping, slots)
 
 
 def _check_cache(parameter: str, cache: Tensor, new: Tensor, kv_layout: str) -> None:
@@ -133,27 +130,6 @@ def _check_cache(parameter: str, cache: Tensor, new: Tensor, kv_layout: str) -> 
     if cache.dtype not in (new.dtype, *_QUANTISED):
         wanted = f"give {dtype_name(new.dtype)} as k, or {' or '.join(QUANTISED)}"
         refuse(parameter, f"has dtype {dtype_name(cache.dtype)}", wanted)
-
-
-def check_slots(slot_mapping: Tensor, slots: int) -> None:
-    """Each is in the cache, and all are distinct; on a GPU only KERNELHUB_CHECK=1 checks that."""
-    given = values_to_check(slot_mapping)
-    if given is None or not given.numel():
-        return
-    if given.numel() <= _FEW_SLOTS:
-        few = given.tolist()
-        named = [slot for slot in few if slot >= 0]
-        if max(few) < slots and len(set(named)) == len(named):
-            return
-    if int(given.max()) >= slots:
-        token = int(given.argmax())
-        refuse("slot_mapping", f"is {int(given[token])} for token {token}", f"k_cache has {slots} slots")
-    written = given[given >= 0]
-    if len(written.unique()) < len(written):
-        values, counts = written.unique(return_counts=True)
-        slot = int(values[counts > 1][0])
-        tokens = (given == slot).nonzero().flatten().tolist()
-        refuse("slot_mapping", f"is {slot} for tokens {tokens[0]} and {tokens[1]}", "give each token a slot of its own")
 
 
 def _check_scales(k_cache: Tensor, k_scale: Any, v_scale: Any, heads: int) -> None:
@@ -246,7 +222,7 @@ def bind(
             right = False
         if right:
             if looks:
-                check_slots(slot_mapping, k_cache.shape[0] * problem.page_size)
+                check_slots(NAME, "k_cache", slot_mapping, k_cache.shape[0] * problem.page_size)
         else:
             check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, layout)
             check_form(k, v, k_cache, k_scale, v_scale)

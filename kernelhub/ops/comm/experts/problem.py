@@ -17,8 +17,8 @@ TOKENS, CONTIGUOUS, MASKED = FORMATS = ("tokens", "contiguous", "masked")
 EXACT, FEW, MANY = CAPACITIES = ("exact", "few", "many")
 MOST_FEW = 256
 # Which tokens a rank received, in the order of the ranks that they come from: all tokens of every rank; those that
-# need an expert of this rank; `max_tokens` of every rank, padded; or those of the sender's slots in buffers of experts.
-ALL, NEEDED, FIXED, SLOTS = ROWS = ("all", "needed", "fixed", "slots")
+# need an expert of this rank; or `max_tokens` of every rank, padded.
+ALL, NEEDED, FIXED = ROWS = ("all", "needed", "fixed")
 
 _GROUP_BACKEND = "the group's backend for the device: usual (NCCL for a GPU, gloo for a CPU), other"
 
@@ -75,9 +75,7 @@ class CombineProblem:
     group_backend: str = facet(_GROUP_BACKEND, values=(USUAL, OTHER), default=USUAL)
     capacity: str = facet("tokens of a rank: exact, or at most few (up to 256), many", values=CAPACITIES, default=FEW)
     format: str = facet("format of y", values=FORMATS, default=TOKENS)
-    rows: str = facet(
-        "which tokens the dispatch kernel gave a rank: all, needed, fixed, slots", values=ROWS, default=FIXED
-    )
+    rows: str = facet("which tokens the dispatch kernel gave a rank: all, needed, fixed", values=ROWS, default=FIXED)
 
 
 def complete_combine(facets: dict[str, Any]) -> dict[str, Any]:

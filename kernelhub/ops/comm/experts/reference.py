@@ -111,13 +111,12 @@ def moe_combine_reference(
         elif rows == ALL:
             begin = sum(places[other][:rank])
             total += part[begin : begin + header.tokens]
-        elif rows == NEEDED:
+        else:
+            assert rows == NEEDED, rows
             to_each, from_each = places[rank][: pg.size()], places[other][pg.size() :]
             begin, first = sum(from_each[:rank]), sum(to_each[:other])
             count = to_each[other]
             total.index_add_(0, given.sent[first : first + count], part[begin : begin + count])
-        else:
-            raise NotImplementedError(f"rows {rows}")
     return total
 
 

@@ -32,13 +32,13 @@ from kernelhub.ops.operands import (
     overlaps_itself,
 )
 from kernelhub.ops.operators import Traced
-from kernelhub.ops.values import checks_devices, values_to_check
+from kernelhub.ops.slots import check_slot_form, check_slots
+from kernelhub.ops.values import checks_devices
 from kernelhub.probes.device import facts_of
 
 NAME = "write_mla_cache"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 _FP8 = getattr(torch, FP8)
-_FEW_SLOTS = 64  # that are compared faster as ints than by a sort
 
 
 def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
@@ -91,10 +91,7 @@ def check(kv_c: Any, k_rope: Any, kv_cache: Any, slot_mapping: Any, kv_scale: An
         refuse(
             "kv_cache", f"has dtype {dtype_name(kv_cache.dtype)}", f"give {dtype_name(kv_c.dtype)} as kv_c, or {FP8}"
         )
-    if slot_mapping.dtype is not torch.int64:
-        refuse("slot_mapping", f"has dtype {dtype_name(slot_mapping.dtype)}", "give int64: .to(torch.int64)")
-    if slot_mapping.shape != (tokens,):
-        refuse("slot_mapping", f"has shape {list(slot_mapping.shape)}", f"give [{tokens}], a slot for each token")
+    check_slot_form(NAME, slot_mapping, tokens)
     _check_scale(kv_cache, kv_scale)
     if isinstance(kv_scale, Tensor):
         given.append(("kv_scale", kv_scale))
@@ -108,28 +105,7 @@ def check(kv_c: Any, k_rope: Any, kv_cache: Any, slot_mapping: Any, kv_scale: An
     if overlaps_itself(kv_cache):
         refuse("kv_cache", f"overlaps itself (strides {list(kv_cache.stride())})", "give rows that do not overlap")
     check_apart(NAME, "kv_cache", kv_cache, {name: tensor for name, tensor in given if name != "kv_cache"})
-    check_slots(slot_mapping, slots)
-
-
-def check_slots(slot_mapping: Tensor, slots: int) -> None:
-    """Each is in the cache, and all are distinct; on a GPU only KERNELHUB_CHECK=1 checks that."""
-    given = values_to_check(slot_mapping)
-    if given is None or not given.numel():
-        return
-    if given.numel() <= _FEW_SLOTS:
-        few = given.tolist()
-        named = [slot for slot in few if slot >= 0]
-        if max(few) < slots and len(set(named)) == len(named):
-            return
-    if int(given.max()) >= slots:
-        token = int(given.argmax())
-        refuse("slot_mapping", f"is {int(given[token])} for token {token}", f"kv_cache has {slots} slots")
-    written = given[given >= 0]
-    if len(written.unique()) < len(written):
-        values, counts = written.unique(return_counts=True)
-        slot = int(values[counts > 1][0])
-        tokens = (given == slot).nonzero().flatten().tolist()
-        refuse("slot_mapping", f"is {slot} for tokens {tokens[0]} and {tokens[1]}", "give each token a slot of its own")
+    check_slots(NAME, "kv_cache", slot_mapping, slots)
 
 
 def _check_scale(kv_cache: Tensor, kv_scale: Any) -> None:
@@ -203,7 +179,7 @@ def bind(
             right = False
         if right:
             if looks:
-                check_slots(slot_mapping, kv_cache.shape[0] * page_size)
+                check_slots(NAME, "kv_cache", slot_mapping, kv_cache.shape[0] * page_size)
         else:
             check(kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
             check_form(kv_c, k_rope, kv_cache, kv_scale)
