@@ -123,12 +123,13 @@ def test_ops_dispatch_and_cases_name_no_backend(path: Path) -> None:
         for node in ast.walk(code)
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node)
     }
-    # torch is no stranger to ops, and "cuda" is its name of a type of device.
+    # torch is no stranger to ops, and "cuda" is its name of a type of device; "cuda.NAME" is a kernel of ours.
     vendors = BACKENDS - {"torch", "cuda"} | {"flashinfer", "deep_gemm", "flash_attn", "flash_mla", "cudnn", "cutlass"}
     for node in ast.walk(code):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             words = set(re.findall(r"[a-z_]+", node.value))
             assert not words & vendors, f"{path}:{node.lineno} names {words & vendors}"
+            assert not re.search(r"(?<!torch\.)\bcuda\.[a-z]", node.value), f"{path}:{node.lineno}: {node.value}"
         elif isinstance(node, ast.Name):
             assert node.id not in vendors, f"{path}:{node.lineno} names {node.id}"
 

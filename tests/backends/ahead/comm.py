@@ -36,7 +36,7 @@ def _launch(adapter: Any, message: str, world_size: int, dtype: str, device: Dev
     made = adapter(AllReduceProblem(**facts, dtype=dtype, world_size=world_size))
     made.attach(_GROUP.group_name, _workspace(world_size))
     of = getattr(torch, dtype)
-    count = min(MESSAGE_BYTES[message] // 4, made._piece // of.itemsize)  # one launch
+    count = min(MESSAGE_BYTES[message] // 4, made.longest // of.itemsize)  # one launch
     x = torch.empty(count, dtype=of, device="cuda")
     made.launch(x, x, _GROUP, 60.0)
 

@@ -32,7 +32,11 @@ def piece_bytes(problem: CollectiveProblem) -> int:
 
 
 class _AllReduce(AllReduceAdapter):
-    """What both kernels of `all_reduce` do."""
+    """What both kernels of `all_reduce` do.
+
+    Attributes:
+        longest: most bytes of one launch. A longer message is cut into several.
+    """
 
     problem: AllReduceProblem
     kernel: Any
@@ -40,7 +44,7 @@ class _AllReduce(AllReduceAdapter):
     def __init__(self, problem: AllReduceProblem) -> None:
         super().__init__(problem)
         self._dtype = getattr(torch, problem.dtype)
-        self._piece = self.piece()
+        self.longest = self.piece()
         self._tile = self.tile()
         self._connections: dict[str, Connection] = {}
 
@@ -80,11 +84,11 @@ class _AllReduce(AllReduceAdapter):
         connection = self._connections.get(group.group_name)
         if connection is None:
             connection = self.attach(group.group_name, workspace_before(group, self.slot_bytes()))
-        if num_bytes <= self._piece and is_aligned(x) and is_aligned(out):
+        if num_bytes <= self.longest and is_aligned(x) and is_aligned(out):
             self.run(connection, x, out, timeout_s)
             return
         source, target = aligned(x), out if is_aligned(out) else fresh(out)
-        count = self._piece // self._dtype.itemsize
+        count = self.longest // self._dtype.itemsize
         for piece, into in zip(source.view(-1).split(count), target.view(-1).split(count), strict=True):
             self.run(connection, piece, into, timeout_s)
         if target is not out:
@@ -105,10 +109,10 @@ class OneShot(_AllReduce):
         return piece_bytes(self.problem)
 
     def tile(self) -> Tile:
-        return one_shot_tile(self._piece)
+        return one_shot_tile(self.longest)
 
     def slot_bytes(self) -> int:
-        return self._piece
+        return self.longest
 
     def sizes(self, num_bytes: int) -> tuple[int, tuple[int, ...]]:
         return -(-num_bytes // self._tile.bytes), (num_bytes // self._dtype.itemsize,)
@@ -123,10 +127,10 @@ class TwoShot(_AllReduce):
         return MESSAGE_BYTES.get(self.problem.message, _LARGEST)
 
     def tile(self) -> Tile:
-        return two_shot_tile(self._piece)
+        return two_shot_tile(self.longest)
 
     def slot_bytes(self) -> int:
-        return 2 * self._part(self._piece) * UNIT
+        return 2 * self._part(self.longest) * UNIT
 
     def sizes(self, num_bytes: int) -> tuple[int, tuple[int, ...]]:
         part = self._part(num_bytes)
