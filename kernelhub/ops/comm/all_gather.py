@@ -17,9 +17,10 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
 from kernelhub.ops.comm.adapter import AllGatherAdapter
 from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.known import group_type, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
-from kernelhub.ops.comm.problem import ALL_GATHER, MOVED, AllGatherProblem, from_keys
+from kernelhub.ops.comm.problem import ALL_GATHER, MOVED, AllGatherProblem
 from kernelhub.ops.comm.reference import all_gather_reference
 from kernelhub.ops.comm.topology import connection
 from kernelhub.ops.operands import check_count, check_destination, check_operand

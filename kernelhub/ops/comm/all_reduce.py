@@ -15,8 +15,9 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import describe
 from kernelhub.ops.comm.adapter import AllReduceAdapter
 from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.preparing import CollectivePlan, prepare
-from kernelhub.ops.comm.problem import ALL_REDUCE, AllReduceProblem, from_keys
+from kernelhub.ops.comm.problem import ALL_REDUCE, AllReduceProblem
 from kernelhub.ops.comm.reference import all_reduce_reference
 from kernelhub.ops.comm.sums import binds, check_summed
 from kernelhub.ops.comm.topology import connection

@@ -19,9 +19,10 @@ from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_nam
 from kernelhub.ops.comm.adapter import AllReduceRmsNormAdapter
 from kernelhub.ops.comm.all_reduce import same_place
 from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.known import group_type, plain_like, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
-from kernelhub.ops.comm.problem import ALL_REDUCE_RMS_NORM, AllReduceRmsNormProblem, from_keys
+from kernelhub.ops.comm.problem import ALL_REDUCE_RMS_NORM, AllReduceRmsNormProblem
 from kernelhub.ops.comm.reference import all_reduce_rms_norm_reference
 from kernelhub.ops.comm.sums import check_summed
 from kernelhub.ops.comm.topology import connection

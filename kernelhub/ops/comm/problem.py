@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import torch
+from typing import Any
 
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
-from kernelhub.ops.arguments import dtype_name
-from kernelhub.probes.device import DeviceFacts, facts_of
+from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("float32", "float16", "bfloat16")
 MOVED = (*FLOATS, "float8_e4m3fn", "uint8", "int32", "int64")
@@ -90,28 +86,6 @@ class AllGatherProblem(CollectiveProblem):
 
     dtype: str = facet("dtype of x", values=MOVED, default="bfloat16")
     unequal: bool = feature("rows of each rank are given", False)
-
-
-ProblemT = TypeVar("ProblemT", bound=CollectiveProblem)
-
-
-def from_keys(kind: type[ProblemT], *own: str) -> Callable[[Any, int], ProblemT]:
-    """The function that gives the problem which a key means on a device; an op's public function builds its keys.
-
-    Args:
-        kind: class of the problem.
-        own: facets of the op's own, which its keys have between `group_backend` and `link`.
-    """
-    names = ("dtype", "world_size", "group_backend", *own, "link", "peers", "message")
-
-    def problem_of(key: Any, device: int) -> ProblemT:
-        facets: dict[str, Any] = {
-            name: dtype_name(value) if isinstance(value, torch.dtype) else value
-            for name, value in zip(names, key, strict=True)
-        }
-        return kind(device=facts_of(device), **facets)
-
-    return problem_of
 
 
 def regime(problem: Any) -> str:
