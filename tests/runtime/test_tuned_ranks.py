@@ -41,7 +41,7 @@ def agree_on_one(rank: int, size: int) -> Any:
         own = kernelhub.explain(NEED.op, device="cpu", **dict(NEED.facets)).because
         plan, _ = prepared()
         had = plan.kernel
-        result = attempt(lambda: kernelhub.agree(what=plan, timeout_s=20, device="cpu"))
+        result = attempt(lambda: kernelhub.agree(what=plan, timeout_s=60, device="cpu"))
         agreement = result.pop("value", None)
         after = [selection(NEED), selection(OTHER)]
         answer = {
@@ -68,7 +68,7 @@ def rank_0_measured_nothing(rank: int, size: int) -> Any:
         if rank:
             measured_here(0)
         before = selection(OTHER)
-        result = attempt(lambda: kernelhub.agree(what=NEED, timeout_s=20, device="cpu").size)
+        result = attempt(lambda: kernelhub.agree(what=NEED, timeout_s=60, device="cpu").size)
         return {**result, "before": before, "after": [selection(NEED), selection(OTHER)]}
 
 
@@ -76,7 +76,7 @@ def one_rank_heeds_no_evidence(rank: int, size: int) -> Any:
     off = {"KERNELHUB_EVIDENCE": "0"} if rank == 1 else {}
     with tempfile.TemporaryDirectory() as folder, variables(KERNELHUB_CACHE_DIR=folder, **off):
         HUB.restore()
-        return attempt(lambda: kernelhub.agree(what=NEED, timeout_s=20, device="cpu").size)
+        return attempt(lambda: kernelhub.agree(what=NEED, timeout_s=60, device="cpu").size)
 
 
 def plans_of_other_sizes(rank: int, size: int) -> Any:
@@ -89,7 +89,7 @@ def plans_of_other_sizes(rank: int, size: int) -> Any:
         keep(entry(NEED.op, dict(NEED.facets), us, 1, **{"sized.k": {"configuration": tile, "own_us": 12.0}}))
         plan, step = prepared()
         took = dict(plan.adapter.measured)
-        agreement = kernelhub.agree(what=plan, timeout_s=20, device="cpu")
+        agreement = kernelhub.agree(what=plan, timeout_s=60, device="cpu")
         fresh, _ = prepared()
         return {
             "had": [plan.selection.selected, took[1]["tile"]],
