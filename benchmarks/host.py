@@ -1,6 +1,7 @@
 """What a whole eager call keeps the host of a GPU, the launch included, by kernelhub's launcher and by Triton's.
 
     python benchmarks/host.py [OP ...] [--out FILE] [--rounds N] [--json]
+    python benchmarks/host.py --stub [OP ...] [--profile FORM] [--json]
 
 Each op is called with its contract's example in small sizes, so that the GPU is done long before the host. In
 microseconds:
@@ -8,29 +9,36 @@ microseconds:
     call    a call by `backend="triton"` with destinations
     fresh   the same without, so that it allocates its results
     plan    a plan's `run`, or its step's, with destinations
+    launch  the adapter's launch alone, with the operands of `call`: what is left of `call` are choice and checks
 
 Launches by kernelhub's launcher and by Triton's take turns, each in a process of its own, since what launches a kernel
 is settled when it is compiled. A figure is the least of its processes, in each of which it is the least of short
 samples: what a busy host adds is not the library's. For comparison, `fill` is what torch takes to fill one element,
 which is a launch and little else, and `empty` what it takes to allocate a result.
+
+`--stub` needs no GPU: a stub takes the place of the driver (see `host_stub`). Its figures are empty Python calls, and
+only compare two versions on one machine. `--profile call` prints where the Python of that form spends its time.
 """
 
 from __future__ import annotations
 
 import argparse
+import cProfile
+import io
 import json
 import os
 import platform
+import pstats
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-from calls import SMALL, _arguments, _destinations, _taken
+from calls import SMALL, _arguments, _destinations, _on_gpu, _taken
 
 from kernelhub.errors import NoKernel
 from kernelhub.ops import functions
@@ -38,6 +46,7 @@ from kernelhub.runtime import launch
 
 SAMPLE = 20
 BUDGET_S = 0.15  # for each figure of each process
+FORMS = ("call", "fresh", "plan", "launch")
 # The goals of an eager call, in microseconds, the launch included.
 GOALS = {
     **dict.fromkeys(("attention", "paged_attention", "mla_attention", "fp8_gemm", "fp4_gemm", "grouped_gemm"), 10.0),
@@ -56,20 +65,29 @@ SIZES: dict[str, dict[str, Any]] = {
 
 def measure(names: tuple[str, ...]) -> dict[str, Any]:
     """Microseconds of every op with a Triton kernel, in this process."""
-    SMALL.update(SIZES)
     found: dict[str, Any] = {}
-    for function in functions():
-        name = function.op.contract.name
-        if names and name not in names:
-            continue
-        try:
-            found[name] = _measure(function)
-        except NoKernel as error:  # of Triton
-            print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    for name, function in named(names):
+        with _on_gpu(function.op):
+            try:
+                calls = forms_of(function)
+            except NoKernel as error:  # of Triton
+                print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            found[name] = {form: round(host_us(call), 2) for form, call in calls.items()}
     return found
 
 
-def _measure(function: Any) -> dict[str, float]:
+def named(names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """The ops of these names, or all, with their functions."""
+    SMALL.update(SIZES)
+    for function in functions():
+        name = function.op.contract.name
+        if not names or name in names:
+            yield name, function
+
+
+def forms_of(function: Any) -> dict[str, Callable[[], Any]]:
+    """The forms of an op's call that are timed."""
     contract = function.op.contract
     arguments = {**_arguments(contract.name, contract.example), "backend": "triton"}
     results = function(**arguments)
@@ -79,28 +97,80 @@ def _measure(function: Any) -> dict[str, float]:
     if hasattr(plan, "begin"):
         run = plan.begin(**_taken(plan.begin, given)).run
     taken = _taken(run, of_run)
-    calls: dict[str, Callable[[], Any]] = {
+    return {
         "call": lambda: function(**given),
         "fresh": lambda: function(**arguments),
         "plan": lambda: run(**taken),
+        **launch_of(function, given),
     }
-    return {name: round(host_us(call), 2) for name, call in calls.items()}
 
 
-def host_us(call: Callable[[], Any]) -> float:
+def launch_of(function: Any, given: dict[str, Any]) -> dict[str, Callable[[], Any]]:
+    """The adapter's launch, with the operands of a call; nothing for an op whose adapters have another."""
+    adapter = function.prepare(**{name: value for name, value in given.items() if not name.startswith("out_")}).adapter
+    if not hasattr(adapter, "launch"):
+        return {}
+    found: list[Any] = []
+    kind, launch = type(adapter), type(adapter).launch
+
+    def noted(self: Any, *operands: Any, **named: Any) -> Any:
+        found[:] = [self, operands, named]
+        return launch(self, *operands, **named)
+
+    kind.launch = noted
+    try:
+        function.op._forget()
+        function(**given)
+    finally:
+        kind.launch = launch
+        function.op._forget()
+    if not found:
+        return {}
+    own, operands, by_name = found
+    return {"launch": lambda: launch(own, *operands, **by_name)}
+
+
+def host_us(call: Callable[[], Any], budget_s: float = BUDGET_S) -> float:
     """The least microseconds of a call in short samples, which the GPU's queue never fills."""
+    synchronize: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for _ in range(5):
         call()
     least_s, spent_s = float("inf"), 0.0
-    while spent_s < BUDGET_S:
-        torch.cuda.synchronize()
+    while spent_s < budget_s:
+        synchronize()
         start = time.perf_counter()
         for _ in range(SAMPLE):
             call()
         elapsed_s = time.perf_counter() - start
         least_s, spent_s = min(least_s, elapsed_s / SAMPLE), spent_s + elapsed_s
-    torch.cuda.synchronize()
+    synchronize()
     return 1e6 * least_s
+
+
+def on_stub(names: tuple[str, ...], profiled: str | None) -> dict[str, Any]:
+    """The same on a stub of the driver, in empty calls of Python."""
+    from host_stub import install_stub
+
+    install_stub()
+    if profiled:
+        for name, function in named(names):
+            with _on_gpu(function.op):
+                print(f"{name}, {profiled}:\n{profile(forms_of(function)[profiled])}")
+        return {}
+    empty = host_us(lambda: None)
+    return {op: {form: round(us / empty, 1) for form, us in of.items()} for op, of in measure(names).items()}
+
+
+def profile(call: Callable[[], Any]) -> str:
+    """Functions by their own time. The profiler adds to each call, so compare numbers of calls first."""
+    for _ in range(20):
+        call()
+    with cProfile.Profile() as watched:
+        for _ in range(2000):
+            call()
+    lines = io.StringIO()
+    pstats.Stats(watched, stream=lines).sort_stats("tottime").print_stats(18)
+    return "\n".join(line for line in lines.getvalue().splitlines() if line.strip())
 
 
 def floor() -> dict[str, float]:
@@ -157,16 +227,30 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def ratio_table(ratios: dict[str, Any]) -> str:
+    """For people."""
+    lines = [f"{'empty calls':24} " + " ".join(f"{form:>8}" for form in FORMS)] if ratios else []
+    for op, of in ratios.items():
+        lines.append(f"{op:24} " + " ".join(f"{of[form]:>8.1f}" if form in of else f"{'':>8}" for form in FORMS))
+    return "\n".join(lines)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ops", nargs="*", help="only these")
     parser.add_argument("--rounds", type=int, default=2, help="processes of each launcher")
     parser.add_argument("--out", type=Path, help="write the JSON to this file")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--stub", action="store_true", help="on a stub of the driver, in empty calls of Python")
+    parser.add_argument("--profile", choices=FORMS, help="with --stub: where this form spends its time")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = tuple(options.ops)
+    if options.stub:
+        ratios = on_stub(names, options.profile)
+        print(json.dumps(ratios, indent=1) if options.json else ratio_table(ratios))
+        return 0
     if not torch.cuda.is_available():
         print("needs a CUDA device: what a launch takes is measured where it is made", file=sys.stderr)
         return 2
