@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_ENTERED = contextlib.nullcontext()
+_current_device = getattr(torch._C, "_cuda_getDevice", None)  # None in a torch without CUDA
+
 
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Make the tensor's device the current one: libraries launch on the current device."""
-    if tensor.is_cuda and torch.cuda.is_initialized() and torch.cuda.current_device() != tensor.get_device():
+    if _current_device is not None and tensor.is_cuda and _current_device() != tensor.get_device():
         return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
+    return _ENTERED
 
 
 def row_major(tensor: Tensor) -> Tensor:

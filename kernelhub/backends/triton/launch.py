@@ -151,8 +151,12 @@ def _not_launched(*arguments: Any) -> bool:
     return False
 
 
+_ENTERED = contextlib.nullcontext()
+_current_device = getattr(torch._C, "_cuda_getDevice", None)  # None in a torch without CUDA
+
+
 def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Triton launches on the current device, so that must be the operands' one."""
-    if tensor.is_cuda and torch.cuda.is_initialized() and torch.cuda.current_device() != tensor.get_device():
+    if _current_device is not None and tensor.is_cuda and _current_device() != tensor.get_device():
         return torch.cuda.device(tensor.device)
-    return contextlib.nullcontext()
+    return _ENTERED

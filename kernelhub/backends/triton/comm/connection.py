@@ -35,6 +35,7 @@ class Connection:
         self._launch = Launcher(kernel, fixed, num_warps=tile.warps, num_stages=1)
         self._middle = (workspace.counters, workspace.missing, *workspace.slots)
         self._last = (workspace.capacity, tile.ahead)
+        self._timeout_s, self._limit_us = 0.0, 0
 
     def compile(self, operands: tuple[Any, ...], sizes: tuple[Any, ...]) -> None:
         """Compile and load what launches with such operands need."""
@@ -57,7 +58,8 @@ class Connection:
         late = workspace.late()
         if late:
             raise _missing(self._op, workspace, late)
-        limit_us = min(int(timeout_s * 1e6), _LONGEST_US)
+        if timeout_s != self._timeout_s:
+            self._timeout_s, self._limit_us = timeout_s, min(int(timeout_s * 1e6), _LONGEST_US)
         with device_of(operands[0]):
             workspace.follow_last_call()
             self._launch(
@@ -67,7 +69,7 @@ class Connection:
                 *self._middle,
                 *sizes,
                 *self._last,
-                limit_us,
+                self._limit_us,
             )
 
 
