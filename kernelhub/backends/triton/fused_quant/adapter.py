@@ -12,6 +12,7 @@ from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fused_quant.rows import activation_kernel, norm_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.operands import as_bytes
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.fused_quant.adapter import ActivationAdapter, NormAdapter
 from kernelhub.ops.fused_quant.problem import FP8_TOKEN, ActivationProblem, FusedProblem, NormProblem
 
@@ -61,9 +62,25 @@ class Norm(NormAdapter):
         block, whole = _block_of(problem.width)
         static = _static(problem, block, whole)
         static |= {"HAS_RESIDUAL": problem.residual, "UNIT_OFFSET": problem.unit_offset}
+        self._repeated = Repeated()
         self._launch = Launcher(norm_kernel, static, num_warps=_warps(block))
 
     def launch(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        residual: Tensor | None,
+        given_scale: Tensor | None,
+        out: Tensor,
+        scale: Tensor | None,
+        residual_out: Tensor | None,
+    ) -> None:
+        given = (x, weight, eps, residual, given_scale, out, scale, residual_out)
+        tensors = [tensor for tensor in given if isinstance(tensor, Tensor)]
+        self._repeated.run((x.shape[0], eps), tensors, self._launch_anew, *given)
+
+    def _launch_anew(
         self,
         x: Tensor,
         weight: Tensor,
@@ -108,9 +125,15 @@ class Activation(ActivationAdapter):
         if problem.format != FP8_TOKEN:
             block = min(_STRETCH, block)
             self._chunks = -(-problem.width // block)
+        self._repeated = Repeated()
         self._launch = Launcher(activation_kernel, _static(problem, block, whole), num_warps=_warps(block))
 
     def launch(self, x: Tensor, given_scale: Tensor | None, out: Tensor, scale: Tensor | None) -> None:
+        given = (x, given_scale, out, scale)
+        tensors = [tensor for tensor in given if tensor is not None]
+        self._repeated.run(x.shape[0], tensors, self._launch_anew, *given)
+
+    def _launch_anew(self, x: Tensor, given_scale: Tensor | None, out: Tensor, scale: Tensor | None) -> None:
         out, scale = as_bytes(out), None if scale is None else as_bytes(scale)
         strides = (*x.stride(), *out.stride())
         with device_of(x):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 import triton
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.kv_cache.write import write_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.attention.problem import FP8, QUANTISED
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
 from kernelhub.ops.kv_cache.problem import KvCacheProblem
@@ -39,9 +42,28 @@ class Write(KvCacheAdapter):
             "FORMAT": ("e4m3" if problem.kv_dtype == FP8 else "e5m2") if self._quantises else "bits",
             "KIND": problem.kv_scale or "none",
         }
+        self._repeated = Repeated()
         self._launch = Launcher(write_kernel, static, num_warps=4)
 
     def launch(
+        self,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        k_scale: Scale,
+        v_scale: Scale,
+    ) -> None:
+        key: Hashable = k.shape[0]
+        tensors: tuple[Tensor, ...] = (k, v, k_cache, v_cache, slot_mapping)
+        if isinstance(k_scale, Tensor) and isinstance(v_scale, Tensor):
+            tensors = (*tensors, k_scale, v_scale)
+        elif k_scale is not None:
+            key = key, k_scale, v_scale
+        self._repeated.run(key, tensors, self._launch_anew, k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+
+    def _launch_anew(
         self,
         k: Tensor,
         v: Tensor,
