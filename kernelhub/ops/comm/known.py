@@ -18,8 +18,9 @@ from kernelhub.ops.operands import may_overlap, transformed
 def plain_operand(tensor: Any, dtype: torch.dtype, device: int) -> bool:
     """Whether it is an ordinary contiguous tensor of this dtype and device, and torch neither transforms nor traces."""
     try:
-        return usable(tensor, dtype, device) and tensor.is_contiguous() and not transformed()
-    except RuntimeError:  # a sparse or nested tensor has no such question
+        plain = usable(tensor, dtype, device) and not tensor.is_nested and tensor.is_contiguous()
+        return plain and not transformed()
+    except RuntimeError:  # compressed rows have no such question
         return False
 
 

@@ -14,6 +14,7 @@ from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_nam
 from kernelhub.ops.comm.known import group_type, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT
 from kernelhub.ops.comm.problem import FLOATS, CollectiveProblem
+from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.operands import check_operand
 
 if TYPE_CHECKING:
@@ -50,18 +51,24 @@ def binds(op: str, check: Check, *, in_parts: bool) -> Callable[..., Callable[..
         """The function that a call runs: checks, destination, launch. A rank without rows launches, too."""
         launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
         dtype, world_size = getattr(torch, problem.dtype), problem.world_size
+        calls = KnownCalls()
 
         def is_part(out: Any, x: Tensor) -> bool:
             return out is not x and plain_place(out, (x.shape[0] // world_size, *x.shape[1:]), dtype, device, (x,))
 
         def run(x: Tensor, group: ProcessGroup | str, out: Tensor | None) -> Tensor:
-            if (
+            place = None if out is x else out
+            key = None if getattr(x, "is_nested", True) else (x.shape, out is x, out is None)
+            if type(group) is groups and calls.holds(key, (x, place)):
+                pg: Any = group
+            elif (
                 type(group) is groups
                 and plain_operand(x, dtype, device)
                 and not (in_parts and (not x.ndim or x.shape[0] % world_size))
                 and (out is None or (is_part(out, x) if in_parts else plain_place(out, x.shape, dtype, device, (x,))))
             ):
-                pg: Any = group
+                pg = group
+                calls.learn(key, (x, place), int(place is not None))
             else:
                 pg = check(x, group, out)
                 if x.get_device() != device:
@@ -72,8 +79,10 @@ def binds(op: str, check: Check, *, in_parts: bool) -> Callable[..., Callable[..
             if pg.size() != world_size:
                 refuse(op, "group", f"has {pg.size()} ranks", f"the plan is for {world_size}")
             if out is None:
-                shape = (x.shape[0] // world_size, *x.shape[1:]) if in_parts else x.shape
-                out = torch.empty(shape, dtype=dtype, device=x.device)
+                if in_parts:
+                    out = x.new_empty(x.shape[0] // world_size, *x.shape[1:])
+                else:
+                    out = torch.empty_like(x, memory_format=torch.contiguous_format)
             tick()
             try:
                 launch(x, out, pg, timeout_s)

@@ -21,6 +21,7 @@ from kernelhub.ops.fused_quant.adapter import ActivationAdapter
 from kernelhub.ops.fused_quant.formats import Results, check_format, format_of, fresh
 from kernelhub.ops.fused_quant.problem import NONE, SILU_AND_MUL_QUANT, ActivationProblem
 from kernelhub.ops.fused_quant.reference import silu_and_mul_quant_reference
+from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.operands import check_flag, check_loose, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.arguments import FLOAT_DTYPES, any_rows, check_tensor, shape_of
@@ -54,6 +55,7 @@ def bind(
     dtype, width = getattr(torch, problem.dtype), problem.width
     scale_dtype, column = getattr(torch, problem.scale_dtype), "column" if problem.column else "row"
     form = None if problem.format == NONE else problem.format
+    calls = KnownCalls()
 
     def run(
         x: Tensor, scale: Tensor | None, global_scale: Tensor | None, out: Tensor | None, out_scale: Tensor | None
@@ -61,16 +63,21 @@ def bind(
         if x.get_device() != device:
             return elsewhere(x.get_device())(x, scale, global_scale, out, out_scale)
         shape, read = shape_of(NAME, x), (x, scale, global_scale)
-        right = usable(x, dtype, device) and len(shape) > 0 and shape[-1] == 2 * width
-        if transformed() or not right or not results.known(scale, global_scale):
-            check_x(x)
-            check_format(NAME, x, shape[-1] // 2, form, scale, global_scale, problem.ue8m0, scale_dtype, column)
-            if x.dtype is not dtype or shape[-1] != 2 * width:
-                wanted = f"the plan is for {problem.dtype} rows of {2 * width}"
-                refuse(NAME, "x", f"has {dtype_name(x.dtype)} rows of {shape[-1]}", wanted)
+        key, given = (shape, out is None), (*read, out, out_scale)
+        if calls.holds(key, given):
+            out, made = results.completed(x, (*shape[:-1], width), out, out_scale)
         else:
-            check_loose(NAME, _NAMES, read)
-        out, made = results.made(x, (*shape[:-1], width), out, out_scale, _NAMES, read)
+            right = usable(x, dtype, device) and len(shape) > 0 and shape[-1] == 2 * width
+            if transformed() or not right or not results.known(scale, global_scale):
+                check_x(x)
+                check_format(NAME, x, shape[-1] // 2, form, scale, global_scale, problem.ue8m0, scale_dtype, column)
+                if x.dtype is not dtype or shape[-1] != 2 * width:
+                    wanted = f"the plan is for {problem.dtype} rows of {2 * width}"
+                    refuse(NAME, "x", f"has {dtype_name(x.dtype)} rows of {shape[-1]}", wanted)
+            else:
+                check_loose(NAME, _NAMES, read)
+            out, made = results.made(x, (*shape[:-1], width), out, out_scale, _NAMES, read)
+            calls.learn(key, given, 2)
         if x.numel():
             rows, scales = results.rows(out, made)
             tick()

@@ -133,13 +133,24 @@ class Results:
         read: Sequence[Tensor | None],
     ) -> tuple[Tensor, Tensor | None]:
         """Memory of the result and of its scales; `read` are operands, by `names`, the first of them x."""
-        form, dtype = out_form(shape, self._format, self._dtype)
-        out = destination(self._op, "out", out, form, dtype, self._device, names, read)
+        if out is not None:
+            form, dtype = out_form(shape, self._format, self._dtype)
+            destination(self._op, "out", out, form, dtype, self._device, names, read)
+            names, read = (*names, "out"), (*read, out)
         if out_scale is not None:
-            return out, self._scales(shape, out_scale, (*names, "out"), (*read, out))
-        if not self._makes_scales:
-            return out, None
-        return out, new_scale(like, scale_shape(shape, self._format), self._scale_dtype, self._column, False)
+            self._scales(shape, out_scale, names, read)
+        return self.completed(like, shape, out, out_scale)
+
+    def completed(
+        self, like: Tensor, shape: tuple[int, ...], out: Tensor | None, scale: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same, of destinations that were checked."""
+        if out is None:
+            form, dtype = out_form(shape, self._format, self._dtype)
+            out = like.new_empty(*form, dtype=dtype)
+        if scale is None and self._makes_scales:
+            scale = new_scale(like, scale_shape(shape, self._format), self._scale_dtype, self._column, False)
+        return out, scale
 
     def check(
         self,

@@ -23,6 +23,7 @@ from kernelhub.ops.fused_quant.adapter import NormAdapter
 from kernelhub.ops.fused_quant.formats import Results, check_format, format_of, fresh
 from kernelhub.ops.fused_quant.problem import NONE, RMS_NORM_QUANT, NormProblem
 from kernelhub.ops.fused_quant.reference import rms_norm_quant_reference
+from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.operands import (
     check_flag,
     check_loose,
@@ -89,6 +90,7 @@ def bind(
     width, has_residual = problem.width, problem.residual
     scale_dtype, column = getattr(torch, problem.scale_dtype), "column" if problem.column else "row"
     form = None if problem.format == NONE else problem.format
+    calls = KnownCalls()
 
     def known(
         x: Tensor, shape: tuple[int, ...], weight: Tensor, eps: Any, residual: Tensor | None, scale: Any, whole: Any
@@ -120,23 +122,27 @@ def bind(
             there = elsewhere(x.get_device())
             return there(x, weight, eps, residual, scale, global_scale, out, out_scale, out_residual)
         shape, read = shape_of(NAME, x), (x, weight, residual, scale, global_scale)
-        if transformed() or not known(x, shape, weight, eps, residual, scale, global_scale):
-            check_operands(x, weight, eps, residual, problem.unit_offset)
-            check_format(NAME, x, shape[-1], form, scale, global_scale, problem.ue8m0, scale_dtype, column)
-            check_form(x, weight, residual)
-            eps = python_value(eps)
+        key, given = (shape, eps, out is None), (*read, out, out_scale, out_residual)
+        if type(eps) is float and calls.holds(key, given):
+            out, made = results.completed(x, shape, out, out_scale)
+            total = out_residual
         else:
-            check_loose(NAME, _NAMES, read)
-            if width == 1:  # one element is contiguous whatever it is a view of
-                for name, operand in zip(_NAMES[:3], read[:3], strict=True):
-                    if operand is not None and operand.is_neg():
-                        check_operand(NAME, name, operand)
-        out, made = results.made(x, shape, out, out_scale, _NAMES, read)
-        total = None
-        if out_residual is not None:
-            total = _residual_destination(out_residual, read, (out, made))
-        elif has_residual:
-            total = x.new_empty(shape)
+            if transformed() or not known(x, shape, weight, eps, residual, scale, global_scale):
+                check_operands(x, weight, eps, residual, problem.unit_offset)
+                check_format(NAME, x, shape[-1], form, scale, global_scale, problem.ue8m0, scale_dtype, column)
+                check_form(x, weight, residual)
+                eps = python_value(eps)
+            else:
+                check_loose(NAME, _NAMES, read)
+                if width == 1:  # one element is contiguous whatever it is a view of
+                    for name, operand in zip(_NAMES[:3], read[:3], strict=True):
+                        if operand is not None and operand.is_neg():
+                            check_operand(NAME, name, operand)
+            out, made = results.made(x, shape, out, out_scale, _NAMES, read)
+            total = None if out_residual is None else _residual_destination(out_residual, read, (out, made))
+            calls.learn(key, given, 3)
+        if total is None and has_residual:
+            total = x.new_empty(*shape)
         if x.numel():
             rows, scales = results.rows(out, made)
             sum_rows = None if total is None else as_rows(NAME, "out_residual", total, False)

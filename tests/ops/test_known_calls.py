@@ -1,0 +1,177 @@
+"""A call like one before is let through by its form and its addresses; others are checked as if they were the first."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+import kernelhub
+from kernelhub.ops.known_calls import KnownCalls
+
+SIZES: dict[str, dict[str, Any]] = {
+    "quantize_fp8": {"tokens": 3, "width": 256},
+    "rms_norm_quant": {"tokens": 3, "width": 256},
+    "silu_and_mul_quant": {"tokens": 3, "width": 256},
+    "write_kv_cache": {"tokens": 3},
+    "fp8_gemm": {"tokens": 3, "n": 128, "k": 128},
+    "mla_attention": {"seq_lens": (5, 9)},
+    "all_reduce": {"tokens": 3},
+}
+MORE: dict[str, dict[str, Any]] = {
+    "quantize_fp8": {"granularity": "group"},
+    "rms_norm_quant": {"format": "fp8_group", "residual": torch.randn(3, 256, dtype=torch.bfloat16)},
+}
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether calls were known, the newest last."""
+    told: list[bool] = []
+    holds = KnownCalls.holds
+
+    def telling(self: KnownCalls, key: Any, given: Any) -> bool:
+        told.append(holds(self, key, given))
+        return told[-1]
+
+    monkeypatch.setattr(KnownCalls, "holds", telling)
+    return told
+
+
+def call_of(name: str) -> tuple[Any, dict[str, Any]]:
+    """An op and the arguments of a small call with destinations."""
+    op = getattr(kernelhub, name)
+    module, _, make = op.op.contract.example.partition(":")
+    given = getattr(importlib.import_module(module), make)(**SIZES[name], device="cpu") | MORE.get(name, {})
+    names = [one for one in inspect.signature(op).parameters if one == "out" or one.startswith("out_")]
+    results = op(**given)
+    results = results if isinstance(results, tuple) else (results,)
+    names = [one for one in names if one != "out_dtype"]
+    return op, given | dict(zip(names, results, strict=False))
+
+
+def others_than(tensor: Tensor, name: str, given: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What may be given in place of a tensor: wrong, or right in another form."""
+    yield "nothing", None
+    yield "text", "x"
+    yield "a list", tensor.tolist()
+    yield "meta", tensor.to("meta")
+    yield "another dtype", tensor.to(torch.float64)
+    yield "another rank", tensor.unsqueeze(0)
+    yield "fewer", tensor[..., :-1]
+    yield "fewer rows", tensor[:-1]
+    apart = torch.empty(*tensor.shape, 2, dtype=tensor.dtype)[..., 0]
+    yield "other strides", apart.copy_(tensor)
+    makers: dict[str, Callable[[], Any]] = {
+        "sparse": lambda: tensor.to_sparse(),
+        "nested": lambda: torch.nested.nested_tensor(list(tensor)),
+        "wants a gradient": lambda: tensor.clone().requires_grad_(),
+        "a parameter": lambda: torch.nn.Parameter(tensor.clone(), requires_grad=False),
+        "overlaps itself": lambda: tensor[:1].expand_as(tensor),
+    }
+    for kind, make in makers.items():
+        try:
+            yield kind, make()
+        except (RuntimeError, NotImplementedError):
+            continue  # torch has none of this dtype
+    if name.startswith("out") or name in ("k_cache", "v_cache"):
+        for other, operand in given.items():
+            if isinstance(operand, Tensor) and other != name and operand.is_contiguous():
+                room = operand.view(torch.uint8).flatten()
+                if room.numel() >= tensor.nbytes:
+                    yield f"in {other}", room[room.numel() - tensor.nbytes :].view(tensor.dtype).view(tensor.shape)
+
+
+def outcome(op: Any, given: dict[str, Any]) -> Any:
+    try:
+        results = op(**given)
+    except Exception as error:
+        return type(error)
+    results = results if isinstance(results, tuple) else (results,)
+    return [None if one is None else one.detach().clone().view(torch.uint8).tolist() for one in results]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_a_known_call_does_not_let_another_through(name, known) -> None:
+    op, good = call_of(name)
+    tried = 0
+    for parameter, tensor in good.items():
+        if not isinstance(tensor, Tensor):
+            continue
+        for kind, other in others_than(tensor, parameter, good):
+            given = good | {parameter: other}
+            op.op._forget()
+            kept = {one: value.clone() for one, value in good.items() if isinstance(value, Tensor)}
+            first = outcome(op, given)
+            for one, value in kept.items():
+                good[one].copy_(value)
+            for _ in range(3):
+                op(**good)
+            assert known[-1], "the third call like it is known"
+            for one, value in kept.items():
+                good[one].copy_(value)
+            assert outcome(op, given) == first, (parameter, kind)
+            for one, value in kept.items():
+                good[one].copy_(value)
+            tried += 1
+    assert tried > 20
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_what_torch_transforms_is_no_known_call(name, known) -> None:
+    op, good = call_of(name)
+    for _ in range(3):
+        op(**good)
+    assert known[-1]
+    with forward_ad.dual_level():
+        op(**good)
+        assert not known[-1]
+    op(**good)
+    assert known[-1]
+    with torch.inference_mode():
+        op(**good)
+        assert not known[-1]
+
+
+def test_a_form_is_learned_when_its_key_comes_again() -> None:
+    calls, x, out = KnownCalls(), torch.ones(4), torch.empty(4)
+    for known in (False, False, True, True):
+        assert calls.holds(4, (x, None, out)) is known
+        if not known:
+            calls.learn(4, (x, None, out), 1)
+    assert calls.holds(4, (torch.ones(4), None, torch.empty(4)))
+    assert not calls.holds(5, (x, None, out)), "another value"
+    assert not calls.holds(4, (x, x, out))
+    assert not calls.holds(4, (x, None, None))
+    assert not calls.holds(4, (x, None, x)), "a destination in an operand"
+    assert not calls.holds(4, (x, None, torch.empty(8)[::2]))
+    room = torch.empty(8)
+    assert not calls.holds(4, (room[:4], None, room[3:7]))
+    assert calls.holds(4, (room[:4], None, room[4:]))
+    assert not calls.holds(None, (x, None, out))
+    assert not calls.holds(4, (torch._neg_view(x), None, out))
+
+
+def test_a_destination_stays_in_the_place_of_its_operand() -> None:
+    calls, x = KnownCalls(), torch.ones(4)
+    for _ in range(2):
+        calls.learn(4, (x, x.view(4)), 1)
+    assert calls.holds(4, (x, x.view(4)))
+    other = torch.ones(8)
+    assert calls.holds(4, (other[:4], other[:4]))
+    assert not calls.holds(4, (other[:4], other[4:]))
+    assert not calls.holds(4, (other[:4], other[1:5]))
+
+
+def test_forms_that_take_turns_are_learned_ever_less_often(monkeypatch) -> None:
+    calls, learned = KnownCalls(), []
+    monkeypatch.setattr("kernelhub.ops.known_calls.KnownForm.learn", lambda *given: learned.append(given))
+    for _ in range(100):
+        calls.learn(4, (torch.ones(4),), 0)
+    assert len(learned) == 6
