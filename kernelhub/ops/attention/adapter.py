@@ -269,7 +269,7 @@ class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
 
     def compute(self, q: Tensor, k: Tensor, v: Tensor, step: StepT, values: Values) -> Tensor:
         """Run and return the result, contiguous, for a call without `out` and LSE; q is never empty."""
-        out = q.new_empty((*q.shape[:-1], self.problem.head_dim_vo))
+        out = q.new_empty(*q.shape[:-1], self.problem.head_dim_vo)
         self.launch(q, k, v, step, values, out, None)
         return out
 

@@ -186,7 +186,7 @@ class AttentionPlan(CallPlan):
                     out = empty(q)
                 elif q.is_nested or k.is_nested or v.is_nested or out.is_nested or not known_out.holds(q, k, v, out):
                     launches = accept(step, q, k, v, out)
-                lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
+                lse = q.new_empty(*lse_shape(q.shape), dtype=torch.float32)
                 if launches:
                     tick()
                     launch(q, k, v, step, values, out, lse)

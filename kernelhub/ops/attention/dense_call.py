@@ -256,7 +256,7 @@ def bind(
                 except Exception as error:
                     failed(compute, error)
                     raise
-            out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
+            out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(*out_shape)
         elif ragged or not checked:  # a batched call has no metadata, and its check looked at all of this
             read: list[Any] = [q, k, v]
             if cu_seqlens_q is not None and cu_seqlens_k is not None:
@@ -266,7 +266,7 @@ def bind(
             if out.shape != out_shape or may_overlap_itself_or(out, read):
                 metadata = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
                 check_out(NAME, out, out_shape, q, {"k": k, "v": v, **metadata, **values._asdict()})
-        lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
+        lse = q.new_empty(*lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if not nothing:
             tick()
             try:

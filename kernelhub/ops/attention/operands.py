@@ -200,7 +200,7 @@ def empties_of(problem: AttentionProblem) -> Callable[[Tensor], Tensor]:
     width = problem.head_dim_vo
     if width == problem.head_dim_qk:  # half the time of forming a shape
         return lambda q: empty_like(q, memory_format=contiguous_format)
-    return lambda q: q.new_empty((*q.shape[:-1], width))
+    return lambda q: q.new_empty(*q.shape[:-1], width)
 
 
 def sizes_of_call(problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor) -> tuple[Sizes, Sizes, Sizes]:

@@ -140,7 +140,7 @@ class PagedAttentionPlan(PagedPlan):
                     or not known_out.holds(q, k_cache, v_cache, out)
                 ):
                     launches = accept(step, q, k_cache, v_cache, out)
-                lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32)
+                lse = q.new_empty(*lse_shape(q.shape), dtype=torch.float32)
                 if launches:
                     tick()
                     launch(q, k_cache, v_cache, step, values, out, lse)

@@ -239,7 +239,7 @@ def bind(
                 known_extras.learn(extras, [extra.shape for extra in extras])
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
         if out is None:
-            out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(out_shape)
+            out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(*out_shape)
         else:
             read: list[Any] = [q, k_cache, v_cache, block_table, seq_lens]
             if cu_seqlens_q is not None:
@@ -250,7 +250,7 @@ def bind(
                 indices = {"block_table": block_table, "seq_lens": seq_lens, "cu_seqlens_q": cu_seqlens_q}
                 caches = {"k_cache": k_cache, "v_cache": v_cache}
                 check_out(NAME, out, out_shape, q, {**caches, **indices, **values._asdict()})
-        lse = q.new_empty(lse_shape(shape), dtype=torch.float32) if returns_lse else None
+        lse = q.new_empty(*lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if 0 not in shape and step.num_seqs:
             tick()
             try:

@@ -119,9 +119,9 @@ def bind(
         if pg.size() != world_size:
             refuse(NAME, "group", f"has {pg.size()} ranks", f"the plan is for {world_size}")
         if out is None:
-            out = torch.empty(x.shape, dtype=dtype, device=x.device)
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
         if residual_out is None:
-            residual_out = torch.empty(x.shape, dtype=dtype, device=x.device)
+            residual_out = torch.empty_like(x, memory_format=torch.contiguous_format)
         tick()
         try:
             launch(x, residual, weight, float(eps), out, residual_out, pg, timeout_s)

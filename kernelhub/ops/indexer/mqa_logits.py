@@ -140,7 +140,7 @@ def bind(
                 scaled = "with" if has_scale else "without"
                 refuse("q", f"is {describe(q)}, k_scale {type(k_scale).__name__}", f"{wanted} {scaled} it")
         if out is None:
-            out = q.new_empty((q.shape[0], k.shape[0]), dtype=float32)
+            out = q.new_empty(q.shape[0], k.shape[0], dtype=float32)
         if out.numel():
             tick()
             try:

@@ -285,7 +285,7 @@ def bind(
                     f"the plan is for {wanted} and pages of {page_size} {scaled} scales",
                 )
         if out is None:
-            out = q.new_empty((weights.shape[0], max_seq_len), dtype=float32)
+            out = q.new_empty(weights.shape[0], max_seq_len, dtype=float32)
         if out.numel():
             tick()
             try:

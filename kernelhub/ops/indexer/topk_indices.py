@@ -120,7 +120,7 @@ def bind(
         else:
             check_untransformed(NAME, {"logits": logits})
         if out is None:
-            out = logits.new_empty((logits.shape[0], k), dtype=int32)
+            out = logits.new_empty(logits.shape[0], k, dtype=int32)
         if out.numel():
             tick()
             try:

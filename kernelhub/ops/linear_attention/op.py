@@ -277,11 +277,11 @@ def bind(
             if looks:
                 check_values(q, decay, state, cu_seqlens, state_indices, out_state)
         if out is None:
-            out = v.new_empty(tuple(v.shape))
+            out = v.new_empty(*v.shape)
         sequences = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
         after_at = state_indices
         if keeps and out_state is None:
-            out_state = q.new_empty((sequences, *shape), dtype=torch.float32)
+            out_state = q.new_empty(sequences, *shape, dtype=torch.float32)
             after_at = None
         if sequences and (out.numel() or keeps):
             tick()

@@ -196,7 +196,7 @@ def bind(
         if out_scale is not None:
             out_scale = _check_scale(out_scale, first)
         if out is None:
-            out = torch.empty(first.shape, dtype=out_dtype, device=first.device)
+            out = torch.empty_like(first, dtype=out_dtype, memory_format=torch.contiguous_format)
         elif not (simple and alike(out, first.shape, out_dtype, device) and lies_apart(out, outs, lses)):
             check_out(out, outs, lses, out_dtype)
         if out_lse is not None:

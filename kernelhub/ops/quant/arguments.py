@@ -87,11 +87,11 @@ scale_shape_of_call = lru_cache(1024)(fp8_scale_shape)
 def new_scale(x: Tensor, shape: Sequence[int], dtype: torch.dtype, column: bool, block: bool) -> Tensor:
     """Memory for scales; column by column, columns begin 16 bytes aligned, as DeepGEMM and vLLM take them."""
     if not column or len(shape) < 2:
-        return x.new_empty(tuple(shape), dtype=dtype)
+        return x.new_empty(*shape, dtype=dtype)
     *lead, columns = shape
     matrices, rows = (lead[:-1], lead[-1]) if block else ([], _product(lead))
     step = _COLUMN_BYTES // dtype.itemsize
-    memory = x.new_empty((*matrices, columns, -(-rows // step) * step), dtype=dtype)
+    memory = x.new_empty(*matrices, columns, -(-rows // step) * step, dtype=dtype)
     scale = memory[..., :rows].transpose(-1, -2)
     return scale if block else scale.unflatten(0, lead)
 
@@ -126,7 +126,7 @@ def destination(
     x = others[0]
     assert x is not None
     if given is None:
-        return x.new_empty(tuple(shape), dtype=dtype)
+        return x.new_empty(*shape, dtype=dtype)
     if not alike(given, shape, dtype, device):
         check_like(op, parameter, given, shape, (dtype,), x)
     check_own_memory(op, parameter, given, names, others)
@@ -141,7 +141,7 @@ def as_rows(op: str, parameter: str, tensor: Tensor, matrices: bool) -> Tensor:
     if ndim == (2 if matrices else 1):
         return tensor.unsqueeze(0)
     try:
-        return tensor.view((-1, *tensor.shape[-2:]) if matrices else (-1, tensor.shape[-1]))
+        return tensor.view(-1, *tensor.shape[-2:]) if matrices else tensor.view(-1, tensor.shape[-1])
     except RuntimeError:
         refuse(op, parameter, f"has strides {list(tensor.stride())}", "give memory whose rows are evenly spaced")
 
@@ -150,7 +150,7 @@ def any_rows(tensor: Tensor, matrices: bool) -> Tensor:
     """As `as_rows`, of what is only read: copied if its rows are not evenly spaced."""
     if tensor.ndim == (3 if matrices else 2):
         return tensor
-    return tensor.reshape((-1, *tensor.shape[-2:]) if matrices else (-1, tensor.shape[-1]))
+    return tensor.reshape(-1, *tensor.shape[-2:]) if matrices else tensor.reshape(-1, tensor.shape[-1])
 
 
 def dequantized(x: Tensor, out_dtype: torch.dtype, **others: Any) -> dict[str, Tensor]:

@@ -79,7 +79,7 @@ def bind(
             at = next(at for at, (one, other) in enumerate(zip(mine, facets, strict=True)) if one != other)
             refuse(NAME, "y" if at < 2 else "handle", f"makes {mine[at]}", f"the plan is for {facets[at]}")
         if out is None:
-            out = torch.empty((header.tokens, y.shape[-1]), dtype=dtype, device=y.device)
+            out = torch.empty(header.tokens, y.shape[-1], dtype=dtype, device=y.device)
         tick()
         try:
             launch(y, Handle(*handle), header, out, pg, timeout_s)

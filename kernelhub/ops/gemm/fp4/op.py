@@ -239,7 +239,7 @@ def bind(
         if bias is not None and not bias.is_contiguous():
             bias = bias.contiguous()  # kernels read it element after element
         if out is None:
-            out = a.new_empty((*a.shape[:-1], n), dtype=out_dtype)
+            out = a.new_empty(*a.shape[:-1], n, dtype=out_dtype)
         if out.numel():
             rows = out if out.ndim == 2 else _rows_of(out)
             tick()

@@ -52,7 +52,7 @@ class GroupedGemmAdapter(abc.ABC):
     def compute(self, operands: GroupedOperands) -> Tensor:
         """Run and return the result, contiguous, where the caller gave no `out`; it is not empty."""
         a = operands.a
-        out = a.new_empty((*a.shape[:-1], self.problem.n), dtype=getattr(torch, self.problem.out_dtype))
+        out = a.new_empty(*a.shape[:-1], self.problem.n, dtype=getattr(torch, self.problem.out_dtype))
         self.launch(operands, out)
         return out
 

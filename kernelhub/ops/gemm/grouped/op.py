@@ -95,7 +95,7 @@ def bind(
             if reads:
                 check_lengths(lengths_name, operands[lengths_at], b.shape[0], a, masked)
         if not a.numel():
-            return a.new_empty((*a.shape[:-1], b.shape[1]), dtype=out_dtype) if out is None else out
+            return a.new_empty(*a.shape[:-1], b.shape[1], dtype=out_dtype) if out is None else out
         tick()
         operands = _dense(operands)
         if out is None:

@@ -122,8 +122,8 @@ class MlaAttentionPlan(PagedPlan):
                     unknown = out.is_nested or not known_listed_out.holds(q, kv_cache, topk_indices, out)
                 launches = not unknown or accept(step, q, kv_cache, topk_indices, out)
                 if out is None:
-                    out = q.new_empty((*q.shape[:-1], value_dim))
-                lse = q.new_empty(lse_shape(q.shape), dtype=torch.float32) if returns_lse else None
+                    out = q.new_empty(*q.shape[:-1], value_dim)
+                lse = q.new_empty(*lse_shape(q.shape), dtype=torch.float32) if returns_lse else None
                 if launches:
                     plain = with_plain_sinks(values) if strided else values
                     tick()

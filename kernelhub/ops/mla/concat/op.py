@@ -124,7 +124,7 @@ def bind(
                 wanted = f"the plan is for {problem.dtype} [T, {num_heads}, {nope_dim}] and [T, {rope_dim}]"
                 refuse("k_nope", f"is {describe(k_nope)} with a k_rope of {describe(k_rope)}", wanted)
         if out is None:
-            out = k_nope.new_empty((k_nope.shape[0], num_heads, width))
+            out = k_nope.new_empty(k_nope.shape[0], num_heads, width)
         if out.shape[0]:
             tick()
             try:

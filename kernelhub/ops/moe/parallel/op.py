@@ -152,7 +152,7 @@ def bind(
             if got != wanted:
                 refuse(NAME, "x", f"and the other arguments make {name} {got}", f"the plan is for {wanted}")
         if out is None:
-            out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+            out = torch.empty_like(x, memory_format=torch.contiguous_format)
         tick()
         try:
             launch(layer_of(given, max_tokens), out, pg)

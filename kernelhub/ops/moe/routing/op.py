@@ -225,9 +225,9 @@ def bind(
                 examine(logits, correction_bias, scaling_factor, out_weights, out_ids)
             shape = (logits.shape[0], top_k)
             if out_weights is None:
-                out_weights = logits.new_empty(shape, dtype=float32)
+                out_weights = logits.new_empty(*shape, dtype=float32)
             if out_ids is None:
-                out_ids = logits.new_empty(shape, dtype=int32)
+                out_ids = logits.new_empty(*shape, dtype=int32)
             if shape[0]:
                 tick()
                 launch(logits, correction_bias, float(scaling_factor), out_weights, out_ids)

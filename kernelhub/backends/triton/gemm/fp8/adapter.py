@@ -71,7 +71,7 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
     ) -> None:
         m, n = out.shape
         tile, programs, splits = self._cut(m)
-        parts = torch.empty((splits, m, n), dtype=torch.float32, device=a.device) if splits > 1 else out
+        parts = torch.empty(splits, m, n, dtype=torch.float32, device=a.device) if splits > 1 else out
         with device_of(a):
             self._multiply(tile, programs * splits, splits, a, b, a_scale, b_scale, bias, parts)
             if splits > 1:

@@ -136,7 +136,7 @@ def bind(
             if out is not None:
                 check_own_memory(NAME, "out", out, _READ, (a, b, a_scale, b_scale))
         if out is None:
-            out = a.new_empty((*a.shape[:2], n), dtype=dtype)
+            out = a.new_empty(*a.shape[:2], n, dtype=dtype)
         if out.numel():
             tick()
             try:
