@@ -34,6 +34,7 @@ NAMED = {
         "tests/backends/test_cpp.py::TestTargets",
         "tests/backends/test_direct_launch.py::test_what_the_driver_receives",
         "tests/backends/test_triton_ahead.py",
+        "tests/cpu/test_sanitized.py",
         "tests/cuda/test_emulated.py",
         "tests/cuda/test_nvrtc.py::test_nvrtc_compiles_it_for_every_generation",
         "tests/gluon/test_ahead.py",

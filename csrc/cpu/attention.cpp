@@ -175,7 +175,8 @@ struct Ahead {
     void ask() {
         for (int64_t i = 0; i < each && place < 2 * next->count; i++) {
             const bool value = place & 1;
-            __builtin_prefetch((value ? next->v : next->k)[place / 2] + offset, 0, 2);
+            const char *const *rows = value ? next->v : next->k;
+            __builtin_prefetch(rows[place / 2] + offset, 0, 2);
             offset += 64;
             if (offset >= (value ? of_v : of_k)) offset = 0, place++;
         }

@@ -1,0 +1,98 @@
+"""Each level of csrc/cpu that this CPU runs, compiled as for the wheel, and aarch64 under QEMU, beside the reference.
+
+    python -m pytest -n 0 -m ahead tests/cpu -rs
+
+The preprocessor chooses between levels, so a CPU with AVX-512 tests the lower ones too.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelhub.backends.cpp import build
+from kernelhub.probes.toolchain import cxx_compiler
+from tests.backends import test_cpp, test_cpp_attention
+from tests.cpu import compiled
+from tests.cpu.compiled import CASES, LEVELS
+
+pytestmark = [
+    pytest.mark.ahead,
+    pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: all levels of csrc/cpu"),
+]
+
+CONTRACTS: dict[str, Any] = {
+    "fp8_gemm": test_cpp.TestFp8Gemm,
+    "bmm_fp8": test_cpp.TestBmmFp8,
+    "fp4_gemm": test_cpp.TestFp4Gemm,
+    "fused_moe": test_cpp.TestExperts,
+    "attention": test_cpp_attention.TestDense,
+    "paged_attention": test_cpp_attention.TestPaged,
+    "mla_attention": test_cpp_attention.TestLatent,
+}
+_KNOWN = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # which g++ 12 sees in its own headers of AVX-512
+CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+
+
+def needs(level: str) -> None:
+    if not compiled.runs(level):
+        pytest.skip(f"this CPU does not run {level}: {CASES} cases and {len(CONTRACTS)} contracts")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_odd_operands(level: str, tmp_path: Path) -> None:
+    needs(level)
+    flags = {level: ("-O3", *LEVELS[level])}
+    driver, libraries = compiled.compile_all(str(cxx_compiler().value), tmp_path, flags)
+    status, output = compiled.answer([driver, *libraries[level]])
+    assert status == 0, output
+    assert len(compiled.digests(output)) == CASES
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_level_compiles(level: str, tmp_path: Path) -> None:
+    """Those too that this CPU does not run."""
+    compiled.compile_all(
+        str(cxx_compiler().value), tmp_path, {level: ("-O1", "-Wall", "-Werror", *_KNOWN, *LEVELS[level])}
+    )
+
+
+@pytest.mark.parametrize("op", CONTRACTS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_contract(level: str, op: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> None:
+    needs(level)
+    monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "levels"))
+    flags = ("-O3", "-std=c++17", *LEVELS[level], "-shared", "-fPIC", "-pthread")
+    monkeypatch.setattr(build, "flags", lambda: flags)
+    build.library.cache_clear()
+    try:
+        subject = CONTRACTS[op]()
+        for case in subject.accepted_cases():
+            subject.test_case(case)
+        assert build.library.cache_info().currsize  # compiled for the level, and not one of before
+    finally:
+        build.library.cache_clear()
+
+
+def test_aarch64_gives_the_bits_of_x86(tmp_path: Path) -> None:
+    """Without contraction of products and sums. With it, as for a wheel, within the bounds of the reference."""
+    lacking = [command for command in (CROSS, EMULATOR) if not shutil.which(command)]
+    if lacking:
+        pytest.skip(f"not installed: {', '.join(lacking)}: {CASES} cases of aarch64")
+    there = tmp_path / "aarch64"
+    there.mkdir()
+    exact = ("-O2", "-ffp-contract=off")
+    driver, libraries = compiled.compile_all(str(cxx_compiler().value), tmp_path, {"exact": exact})
+    status, output = compiled.answer([driver, *libraries["exact"]])
+    assert status == 0, output
+    driver, libraries = compiled.compile_all(CROSS, there, {"exact": exact, "wheel": ("-O3",)})
+    emulated = [EMULATOR, "-L", "/usr/aarch64-linux-gnu", driver]
+    for name, paths in libraries.items():
+        status, output_there = compiled.answer([*emulated, *paths])
+        assert status == 0, f"{name}: {output_there}"
+        assert len(compiled.digests(output_there)) == CASES
+        if name == "exact":
+            assert compiled.digests(output_there) == compiled.digests(output)
