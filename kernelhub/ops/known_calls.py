@@ -4,8 +4,8 @@ What an op asks of tensors depends on their forms, which `KnownForm` compares at
 destinations is. With a form the extents are known too, so one address for each tensor decides: a destination is apart
 from all else, or in the place of the operand that it was in when its call was checked.
 
-A form has all sizes and strides, so there is one for each number of tokens. Learning is far slower
-than a check: a form is learned when its key comes again, and anew at ever rarer times: calls of one key may have several forms.
+A form has all sizes and strides, so there is one for each number of tokens. Learning takes far longer than a check: a
+form is learned when its key comes again, and anew at ever rarer times, since calls of one key may have several forms.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class KnownCalls:
         """Whether the checks would let a call through again.
 
         Args:
-            key: every value that the checks look at, but tensors; among them a shape, by which calls differ. None for a call
-                that has to be checked.
+            key: every value that the checks look at, but tensors; among them a shape, by which calls differ. None
+                for a call that has to be checked.
             given: operands and destinations, as of `learn`. They may be anything.
         """
         call = self._calls.get(key)
