@@ -81,12 +81,13 @@ class KnownCalls:
                 return False
         return not call.same or all(begins[one] == begins[other] for one, other in call.same)
 
-    def learn(self, key: Hashable, given: Sequence[Tensor | None], destinations: int) -> None:
+    def learn(self, key: Hashable, given: Sequence[Any], destinations: int) -> None:
         """Remember a call that the checks have let through, the second, fourth, eighth time that it was not known.
 
         Args:
             key: as of `holds`.
-            given: its operands, then its destinations; None for those that it has not.
+            given: its operands, then its destinations; None for those that it has not. A call with anything that is no
+                tensor, such as packed weights, is not remembered.
             destinations: how many of them are destinations.
         """
         if key is None or forward_ad._current_level >= 0:
@@ -99,6 +100,8 @@ class KnownCalls:
             return
         present = [place for place, tensor in enumerate(given) if tensor is not None]
         tensors = [tensor for tensor in given if tensor is not None]
+        if not all(isinstance(tensor, Tensor) for tensor in tensors):
+            return
         written = [at for at, place in enumerate(present) if place >= len(given) - destinations]
         apart, same = [], []
         for one in written:

@@ -181,14 +181,21 @@ def check_own_memory(
         if overlaps_itself(out):
             refuse(op, parameter, f"overlaps itself (strides {list(out.stride())})", _APART)
         end = begin + extent_of(out)
-    for operand in operands:
-        if operand is not None:
-            start = operand.data_ptr()
-            if start < end and (
-                start >= begin or start + (operand.nbytes if operand.is_contiguous() else extent_of(operand)) > begin
-            ):
-                check_apart(op, parameter, out, dict(zip(names, operands, strict=True)))
-                return
+    try:
+        for operand in operands:
+            if operand is not None:
+                start = operand.data_ptr()
+                if start < end and (
+                    start >= begin
+                    or start + (operand.nbytes if operand.is_contiguous() else extent_of(operand)) > begin
+                ):
+                    check_apart(op, parameter, out, dict(zip(names, operands, strict=True)))
+                    return
+    except RuntimeError:  # of an operand without memory of its own
+        for name, operand in zip(names, operands, strict=True):
+            if operand is not None:
+                check_operand(op, name, operand)
+        raise
 
 
 def transformed() -> bool:

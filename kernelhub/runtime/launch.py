@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,7 +118,7 @@ def native_of(module: Any, launch: int, encode: int, **other: Any) -> Native:
         "failed": _failed,
         "enter": _enter,
         "current": getattr(torch._C, "_cuda_getDevice", None),
-        "allocate": _room if torch.version.cuda else None,
+        "allocate": _allocator() if torch.version.cuda else None,
         "release": None,
         "runtime": _hooks(),
     }
@@ -168,11 +169,16 @@ def _build() -> tuple[Any, str]:
     return module, ""
 
 
-def _room(size: int, stream: int) -> Any:
-    """Memory for temporaries on the current device and stream, which a captured call gets from its graph's pool."""
+def _allocator() -> Callable[[int, int], Any]:
+    """What allocates temporaries on the current device and stream: a captured call gets them from its graph's pool."""
     import torch
 
-    return torch.empty(size, dtype=torch.uint8, device="cuda")
+    empty, uint8, cuda = torch.empty, torch.uint8, torch.device("cuda")
+
+    def allocated(size: int, stream: int) -> Any:
+        return empty(size, dtype=uint8, device=cuda)
+
+    return allocated
 
 
 def _hooks() -> Any:

@@ -32,6 +32,7 @@ from kernelhub.ops.gemm.fp4.problem import (
     multiple_of_k,
 )
 from kernelhub.ops.gemm.fp4.reference import BYTES, EXPONENTS, a_format_of, fp4_format_of, fp4_gemm_reference
+from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.operands import check_destination, check_loose, check_operand, check_own_memory, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.packed import PackedWeight, PackingPlan, layout_of, prepared
@@ -40,7 +41,6 @@ from kernelhub.probes.device import facts_of
 NAME = "fp4_gemm"
 _OUT = tuple(getattr(torch, name) for name in OUT_DTYPES)
 _READ = ("a", "a_scale", "b_scale", "a_global_scale", "b_global_scale", "bias")
-_LOOSE = ("a", "a_scale", "bias")
 
 
 def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
@@ -201,6 +201,7 @@ def bind(
     """The function that a call runs: the checks, the destination, the launch."""
     launch, out_dtype = adapter.launch, getattr(torch, problem.out_dtype)
     forms, n = Forms(device), problem.n
+    calls = KnownCalls()
 
     def run(
         a: Tensor,
@@ -219,23 +220,29 @@ def bind(
                 a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out
             )
             return result
-        rest = (a, a_scale, b_scale, a_global_scale, b_global_scale, bias, out)
-        if isinstance(b, PackedWeight):
-            form = forms.of((*rest, *b.tensors.values()), b.op, b.layout, b.shape, b.facts["format"])
-        else:
-            form = forms.of((*rest, b))
-        if form is None or form not in forms or transformed():
-            if not checked:
-                check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
-                _check_form(problem, a, b, a_scale, b_scale, bias)
-            forms.add(form)
-        else:
-            check_loose(NAME, _LOOSE, (a, a_scale, bias))
-            for factor in (a_scale, a_global_scale, b_global_scale, bias if n == 1 else None):
-                if factor is not None and factor.is_neg():
+        given = (a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out)
+        key = None if a.is_nested else (a.shape, out is None)
+        if not calls.holds(key, given):
+            rest = (a, a_scale, b_scale, a_global_scale, b_global_scale, bias, out)
+            if isinstance(b, PackedWeight):
+                form = forms.of((*rest, *b.tensors.values()), b.op, b.layout, b.shape, b.facts["format"])
+            else:
+                form = forms.of((*rest, b))
+            if form is None or form not in forms or transformed():
+                if not checked:
                     check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
-            if out is not None:
-                _check_out(out, rest[:-1], b)
+                    _check_form(problem, a, b, a_scale, b_scale, bias)
+                forms.add(form)
+            else:
+                check_loose(NAME, _READ, rest[:-1])
+                if isinstance(b, Tensor):
+                    check_loose(NAME, ("b",), (b,))
+                for factor in (a_scale, a_global_scale, b_global_scale, bias if n == 1 else None):
+                    if factor is not None and factor.is_neg():
+                        check(a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out)
+                if out is not None:
+                    _check_out(out, rest[:-1], b)
+            calls.learn(key, given, 1)
         if bias is not None and not bias.is_contiguous():
             bias = bias.contiguous()  # kernels read it element after element
         if out is None:

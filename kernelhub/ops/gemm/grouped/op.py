@@ -20,6 +20,7 @@ from kernelhub.ops.gemm.grouped.checks import NAME, Operands, check, check_form,
 from kernelhub.ops.gemm.grouped.problem import FEW, FP4, GROUPED_GEMM, MANY, MOST_FEW, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.reference import grouped_gemm_reference
 from kernelhub.ops.gemm.grouped.scales import PACKED, geometry_of_a, geometry_of_b
+from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.operands import check_loose, check_own_memory, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.values import checks_devices
@@ -27,7 +28,6 @@ from kernelhub.probes.device import facts_of
 
 _READ = GroupedOperands._fields
 _VECTORS = tuple(map(_READ.index, ("offsets", "group_sizes", "a_global_scale", "b_global_scale")))
-_FLOATING = ("a", "a_scale", "b_scale", "bias")
 
 
 def problem_of(key: Any, device: int) -> GroupedGemmProblem:
@@ -69,6 +69,7 @@ def bind(
     kinds |= {5: problem.b_scale is not None and (one or problem.b_scale == "tensor")}
     kinds |= {6: problem.a_global_scale, 7: problem.global_scale, 8: one_row and problem.bias}
     scalars = [at for at, may_be_one in kinds.items() if may_be_one]
+    calls = KnownCalls()
     forms, reads = Forms(device), problem.device.type == "cpu" or checks_devices()
 
     def run(operands: Operands, given_dtype: torch.dtype | None, out: Tensor | None, checked: bool = False) -> Tensor:
@@ -77,23 +78,32 @@ def bind(
         if a.get_device() != device:
             there: Tensor = elsewhere(a.get_device())(operands, given_dtype, out)
             return there
-        form = None
-        if given_dtype is None or type(given_dtype) is torch.dtype:
-            form = forms.of((*operands, out), given_dtype)
-        if form is None or form not in forms or transformed():
-            if not checked:
-                check(operands, given_dtype, out)
-                check_form(operands, out, problem)
-            forms.add(form)
-        else:
-            check_loose(NAME, _FLOATING, (a, operands[4], operands[5], operands[8]))
-            for scale in scalars:
-                if operands[scale].is_neg():  # type: ignore[union-attr]
-                    check(operands, given_dtype, out)
-            if out is not None:
-                check_own_memory(NAME, "out", out, _READ, operands)
+        key: Any = None
+        if not a.is_nested and (given_dtype is None or type(given_dtype) is torch.dtype):
+            key = a.shape, given_dtype, out is None
+        given = (*operands, out)
+        if calls.holds(key, given):
             if reads:
                 check_lengths(lengths_name, operands[lengths_at], b.shape[0], a, masked)
+        else:
+            form = None
+            if given_dtype is None or type(given_dtype) is torch.dtype:
+                form = forms.of((*operands, out), given_dtype)
+            if form is None or form not in forms or transformed():
+                if not checked:
+                    check(operands, given_dtype, out)
+                    check_form(operands, out, problem)
+                forms.add(form)
+            else:
+                check_loose(NAME, _READ, operands)
+                for scale in scalars:
+                    if operands[scale].is_neg():  # type: ignore[union-attr]
+                        check(operands, given_dtype, out)
+                if out is not None:
+                    check_own_memory(NAME, "out", out, _READ, operands)
+                if reads:
+                    check_lengths(lengths_name, operands[lengths_at], b.shape[0], a, masked)
+            calls.learn(key, given, 1)
         if not a.numel():
             return a.new_empty(*a.shape[:-1], b.shape[1], dtype=out_dtype) if out is None else out
         tick()

@@ -15,6 +15,7 @@ from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import Forms, alike, dtype_name, usable
 from kernelhub.ops.formats import E4M3
+from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.checks import WEIGHTS, Operands, check, refuse
 from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
@@ -23,6 +24,7 @@ from kernelhub.ops.operands import is_plain_view, may_overlap, span_of, tracing_
 from kernelhub.ops.packed import PackedWeight
 from kernelhub.probes.device import facts_of
 
+_ALPHA = Operands._fields.index("alpha")  # followed by the limit, the only others that are no tensors
 _FIRST_OF_LAYER, _LAST_OF_LAYER = Operands._fields.index("w13_scale"), Operands._fields.index("a2_scale") + 1
 
 
@@ -111,6 +113,7 @@ def bind(
     # What kernels are given is what the caller gave.
     as_given = weights in (PLAIN, FP8_BLOCK) and problem.weight_layout == CHECKPOINT
     forms, fits, start = Forms(device), _fits_of(problem, device), _start_of(adapter, tick)
+    calls = KnownCalls()
     arrange = None if type(adapter).arrange is ExpertsAdapter.arrange else adapter.arrange
 
     def examine(given: Operands) -> None:
@@ -131,23 +134,28 @@ def bind(
             result: Tensor = elsewhere(x.get_device())(given)
             return result
         try:
-            out = given.out
-            if not fits(x, given.topk_weights, given.topk_ids, given.residual, out):
-                form = None
-            elif out is None:
-                form = _form_of_layer(given, device, 0, 0)
-            else:
-                form = _form_of_layer(given, device, out.data_ptr(), out.nbytes)
-            if form is None or form not in forms:
-                if not checked:
-                    examine(given)
-                forms.add(form)
+            alpha, limit, out = given.alpha, given.limit, given.out
+            key: Any = None
+            if not x.is_nested and type(alpha) is float and type(limit) is float:
+                key = x.shape, alpha, limit, out is None
+            tensors = (*given[:_ALPHA], *given[_ALPHA + 2 :])
+            if not calls.holds(key, tensors):
+                if not fits(x, given.topk_weights, given.topk_ids, given.residual, out):
+                    form = None
+                elif out is None:
+                    form = _form_of_layer(given, device, 0, 0)
+                else:
+                    form = _form_of_layer(given, device, out.data_ptr(), out.nbytes)
+                if form is None or form not in forms:
+                    if not checked:
+                        examine(given)
+                    forms.add(form)
+                calls.learn(key, tensors, 1)
             w13, w2 = given.w13, given.w2
             if as_given and not isinstance(w13, PackedWeight) and not isinstance(w2, PackedWeight):
                 first = Matrix(w13, given.w13_scale, None, given.w13_bias)
                 second = Matrix(w2, given.w2_scale, None, given.w2_bias)
-                alpha, limit = float(given.alpha), float(given.limit)
-                values = Values(given.a1_scale, given.a2_scale, alpha, limit, given.expert_map)
+                values = Values(given.a1_scale, given.a2_scale, float(alpha), float(limit), given.expert_map)
             else:
                 first, second, values = _layer(weights, given)
             if arrange is not None and x.shape[0]:
@@ -171,6 +179,7 @@ def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
     run, activation, activation_dtype = bound.run, problem.activation, asked_by(problem)
     fits, start = _fits_of(problem, bound.device), _start_of(bound.adapter, bound.counter.__next__)
     spans = [span_of(tensor) for tensor in _of_layer(layer) if tensor is not None]
+    calls = KnownCalls()
     prepared: tuple[Any, ...] = ()
     if layer.w13 is not None:
         w13, w2, values = _layer(problem.weights, layer)
@@ -185,7 +194,12 @@ def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
         weights: tuple[Any, ...] = (),
     ) -> Tensor:
         try:
-            if prepared and not weights and fits(x, topk_weights, topk_ids, residual, out):
+            key = None if x.is_nested else (x.shape, out is None)
+            given = (x, topk_weights, topk_ids, residual, out)
+            as_before = calls.holds(key, given)
+            if prepared and not weights and (as_before or fits(*given)):
+                if not as_before:
+                    calls.learn(key, given, 1)
                 first = last = 0
                 if out is not None:
                     first = out.data_ptr()
@@ -202,10 +216,10 @@ def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
             raise
         if not (prepared or weights):
             refuse("w13", "is missing", "the plan was prepared with its shape alone; give it to run")
-        given = called(x, topk_weights, topk_ids, residual, out, weights)
+        call = called(x, topk_weights, topk_ids, residual, out, weights)
         if not weights:
-            check(given, activation, activation_dtype)
-        result: Tensor = run(given)
+            check(call, activation, activation_dtype)
+        result: Tensor = run(call)
         return result
 
     def called(x: Any, topk_weights: Any, topk_ids: Any, residual: Any, out: Any, weights: tuple[Any, ...]) -> Operands:
