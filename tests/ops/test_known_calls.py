@@ -99,12 +99,13 @@ def others_than(tensor: Tensor, name: str, given: dict[str, Any]) -> Iterator[tu
 
 
 def outcome(op: Any, given: dict[str, Any]) -> Any:
+    """The class of the error, or the form of the results."""
     try:
         results = op(**given)
     except Exception as error:
         return type(error)
     results = results if isinstance(results, tuple) else (results,)
-    return [None if one is None else one.detach().contiguous().view(torch.uint8).numpy().tobytes() for one in results]
+    return [None if one is None else (one.dtype, one.shape) for one in results]
 
 
 @pytest.mark.parametrize("name", SIZES)
