@@ -84,7 +84,6 @@ NAMED = {
         "tests/evidence/test_contract_liars.py",
         "tests/evidence/test_memory_liars.py",
         "tests/evidence/test_right_kernels.py",
-        "tests/ops/test_values_of_every_op.py::test_every_op_with_metadata_is_here",
         "tests/evidence/test_tuned_sizes.py::TestTriton::test_a_real_search_over_tiles_ends_with_tiles_that_are_right",
         "tests/fuzz",
     ),
