@@ -220,9 +220,10 @@ def table(result: dict[str, Any]) -> str:
     facts = result["facts"]
     lines = [f"{facts['device']}, {facts['machine']}; torch's fill of one element {facts['fill']} us, "]
     lines[0] += f"an allocation {facts['empty']} us; launcher: {facts['launcher']}"
-    lines.append(f"{'':24} {'call, us':>18} {'fresh, us':>18} {'plan, us':>18}   goal")
+    lines.append(f"{'own for Triton, us':24} " + " ".join(f"{form:>18}" for form in FORMS) + "   goal")
     for op, both in result["ops"].items():
-        figures = [f"{both['own'][name]:6.1f} for {both['triton'][name]:6.1f}" for name in ("call", "fresh", "plan")]
+        own, triton = both["own"], both["triton"]
+        figures = [f"{own[form]:6.1f} for {triton[form]:6.1f}" if form in own else "" for form in FORMS]
         lines.append(f"{op:24} " + " ".join(f"{figure:>18}" for figure in figures) + f"   {GOALS.get(op, GOAL):g}")
     return "\n".join(lines)
 

@@ -388,6 +388,27 @@ def launching() -> str:
     return f"{where}\n\n{table(('on the host', 'time'), rows)}"
 
 
+def eager_calls() -> str:
+    """Whole eager calls of every op, from all machines that they were measured on."""
+    parts = []
+    for path in sorted((ROOT / "benchmarks" / "results").glob("host_*.json")):
+        result = results(path.name)
+        facts = result["facts"]
+        rows = [
+            (f"`{op}`", *[f"{both['own'][form]:.1f}" if form in both["own"] else "" for form in _FORMS])
+            for op, both in result["ops"].items()
+        ]
+        where = f"{facts['device']}, {facts['machine']}, {facts['date']}; "
+        where += f"torch fills one element in {facts['fill']:.1f} µs."
+        header = ("µs", "a call with destinations", "without", "a plan's or step's run", "the launch in a call")
+        parts.append(f"{where}\n\n{table(header, rows)}")
+    command = "python benchmarks/host.py --out benchmarks/results/host_h100.json"
+    return "\n\n".join(parts) or f"Not measured yet: `{command}` on a GPU writes the data of this table."
+
+
+_FORMS = ("call", "fresh", "plan", "launch")  # as `benchmarks/host.py` names them
+
+
 def every_kernel() -> list[tuple[str, str]]:
     """(op, kernel) of all records."""
     return [(op, name) for op, function in zip(OPS, functions(), strict=True) for name in function.kernels()]
@@ -537,6 +558,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "cost": cost,
     "cost of ops": cost_of_ops,
     "launching": launching,
+    "eager calls": eager_calls,
     "first call": first_call,
     "headlines": headlines,
     "headlines of a cpu": headlines_of_a_cpu,
