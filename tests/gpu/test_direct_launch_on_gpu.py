@@ -138,6 +138,14 @@ def test_an_operand_off_alignment_and_other_strides_are_right(launches, monkeypa
             same(kernelhub.paged_attention(**given | {"q": q, "out": out}).contiguous(), want)
 
 
+def test_layers_of_a_step_find_its_last_call_whatever_their_scale(launches, monkeypatch) -> None:
+    """Each with a scale of its own: a call is made with its own values, not with those of the layer before."""
+    given = paged()
+    want = {scale: by_triton(monkeypatch, {**given, "scale": scale}) for scale in (0.1, 0.2)}
+    for scale in (0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.1, 0.2, 0.1, 0.1):
+        same(kernelhub.paged_attention(**given, scale=scale), want[scale])
+
+
 def test_a_graph_replays_with_what_its_tensors_hold_then(launches, monkeypatch) -> None:
     given = paged()
     kernelhub.paged_attention(**given)
@@ -212,10 +220,13 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "attention": {"q_tokens": 8},
     "merge_attention_states": {"tokens": 8},
     "mla_attention": {"seq_lens": (300, 7)},
+    "write_kv_cache": {"tokens": 8},
     "write_mla_cache": {"tokens": 8},
     "concat_mla_k": {"tokens": 8},
     "quantize_fp8": {"tokens": 4, "width": 512},
     "quantize_nvfp4": {"tokens": 4, "width": 512},
+    "rms_norm_quant": {"tokens": 4, "width": 512},
+    "silu_and_mul_quant": {"tokens": 4, "width": 512},
     "fp4_gemm": {"tokens": 4, "n": 256, "k": 256},
     "fp8_gemm": {"tokens": 4, "n": 256, "k": 2048},
     "grouped_gemm": {"n": 64, "k": 128},
