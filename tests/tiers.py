@@ -51,6 +51,9 @@ NAMED = {
     "starts ranks, or workers": (
         "tests/backends/test_triton_comm.py::test_long_messages_are_sent_in_pieces",
         "tests/backends/test_triton_comm.py::test_more_ranks_get_the_sums_in_the_order_of_ranks",
+        "tests/backends/test_triton_expert_comm.py::test_four_ranks_exchange_every_bit",
+        "tests/backends/test_triton_expert_comm.py::test_many_rows_are_sent_in_pieces",
+        "tests/backends/test_triton_expert_comm.py::test_two_ranks_exchange_all_dtypes_routings_and_numbers_of_choices",
         "tests/faults/test_all.py::TestCounting::test_those_of_several_workers_are_gathered_and_printed",
         "tests/runtime/test_comm_ranks.py",
         "tests/runtime/test_expert_ranks.py",

@@ -96,6 +96,10 @@ CONNECTED: dict[str, dict[str, Any]] = {
     "2 MIG instances": {"world_size": 2, "link": "none"},
     "16 ranks, 2 machines": {"world_size": 16, "link": "network"},
 }
+PEERS: dict[str, dict[str, Any]] = {
+    "8 ranks, NVLink": {"world_size": 8, "link": "nvlink"},
+    "4 ranks, PCIe": {"world_size": 4, "link": "pcie", "peers": "access"},
+}
 PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "attention": {
         "prefill": {"q_len": "many", "causal": True},
@@ -147,6 +151,7 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "8 ranks, exact": {"world_size": 8, "capacity": "exact", "format": "contiguous"},
         "8 ranks, many, masked": {"world_size": 8, "capacity": "many", "format": "masked", "scales": True},
         "8 ranks, another backend": {"world_size": 8, "group_backend": "other"},
+        **PEERS,
     },
     "moe_combine": {
         "alone": {},
@@ -154,6 +159,7 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "8 ranks, exact": {"world_size": 8, "rows": "needed", "format": "contiguous"},
         "8 ranks, gathered": {"world_size": 8, "rows": "all"},
         "8 ranks, many, masked": {"world_size": 8, "capacity": "many", "format": "masked"},
+        **PEERS,
     },
     "write_kv_cache": {
         "bf16": {},

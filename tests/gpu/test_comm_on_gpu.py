@@ -19,13 +19,31 @@ KERNELS = [(op, kernel) for op in OPS for kernel in getattr(kernelhub, op).kerne
 RANKS = 2
 
 
+# Dispatches and combines with a capacity; each takes what the other's kernel gives.
+PAIRS = [
+    ("triton.push", "triton.push"),
+    ("torch.gather_fixed", "triton.push"),
+    ("triton.push", "torch.all_to_all_fixed"),
+    ("torch.all_to_all_fixed", "torch.reduce_scatter_fixed"),
+]
+
+
 @pytest.mark.parametrize(("op", "kernel"), KERNELS)
 def test_conformance(op: str, kernel: str) -> None:
+    check("tests.gpu.comm_conformance", op, kernel)
+
+
+@pytest.mark.parametrize(("dispatch", "combine"), PAIRS)
+def test_conformance_of_experts(dispatch: str, combine: str) -> None:
+    check("tests.gpu.expert_conformance", dispatch, combine)
+
+
+def check(module: str, *names: str) -> None:
     if torch.cuda.device_count() < RANKS:
         pytest.skip(f"{RANKS} GPUs are needed")
-    command = [sys.executable, "-m", "tests.gpu.comm_conformance", op, kernel, "--ranks", str(RANKS), "--calls", "2000"]
+    command = [sys.executable, "-m", module, *names, "--ranks", str(RANKS), "--calls", "2000"]
     root = Path(__file__).parents[2]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=300)
     answers = json.loads(done.stdout.splitlines()[-1])
     assert answers["ended"] == [0] * RANKS, done.stderr[-2000:]
     for answer in answers["ranks"]:

@@ -93,8 +93,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "write_kv_cache": {"num_kv_heads": 2, "kv_scale": "head", "kv_layout": "HND"},
     "rms_norm_quant": {"width": 256, "format": "nvfp4", "residual": True, "unit_offset": True},
     "silu_and_mul_quant": {"width": 256, "format": "fp8_tensor"},
-    "moe_dispatch": {"num_experts": 8, "top_k": 2, "hidden_size": 64},
-    "moe_combine": {"num_experts": 8, "top_k": 2, "hidden_size": 64},
+    "moe_dispatch": {"num_experts": 8, "top_k": 2, "hidden_size": 64, "link": "none"},
+    "moe_combine": {"num_experts": 8, "top_k": 2, "hidden_size": 64, "link": "none"},
     "expert_parallel_moe": {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32},
     **{op: {"link": "none"} for op in ("all_reduce", "all_reduce_rms_norm", "reduce_scatter", "all_gather")},
 }  # fmt: skip

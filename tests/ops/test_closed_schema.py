@@ -88,6 +88,8 @@ _MESSAGES = [
 SWEEPS: dict[str, list[dict[str, Any]]] = {
     "all_reduce": [{}, *_MESSAGES],
     "all_reduce_rms_norm": [{}, *_MESSAGES],
+    "moe_dispatch": [{}, {"world_size": 2, "link": "nvlink"}],
+    "moe_combine": [{}, {"world_size": 2, "link": "nvlink"}],
     "attention": [*_ATTENTION, {"q_len": "many", "causal": True, "head_dim_qk": 192, "head_dim_vo": 128}],
     "paged_attention": [
         *_ATTENTION,

@@ -35,11 +35,13 @@ KERNELS = {
 }
 
 
-def tokens_of(rank: int, routing: str, top_k: int = 3, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+def tokens_of(
+    rank: int, routing: str, top_k: int = 3, dtype: torch.dtype = torch.bfloat16, width: int = 130
+) -> dict[str, Any]:
     """Small integers, and weights of 1/2 and 1, whose sums are exact in every dtype and order."""
     random = torch.Generator().manual_seed(17 * rank + top_k)
     count = LENGTHS[rank % len(LENGTHS)]
-    x = torch.randint(-4, 5, (count, 130), generator=random).float()
+    x = torch.randint(-4, 5, (count, width), generator=random).float()
     ids = torch.rand(count, EXPERTS, generator=random).topk(top_k, 1).indices.int()
     if routing == "all to one":
         ids = torch.full_like(ids, 4)
@@ -54,7 +56,7 @@ def tokens_of(rank: int, routing: str, top_k: int = 3, dtype: torch.dtype = torc
     weights = weights.masked_fill((ids < 0) | (ids >= EXPERTS), torch.nan)
     made = {"x": x.to(dtype), "topk_ids": ids, "topk_weights": weights}
     if dtype is torch.float8_e4m3fn:
-        made["scales"] = torch.randint(-1, 2, (count, 2), generator=random).float().exp2()
+        made["scales"] = torch.randint(-1, 2, (count, -(-width // 128)), generator=random).float().exp2()
     return made
 
 
@@ -75,6 +77,33 @@ def own(given: dict[str, Any], dtype: torch.dtype) -> Tensor:
 
 def values(x: Tensor, scales: Tensor | None) -> Tensor:
     return x.float() if scales is None else x.float() * scales.repeat_interleave(128, -1)[..., : x.shape[-1]]
+
+
+def wanted_by_expert(
+    rank: int, size: int, format: str, parts: list[dict[str, Tensor]], experts: int = EXPERTS
+) -> dict[str, Tensor]:
+    """`by_expert` of what a rank gets, from its definition."""
+    local = experts // size
+    rows, weights, scales, counts = [], [], [], [0] * local
+    for expert in range(local):
+        for part in parts:
+            for token, ids in enumerate(part["topk_ids"].tolist()):
+                places = [place for place, number in enumerate(ids) if number == rank * local + expert]
+                of_token = part["topk_weights"][token, places]
+                shown = of_token if format == TOKENS else of_token.sum(0, keepdim=True)[: len(places)]
+                counts[expert] += len(shown)
+                weights += shown.tolist()
+                rows += [part["x"][token].view(torch.uint8)] * len(shown)
+                scales += [part["scales"][token] for _ in shown] if "scales" in part else []
+    width = parts[0]["x"].shape[1] * parts[0]["x"].itemsize
+    made = {
+        "rows": torch.stack(rows) if rows else torch.empty((0, width), dtype=torch.uint8),
+        "weights": torch.tensor(weights, dtype=torch.float32),
+        "counts": torch.tensor(counts, dtype=torch.int32),
+    }
+    if "scales" in parts[0]:
+        made["scales"] = torch.stack(scales) if scales else torch.empty((0, parts[0]["scales"].shape[1]))
+    return made
 
 
 def results(sent: Dispatched, rank: int, size: int, dtype: torch.dtype) -> Tensor:

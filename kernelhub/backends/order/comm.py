@@ -43,7 +43,21 @@ _FIRST = {
     8: ({**_LARGE, "32KB": _SMALL_RAN, "256KB": _LARGE_RAN}, f"extrapolated from what was measured {_H200}"),
 }
 
+_UNTESTED = (
+    "triton.push has not run on a GPU; the others were not measured against each other (benchmarks/expert_comm.py)"
+)
+_EXPERTS = ("torch.gather_fixed", "torch.all_to_all", "torch.all_to_all_fixed", "torch.gather", "triton.push")
+_SUMS = (
+    "torch.all_to_all",
+    "torch.all_to_all_fixed",
+    "torch.reduce_scatter",
+    "torch.reduce_scatter_fixed",
+    "triton.push",
+)
+
 ORDER = {
+    "moe_dispatch": (Line("*", "*", _EXPERTS, _UNTESTED),),
+    "moe_combine": (Line("*", "*", _SUMS, _UNTESTED),),
     "all_reduce": (
         Line("*", NO_NVLINK, (_NCCL, *_ALL[:-1]), "kernels over peer memory were not measured over PCIe"),
         *(

@@ -70,6 +70,12 @@ def known(group: ProcessGroup, device: int) -> GroupFacts:
     return kept[1]
 
 
+def linked(group: ProcessGroup, device: int) -> tuple[str, str]:
+    """The facets `link` and `peers` of a call."""
+    facts = known(group, device)
+    return facts.link, facts.peers
+
+
 def connection(group: ProcessGroup, device: int, num_bytes: int) -> tuple[str, str, str]:
     """The facets `link`, `peers` and `message` of a call."""
     facts = known(group, device)

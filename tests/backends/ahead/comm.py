@@ -9,7 +9,11 @@ from typing import Any
 import torch
 
 from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot
+from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
 from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, MOST_RANKS
+from kernelhub.ops.comm.experts.adapter import Outgoing
+from kernelhub.ops.comm.experts.problem import BLOCK, FORMATS, FP8, CombineProblem, DispatchProblem
+from kernelhub.ops.comm.experts.received import Handle, Header
 from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, NVLINK, AllReduceProblem, AllReduceRmsNormProblem
 from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
@@ -53,7 +57,43 @@ def _launch_norm(hidden_size: int, world_size: int, dtype: str, device: DeviceFa
     made.launch(x, residual, weight, 1e-6, out, residual_out, _GROUP, 60.0)
 
 
+def _dispatch(dtype: str, top_k: int, world_size: int, format: str, device: DeviceFacts) -> None:
+    facts: dict[str, Any] = {"device": device, "link": NVLINK, "peers": ATOMICS, "format": format, "top_k": top_k}
+    problem = DispatchProblem(**facts, dtype=dtype, world_size=world_size, scales=dtype == FP8)
+    made = PushRows(problem)
+    made.attach(_GROUP.group_name, _workspace(world_size))
+    x = torch.empty(64, problem.hidden_size, dtype=getattr(torch, dtype), device="cuda")
+    scales = torch.empty(64, problem.hidden_size // BLOCK, device="cuda") if problem.scales else None
+    ids = torch.empty(64, top_k, dtype=torch.int32, device="cuda")
+    made.launch(Outgoing(x, scales, ids, torch.empty(64, top_k, device="cuda"), 128), _GROUP, 60.0)
+
+
+def _combine(dtype: str, top_k: int, world_size: int, format: str, device: DeviceFacts) -> None:
+    facts: dict[str, Any] = {"device": device, "link": NVLINK, "peers": ATOMICS, "format": format, "top_k": top_k}
+    problem = CombineProblem(**facts, dtype=dtype, world_size=world_size)
+    made = PushSums(problem)
+    made.attach(_GROUP.group_name, _workspace(world_size))
+    received = world_size * 128
+    y = torch.empty(received, problem.hidden_size, dtype=getattr(torch, dtype), device="cuda")
+    ids, slots = (torch.empty(rows, top_k, dtype=torch.int32, device="cuda") for rows in (64, received))
+    none = torch.empty(0, dtype=torch.int64, device="cuda")
+    handle = Handle(none, ids, slots, torch.empty(received, top_k, device="cuda"), none, none)
+    header = Header(FORMATS.index(format), 2, world_size, problem.num_experts, 64, 128, received)
+    made.launch(y, handle, header, torch.empty(64, problem.hidden_size, dtype=y.dtype, device="cuda"), _GROUP, 60.0)
+
+
 CASES = [
+    *(
+        Case(f"{name} of {ranks} ranks, {dtype}, {format}", functools.partial(launch, dtype, top_k, ranks, format))
+        for name, launch, dtype, top_k, ranks, format in (
+            ("dispatch", _dispatch, "bfloat16", 8, 2, FORMATS[0]),
+            ("dispatch", _dispatch, FP8, 8, 8, FORMATS[0]),
+            ("dispatch", _dispatch, "float32", 32, 8, FORMATS[0]),
+            ("combine", _combine, "bfloat16", 8, 2, FORMATS[0]),
+            ("combine", _combine, "bfloat16", 8, 8, FORMATS[1]),
+            ("combine", _combine, "float32", 32, 8, FORMATS[2]),
+        )
+    ),
     *(
         Case(
             f"{name} sum of {ranks} ranks to {message}, {dtype}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernelhub.backends.triton.comm import experts
 from kernelhub.backends.triton.requirements import GPU_MACHINE
 from kernelhub.dispatch.constraint import Between, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
@@ -70,4 +71,5 @@ KERNELS = (
         Between("hidden_size", 1, 8192, why="a program holds a whole row"),
         dtype_in("weight_dtype", *FLOATS),
     ),
+    *experts.KERNELS,
 )

@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton.comm.tiles import Tile
-from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, Workspace
+from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, UNIT, Workspace
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.errors import RanksDisagree
 
@@ -36,6 +36,11 @@ class Connection:
         self._middle = (workspace.counters, workspace.missing, *workspace.slots)
         self._last = (workspace.capacity, tile.ahead)
         self._timeout_s, self._limit_us = 0.0, 0
+
+    @property
+    def slot_bytes(self) -> int:
+        """What the slot of a sender holds."""
+        return self._workspace.capacity * UNIT
 
     def compile(self, operands: tuple[Any, ...], sizes: tuple[Any, ...]) -> None:
         """Compile and load what launches with such operands need."""
@@ -78,8 +83,8 @@ def _missing(op: str, workspace: Workspace, late: list[int]) -> RanksDisagree:
     return RanksDisagree(
         "rank_missing",
         f"{op}: rank {workspace.rank} of {workspace.world_size} waited in vain for rank {names} in an earlier call, "
-        "whose result holds NaN; see the log of that rank, raise KERNELHUB_COMM_TIMEOUT_S if it was only slow, and "
-        "restart all ranks",
+        "whose result lacks it (a sum holds NaN); see the log of that rank, raise KERNELHUB_COMM_TIMEOUT_S if it was "
+        "only slow, and restart all ranks",
         tuple(late),
     )
 

@@ -73,8 +73,8 @@ def place(sender, receiver):
 
 
 @triton.jit
-def receive(slot, mask, dtype: tl.constexpr, missing, peer: tl.constexpr, until, late, CLOCK: tl.constexpr):
-    """Values of one rank once all have come, as float32, and whether the time was over before. Empties the slot."""
+def take(slot, mask, missing, peer, until, late, CLOCK: tl.constexpr):
+    """Bits of one rank once all have come, and whether the time was over before. Empties the slot."""
     bits = tl.load(slot, mask, other=0, volatile=True)
     state = tl.max(tl.where(bits == -1, 2, 0), 0)
     polls = tl.zeros([], tl.int64)
@@ -91,4 +91,11 @@ def receive(slot, mask, dtype: tl.constexpr, missing, peer: tl.constexpr, until,
     if state > 0:
         tl.store(missing + peer, 1)
     tl.store(slot, tl.full(bits.shape, -1, bits.dtype), mask)
-    return bits.to(dtype, bitcast=True).to(tl.float32), tl.maximum(late, state)
+    return bits, tl.maximum(late, state)
+
+
+@triton.jit
+def receive(slot, mask, dtype: tl.constexpr, missing, peer, until, late, CLOCK: tl.constexpr):
+    """As `take`, values as float32."""
+    bits, late = take(slot, mask, missing, peer, until, late, CLOCK)
+    return bits.to(dtype, bitcast=True).to(tl.float32), late

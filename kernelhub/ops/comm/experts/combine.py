@@ -24,6 +24,7 @@ from kernelhub.ops.comm.experts.problem import FORMATS, MOE_COMBINE, CombineProb
 from kernelhub.ops.comm.experts.received import Handle, Header, header_of
 from kernelhub.ops.comm.experts.reference import moe_combine_reference
 from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.topology import linked
 from kernelhub.ops.operators import Traced
 from kernelhub.probes.device import facts_of
 
@@ -35,7 +36,7 @@ _TIMEOUT = "KERNELHUB_COMM_TIMEOUT_S"
 
 def problem_of(key: Any, device: int) -> CombineProblem:
     """The problem that a key means on a device; the key is built in `moe_combine`."""
-    dtype, hidden_size, top_k, num_experts, world_size, group_backend, capacity, format, rows = key
+    dtype, hidden_size, top_k, num_experts, world_size, group_backend, capacity, format, rows, link, peers = key
     return CombineProblem(
         device=facts_of(device),
         dtype=dtype_name(dtype),
@@ -47,6 +48,8 @@ def problem_of(key: Any, device: int) -> CombineProblem:
         capacity=capacity,
         format=format,
         rows=rows,
+        link=link,
+        peers=peers,
     )
 
 
@@ -203,7 +206,8 @@ def moe_combine(
             return traced
         pg = resolved(NAME, group)
         facets = _facets(y, handle[1].shape[1], header_of(handle))  # type: ignore[arg-type]
-        key = (*facets[:5], backend_kind(NAME, pg, y.device), *facets[5:])
+        kind = backend_kind(NAME, pg, y.device)
+        key = (*facets[:5], kind, *facets[5:], *linked(pg, y.get_device()))
         run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, LookupError, InvalidArgument, RuntimeError):
         check_combine(y, handle, group, out)

@@ -25,6 +25,7 @@ from kernelhub.ops.comm.experts.received import Dispatched
 from kernelhub.ops.comm.experts.reference import moe_dispatch_reference
 from kernelhub.ops.comm.experts.traced import TracedDispatch
 from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.topology import linked
 from kernelhub.probes.device import facts_of
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _TIMEOUT = "KERNELHUB_COMM_TIMEOUT_S"
 
 def problem_of(key: Any, device: int) -> DispatchProblem:
     """The problem that a key means on a device; the key is built in `moe_dispatch`."""
-    dtype, hidden_size, top_k, num_experts, world_size, group_backend, capacity, format, scales = key
+    dtype, hidden_size, top_k, num_experts, world_size, group_backend, capacity, format, scales, link, peers = key
     return DispatchProblem(
         device=facts_of(device),
         dtype=dtype_name(dtype),
@@ -47,6 +48,8 @@ def problem_of(key: Any, device: int) -> DispatchProblem:
         capacity=capacity,
         format=format,
         scales=scales,
+        link=link,
+        peers=peers,
     )
 
 
@@ -227,6 +230,7 @@ def moe_dispatch(
             capacity_of(max_tokens),
             format,
             scales is not None,
+            *linked(pg, x.get_device()),
         )
         run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):

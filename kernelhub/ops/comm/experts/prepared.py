@@ -12,6 +12,7 @@ from kernelhub.dispatch.op import Backend, Op
 from kernelhub.errors import InvalidArgument, KernelhubError, RanksDisagree
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.group import meet, resolved
+from kernelhub.ops.comm.topology import learn
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -45,8 +46,12 @@ def prepared(
     name, timeout_s = op.contract.name, HUB.settings["KERNELHUB_COMM_TIMEOUT_S"]
     try:
         parsed = op.parse(backend, args, kwargs)
+        learn(name, resolved(name, parsed.arguments[group_at]), parsed.arguments[0].device, timeout_s)
+        parsed = op.parse(backend, args, kwargs)  # its key has what was learned
         plan = plan_type(op, op.bound_for(parsed.key, parsed.device, backend), parsed)
         said = {"op": name, "kernel": plan.kernel, **statement(*parsed.arguments)}
+    except RanksDisagree:
+        raise  # all ranks have it
     except KernelhubError as error:
         _give_up(op, error, timeout_s, args, kwargs)
         raise

@@ -7,7 +7,9 @@ from typing import Any
 
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
-from kernelhub.ops.comm.problem import FLOATS, OTHER, USUAL
+from kernelhub.ops.comm.problem import FLOATS, LINKS, OTHER, PEERS, UNKNOWN, USUAL
+from kernelhub.ops.comm.problem import complete as connected
+from kernelhub.ops.comm.problem import contradiction as contradiction_of_links
 from kernelhub.probes.device import DeviceFacts
 
 FP8 = "float8_e4m3fn"
@@ -20,6 +22,8 @@ MOST_FEW = 256
 # need an expert of this rank; or `max_tokens` of every rank, padded.
 ALL, NEEDED, FIXED = ROWS = ("all", "needed", "fixed")
 
+_LINK = "weakest connection of two ranks, as of all_reduce; unknown before a plan was prepared in the group"
+_PEERS = "what a probe of every ordered pair of GPUs proved: atomics, access (loads and stores), none, unknown"
 _GROUP_BACKEND = "the group's backend for the device: usual (NCCL for a GPU, gloo for a CPU), other"
 
 
@@ -43,11 +47,14 @@ class DispatchProblem:
     group_backend: str = facet(_GROUP_BACKEND, values=(USUAL, OTHER), default=USUAL)
     capacity: str = facet("tokens of a rank: exact, or at most few (up to 256), many", values=CAPACITIES, default=FEW)
     format: str = facet("format of the received tokens", values=FORMATS, default=TOKENS)
+    link: str = facet(_LINK, values=LINKS, default=UNKNOWN)
+    peers: str = facet(_PEERS, values=PEERS, default=UNKNOWN)
     scales: bool = feature("float32 scales per row and 128 columns of x, dispatched with it", False)
 
 
 def complete(facets: dict[str, Any]) -> dict[str, Any]:
-    """float8 rows have scales."""
+    """float8 rows have scales, and NVLink has atomics."""
+    facets = connected(facets)
     if facets.get("scales"):
         return {"dtype": FP8} | facets
     return {"scales": True} | facets if facets.get("dtype") == FP8 else facets
@@ -59,7 +66,7 @@ def contradiction(problem: DispatchProblem) -> str | None:
         return f"dtype is {problem.dtype} and scales {problem.scales}; scales belong to {FP8}"
     if problem.num_experts % problem.world_size:
         return f"num_experts is {problem.num_experts}, which {problem.world_size} ranks cannot share equally"
-    return None
+    return contradiction_of_links(problem)
 
 
 @dataclass(frozen=True)
@@ -76,10 +83,13 @@ class CombineProblem:
     capacity: str = facet("tokens of a rank: exact, or at most few (up to 256), many", values=CAPACITIES, default=FEW)
     format: str = facet("format of y", values=FORMATS, default=TOKENS)
     rows: str = facet("which tokens the dispatch kernel gave a rank: all, needed, fixed", values=ROWS, default=FIXED)
+    link: str = facet(_LINK, values=LINKS, default=UNKNOWN)
+    peers: str = facet(_PEERS, values=PEERS, default=UNKNOWN)
 
 
 def complete_combine(facets: dict[str, Any]) -> dict[str, Any]:
-    """Tokens without a capacity come exactly; others are padded."""
+    """Tokens without a capacity come exactly; others are padded. NVLink has atomics."""
+    facets = connected(facets)
     if facets.get("rows") in (ALL, NEEDED):
         return {"capacity": EXACT} | facets
     return {"rows": ALL} | facets if facets.get("capacity") == EXACT else facets
@@ -91,7 +101,7 @@ def contradiction_of_combine(problem: CombineProblem) -> str | None:
         return f"rows is {problem.rows} and capacity {problem.capacity}; {ALL} and {NEEDED} belong to {EXACT}"
     if problem.num_experts % problem.world_size:
         return f"num_experts is {problem.num_experts}, which {problem.world_size} ranks cannot share equally"
-    return None
+    return contradiction_of_links(problem)
 
 
 def _phase(problem: DispatchProblem | CombineProblem) -> str:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.ops.comm.experts.problem import FORMATS, ROWS, TOKENS
+from kernelhub.ops.comm.experts.problem import FIXED, FORMATS, ROWS, TOKENS
 
 EXPERTS, COMBINE = "experts", "combine"
 
@@ -132,4 +132,10 @@ def is_handle(handle: object) -> bool:
         and ids.shape[0] == given.tokens
         and slots.shape == weights.shape
         and slots.shape[1] == ids.shape[1]
+        and (ROWS[given.rows] != FIXED or _is_padded(given, slots.shape[0]))
     )
+
+
+def _is_padded(header: Header, received: int) -> bool:
+    """Whether `max_tokens` rows came from every rank."""
+    return received == header.world_size * header.max_tokens and header.tokens <= header.max_tokens

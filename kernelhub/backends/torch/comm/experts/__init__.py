@@ -42,7 +42,7 @@ def _dispatch(name: str, target: str, summary: str, capacity: Constraint, *, fix
         constraints=(
             ANYWHERE,
             dtype_in("dtype", *FLOATS, FP8),
-            anything("hidden_size", "top_k", "num_experts", "world_size", "format"),
+            anything("hidden_size", "top_k", "num_experts", "world_size", "format", "link", "peers"),
             _USUAL,
             capacity,
         ),
@@ -63,7 +63,7 @@ def _combine(name: str, target: str, summary: str, *rows: str, fixed: bool, dete
         constraints=(
             ANYWHERE,
             dtype_in("dtype", *FLOATS),
-            anything("hidden_size", "top_k", "num_experts", "world_size", "format"),
+            anything("hidden_size", "top_k", "num_experts", "world_size", "format", "link", "peers"),
             _USUAL,
             _FIXED if fixed else _EXACTLY,
             OneOf("rows", rows, why="the dispatch kernel gave other rows"),

@@ -1,0 +1,58 @@
+"""Records of `moe_dispatch` and `moe_combine` in Triton over memory of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelhub.backends.triton.requirements import GPU_MACHINE
+from kernelhub.dispatch.constraint import Between, MultipleOf, OneOf, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.standing import untested
+from kernelhub.ops.comm.experts.problem import FEW, FIXED, FP8, MANY
+from kernelhub.ops.comm.problem import ACCESS, ATOMICS, FLOATS, NVLINK
+
+_PREPARE = "call the op's prepare on every rank, and run its plan"
+_WHY = "it stores in the memory of all other ranks' GPUs"
+_RANKS: tuple[Any, ...] = (
+    *GPU_MACHINE,
+    Between("world_size", 2, 8, why="it sends to each other rank by itself"),
+    anything("group_backend", "num_experts", "format"),
+    MultipleOf("hidden_size", 16, why="a row is whole units of 16 bytes in every dtype"),
+    Between("top_k", 1, 32, why="the ids of a token are one vector"),
+    OneOf("capacity", (FEW, MANY), why="its slots follow from max_tokens", remedy="give max_tokens"),
+    OneOf("link", (NVLINK,), "link", _WHY, _PREPARE),
+    OneOf("peers", (ATOMICS, ACCESS), "peers", _WHY, _PREPARE),
+)
+_STANDING = untested("ampere", "ada", "hopper", "blackwell", "blackwell_rtx")
+
+KERNELS = (
+    Kernel(
+        op="moe_dispatch",
+        name="triton.push",
+        target="kernelhub.backends.triton.comm.experts.adapter:PushRows",
+        summary="each token over NVLink once to each rank that owns one of its experts, ids and weights to all; no "
+        "wait; formats per expert by torch from what came; a NaN of all ones may arrive as another NaN",
+        band=Band.PORTABLE,
+        constraints=(dtype_in("dtype", *FLOATS, FP8), *_RANKS),
+        features=frozenset({"scales"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        standings=(_STANDING,),
+    ),
+    Kernel(
+        op="moe_combine",
+        name="triton.push",
+        target="kernelhub.backends.triton.comm.experts.adapter:PushSums",
+        summary="each rank's sums over NVLink to the ranks of their tokens, which add them in float32 in the order of "
+        "ranks; sums of a rank in float32 in the order of choices, rounded once; no wait",
+        band=Band.PORTABLE,
+        constraints=(
+            dtype_in("dtype", *FLOATS),
+            *_RANKS,
+            OneOf("rows", (FIXED,), why="its slots are for max_tokens rows of each rank"),
+        ),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        standings=(_STANDING,),
+    ),
+)

@@ -1,0 +1,191 @@
+"""From calls of `moe_dispatch` and `moe_combine` to their Triton launches over memory of all ranks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+from torch import Tensor
+
+from kernelhub.backends.shared.operands import row_major, up_to
+from kernelhub.backends.triton.comm.connection import Connection, aligned, fresh, is_aligned
+from kernelhub.backends.triton.comm.experts.push_rows import push_rows_kernel
+from kernelhub.backends.triton.comm.experts.push_sums import push_sums_kernel
+from kernelhub.backends.triton.comm.tiles import Tile
+from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
+from kernelhub.ops.comm.experts.adapter import CombineAdapter, DispatchAdapter, Outgoing
+from kernelhub.ops.comm.experts.formats import arranged
+from kernelhub.ops.comm.experts.problem import (
+    BLOCK,
+    FIXED,
+    FORMATS,
+    ROWS,
+    TOKENS,
+    CombineProblem,
+    DispatchProblem,
+)
+from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header, handle_of
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_SET = 64 << 20  # most bytes of a set of slots; more rows are sent by several launches
+_LANES = 32  # of a warp
+_WORD = 4  # bytes
+_OF_CHOICES = (torch.int32, torch.float32)  # ids and weights
+# Bytes of a row that a program handles at a time, and of them in each warp. Other sizes spill registers on sm_90; with
+# these nothing is spilled there, and on sm_100 8 bytes with 32 choices of 8 ranks. Speed was not measured.
+_OF_ROWS, _OF_SUMS = (16 << 10, 2048), (4 << 10, 512)
+
+
+def rows_at_once(record_bytes: int, world_size: int, most: int) -> int:
+    """Rows of each rank that one launch sends, of at most `most`: the same on all ranks."""
+    return min(most, max(1, _SET // ((world_size - 1) * record_bytes)))
+
+
+def row_tile(row_bytes: int, item_bytes: int, most: tuple[int, int]) -> Tile:
+    """For rows of a size. A program has an element for each thread at least."""
+    size = min(int(triton.next_power_of_2(row_bytes)), most[0])
+    warps = min(8, max(1, size // most[1]))
+    return Tile(max(size, warps * _LANES * item_bytes), warps, 2, 512)
+
+
+def _lanes(tile: Tile, count: int) -> int:
+    """A block for so many elements, with one for each thread at least."""
+    return max(_LANES * tile.warps, int(triton.next_power_of_2(count)))
+
+
+class PushRows(DispatchAdapter):
+    """`moe_dispatch` with a capacity: each token once to each rank that owns one of its experts."""
+
+    def __init__(self, problem: DispatchProblem) -> None:
+        super().__init__(problem)
+        dtype = getattr(torch, problem.dtype)
+        self._local = problem.num_experts // problem.world_size
+        self._words = problem.hidden_size * dtype.itemsize // _WORD
+        self._scales = -(-problem.hidden_size // BLOCK) if problem.scales else 0
+        self.record_bytes = sum(up_to(count * _WORD, UNIT) for count in (2 * problem.top_k, self._words, self._scales))
+        self._tile = row_tile(self._words * _WORD, _WORD, _OF_ROWS)
+        self._connections: dict[str, Connection] = {}
+
+    def connect(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> None:
+        slot_bytes = self._rows(outgoing.max_tokens) * self.record_bytes
+        self.attach(group.group_name, workspace_for(group, outgoing.x.device, slot_bytes, timeout_s))
+
+    def attach(self, group_name: str, workspace: Workspace) -> Connection:
+        """Serve a group that has a workspace. This communicates with no rank."""
+        problem, device = self.problem, workspace.device
+        static = {
+            "X_WORDS": self._words,
+            "SCALES": self._scales,
+            "TOP_K": problem.top_k,
+            "LOCAL": self._local,
+            "COUNTED": problem.format == TOKENS,
+            "BLOCK": self._tile.bytes // _WORD,
+            "NARROW": _lanes(self._tile, max(problem.top_k, self._scales)),
+        }
+        connection = Connection("moe_dispatch", push_rows_kernel, static, self._tile, workspace)
+        x, ids, floats = (torch.empty(UNIT, dtype=dtype, device=device) for dtype in (torch.uint8, *_OF_CHOICES))
+        connection.compile((x, floats, ids, floats, x, floats, ids, floats, ids), (1, 0, 1, 1))
+        self._connections[group_name] = connection
+        return connection
+
+    def _rows(self, most: int) -> int:
+        return rows_at_once(self.record_bytes, self.problem.world_size, most)
+
+    def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
+        problem, most = self.problem, outgoing.max_tokens
+        rows = self._rows(most)
+        connection = self._connections.get(group.group_name)
+        if connection is None or connection.slot_bytes < rows * self.record_bytes:
+            connection = self.attach(group.group_name, workspace_before(group, rows * self.record_bytes))
+        x, tokens = row_major(outgoing.x), outgoing.x.shape[0]
+        ids, weights = aligned(outgoing.topk_ids), aligned(outgoing.topk_weights)
+        received = problem.world_size * most
+        received_x = x.new_empty((received, x.shape[1]))
+        local_ids, local_weights = (
+            ids.new_empty((received, problem.top_k)),
+            weights.new_empty((received, problem.top_k)),
+        )
+        counts = ids.new_zeros(self._local)
+        scales, received_scales = weights, None
+        if outgoing.scales is not None:
+            scales, received_scales = aligned(outgoing.scales), weights.new_empty((received, self._scales))
+        operands = (
+            x.view(torch.uint8),
+            scales,
+            ids,
+            weights,
+            received_x.view(torch.uint8),
+            local_weights if received_scales is None else received_scales,
+            local_ids,
+            local_weights,
+            counts,
+        )
+        for begin in range(0, most, rows):
+            count = min(rows, most - begin)
+            connection(count, operands, (tokens, begin, count, most), timeout_s)
+        form = (FORMATS.index(problem.format), ROWS.index(FIXED), problem.world_size, problem.num_experts, tokens, most)
+        if problem.format == TOKENS:
+            handle = handle_of(Header(*form, received), outgoing.topk_ids, local_ids, local_weights)
+            return Dispatched(received_x, received_scales, local_ids, local_weights, counts, None, handle)
+        made = arranged(received_x, received_scales, local_ids, local_weights, self._local, problem.format, exact=False)
+        header = Header(*form, made.x.numel() // made.x.shape[-1])
+        handle = handle_of(header, outgoing.topk_ids, made.slots, made.weights)
+        return Dispatched(made.x, made.scales, None, None, made.counts, made.offsets, handle)
+
+
+class PushSums(CombineAdapter):
+    """`moe_combine` of a dispatch with a capacity: the sums of each rank to the ranks of the tokens."""
+
+    def __init__(self, problem: CombineProblem) -> None:
+        super().__init__(problem)
+        self._dtype = getattr(torch, problem.dtype)
+        self._row_bytes: int = problem.hidden_size * self._dtype.itemsize
+        self._tile = row_tile(self._row_bytes, self._dtype.itemsize, _OF_SUMS)
+        self._connections: dict[str, Connection] = {}
+
+    def connect(self, y: Tensor, handle: Handle, header: Header, group: ProcessGroup, timeout_s: float) -> None:
+        slot_bytes = self.slot_bytes(header.max_tokens)
+        self.attach(group.group_name, workspace_for(group, y.device, slot_bytes, timeout_s))
+
+    def attach(self, group_name: str, workspace: Workspace) -> Connection:
+        """Serve a group that has a workspace. This communicates with no rank."""
+        problem, device = self.problem, workspace.device
+        static = {
+            "H": problem.hidden_size,
+            "TOP_K": problem.top_k,
+            "LOCAL": problem.num_experts // problem.world_size,
+            "SUMMED": problem.format == TOKENS,
+            "BLOCK": self._tile.bytes // self._dtype.itemsize,
+            "NARROW": _lanes(self._tile, problem.top_k),
+        }
+        connection = Connection("moe_combine", push_sums_kernel, static, self._tile, workspace)
+        y, ids, floats = (torch.empty(UNIT, dtype=dtype, device=device) for dtype in (self._dtype, *_OF_CHOICES))
+        connection.compile((y, ids, floats, ids, y), (1, 0, 1, 1))
+        self._connections[group_name] = connection
+        return connection
+
+    def slot_bytes(self, most: int) -> int:
+        """What the slot of a sender must hold: a unit by which it says that it is here, and rows."""
+        return UNIT + self._rows(most) * self._row_bytes
+
+    def _rows(self, most: int) -> int:
+        return rows_at_once(self._row_bytes, self.problem.world_size, most)
+
+    def launch(
+        self, y: Tensor, handle: Handle, header: Header, out: Tensor, group: ProcessGroup, timeout_s: float
+    ) -> None:
+        most = header.max_tokens
+        rows = self._rows(most)
+        connection = self._connections.get(group.group_name)
+        if connection is None or connection.slot_bytes < self.slot_bytes(most):
+            connection = self.attach(group.group_name, workspace_before(group, self.slot_bytes(most)))
+        target = out if is_aligned(out) else fresh(out)
+        operands = (aligned(y), aligned(handle.slots), aligned(handle.weights), aligned(handle.topk_ids), target)
+        for begin in range(0, most, rows):
+            count = min(rows, most - begin)
+            connection(count, operands, (header.tokens, begin, count, most), timeout_s)
+        if target is not out:
+            out.copy_(target)

@@ -1,0 +1,316 @@
+"""Conformance of a dispatch and a combine with a capacity on several GPUs; `test_comm_on_gpu.py` and a person run it.
+
+    python -m tests.gpu.expert_conformance triton.push triton.push --ranks 2
+
+It starts the ranks and prints one JSON object: for each scene, what was wrong on each rank; an empty list is right.
+Payloads are small integers and weights 1/2 and 1, whose sums are exact in every dtype and order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import tempfile
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
+os.environ.setdefault("KERNELHUB_COMM_TIMEOUT_S", "20")
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+from kernelhub.errors import KernelhubError, RanksDisagree
+from kernelhub.ops.comm.experts.cases import by_expert
+from kernelhub.ops.comm.experts.problem import FORMATS, TOKENS
+from kernelhub.ops.comm.experts.received import Dispatched
+from kernelhub.ops.formats import E4M3
+from tests.runtime.expert_scenes import same, wanted_by_expert
+from tests.runtime.world import _free_port
+
+EXPERTS = 48  # of all ranks; 2, 3, 4, 6 and 8 divide it
+WIDTH = 2880
+TOP_K = {torch.bfloat16: 4, torch.float16: 2, torch.float32: 1, E4M3: 8}  # few, since each is compiled
+ROUTINGS = ("random", "some twice, some none", "to one rank", "all to one", "none")
+Tokens = dict[str, Tensor]
+
+
+class Layer:
+    """Plans of a dispatch and of the combine of what it gives, on one rank.
+
+    Args:
+        pair: names of the kernels.
+        dtype: of the tokens.
+        format: of the received tokens.
+        most: most tokens of a rank.
+    """
+
+    def __init__(self, pair: tuple[str, str], dtype: torch.dtype, format: str, most: int) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.dtype, self.format, self.top_k, self.most = dtype, format, TOP_K[dtype], most
+        self.of_y = torch.bfloat16 if dtype is E4M3 else dtype
+        group, example = dist.group.WORLD, self.tokens(0, "random")
+        options: dict[str, Any] = {"group": group, "num_experts": EXPERTS, "format": format, "max_tokens": most}
+        self.dispatch = kernelhub.moe_dispatch.prepare(**example, **options, backend=pair[0])
+        sent = self.dispatch.run(**example)
+        self.combine = kernelhub.moe_combine.prepare(self.experts(sent), sent.handle, group, backend=pair[1])
+        self.combine.run(self.experts(sent), sent.handle)
+
+    def tokens(self, seed: int, routing: str, rank: int | None = None, count: int | None = None) -> Tokens:
+        """A rank's tokens; one in four ranks has none."""
+        rank = self.rank if rank is None else rank
+        chosen = torch.Generator().manual_seed(1000 * seed + rank)
+        if count is None:
+            count = (0, self.most, 1, self.most // 2)[(seed + rank) % 4]
+        x = torch.randint(-4, 5, (count, WIDTH), generator=chosen).float()
+        ids = torch.rand(count, EXPERTS, generator=chosen).topk(self.top_k, 1).indices.int()
+        if routing == "to one rank":
+            ids %= EXPERTS // self.size
+        elif routing == "all to one":
+            ids.fill_(EXPERTS - 1)
+        elif routing == "none":
+            ids.fill_(-1)
+        elif routing == "some twice, some none":
+            ids[:, -1] = ids[:, 0]
+            ids[::2, 0] = torch.tensor([-1, EXPERTS, 2**31 - 1, -(2**31)], dtype=torch.int32).repeat(count)[
+                : len(ids[::2])
+            ]
+        weights = torch.randint(1, 3, ids.shape, generator=chosen).float() / 2
+        weights = weights.masked_fill((ids < 0) | (ids >= EXPERTS), torch.nan)
+        made = {"x": x.to(self.dtype), "topk_ids": ids, "topk_weights": weights}
+        if self.dtype is E4M3:
+            columns = -(-WIDTH // 128)
+            made["scales"] = torch.randint(-1, 2, (count, columns), generator=chosen).float().exp2()
+        return {name: part.to("cuda") for name, part in made.items()}
+
+    def experts(self, sent: Dispatched) -> Tensor:
+        """What this rank's experts give, NaN in every row that belongs to none."""
+        x, local = values(sent.x, sent.scales), EXPERTS // self.size
+        first = self.rank * local
+        if sent.topk_ids is not None:
+            assert sent.topk_weights is not None
+            y = weighed(x, torch.where(sent.topk_ids >= 0, sent.topk_ids + first, -1), sent.topk_weights)
+            named = (sent.topk_ids >= 0).any(1, keepdim=True)
+        elif sent.offsets is not None:
+            row = torch.arange(x.shape[0], device=x.device, dtype=torch.int32)
+            number = torch.searchsorted(sent.offsets, row, right=True)
+            y, named = expert(x, (number + first)[:, None]), (number < local)[:, None]
+        else:
+            number = torch.arange(local, device=x.device)[:, None, None]
+            y = expert(x, number + first)
+            named = torch.arange(x.shape[1], device=x.device)[:, None] < sent.counts[:, None, None]
+        return torch.where(named, y, torch.nan).to(self.of_y)
+
+    def wanted(self, given: Tokens) -> Tensor:
+        """The result of this rank's tokens, without a dispatch."""
+        x = values(given["x"], given.get("scales"))
+        return weighed(x, given["topk_ids"], given["topk_weights"]).to(self.of_y)
+
+    def run(self, given: Tokens) -> Tensor:
+        sent = self.dispatch.run(**given)
+        found: Tensor = self.combine.run(self.experts(sent), sent.handle)
+        return found
+
+
+def values(x: Tensor, scales: Tensor | None) -> Tensor:
+    return x.float() if scales is None else x.float() * scales.repeat_interleave(128, -1)[..., : x.shape[-1]]
+
+
+def expert(x: Tensor, number: Tensor) -> Tensor:
+    """An expert whose results are exact."""
+    return x * (number % 3 + 1) - number % 2
+
+
+def weighed(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    """The weighed sum over the experts of each token, by global ids."""
+    total = torch.zeros_like(x)
+    for choice in range(ids.shape[1]):
+        number = ids[:, choice, None]
+        term = weights[:, choice, None] * expert(x, number)
+        total += torch.where((number >= 0) & (number < EXPERTS), term, 0.0)
+    return total
+
+
+class Scenes:
+    """The scenes of a pair of kernels on one rank."""
+
+    def __init__(self, pair: tuple[str, str], calls: int) -> None:
+        self.pair, self.calls = pair, calls
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+
+    def exchanges(self) -> list[str]:
+        """Every format, dtype, routing and number of choices, twice."""
+        wrong = []
+        for dtype in TOP_K:
+            for format in FORMATS:
+                layer = Layer(self.pair, dtype, format, 17)
+                for seed, routing in enumerate((*ROUTINGS, *ROUTINGS)):
+                    parts = [layer.tokens(seed, routing, other) for other in range(self.size)]
+                    given = parts[self.rank]
+                    sent = layer.dispatch.run(**given)
+                    got = by_expert(sent)
+                    on_cpu = [{name: part.cpu() for name, part in tokens.items()} for tokens in parts]
+                    want = wanted_by_expert(self.rank, self.size, format, on_cpu, EXPERTS)
+                    got["rows"] = got["rows"].view(torch.uint8)
+                    label = f"{dtype} {format} {routing} {seed}"
+                    wrong += [f"{label}: {name}" for name in want if not same(got[name].cpu().contiguous(), want[name])]
+                    if not torch.equal(layer.combine.run(layer.experts(sent), sent.handle), layer.wanted(given)):
+                        wrong.append(f"{label}: combine")
+        return wrong
+
+    def large(self) -> list[str]:
+        """More rows than one launch sends, all to all."""
+        wrong = []
+        for format in FORMATS[:2]:
+            layer = Layer(self.pair, torch.bfloat16, format, 16384)
+            given = layer.tokens(5, "random", count=16384 - 100 * self.rank)
+            if not torch.equal(layer.run(given), layer.wanted(given)):
+                wrong.append(format)
+        return wrong
+
+    def graphs(self) -> list[str]:
+        """Two layers in one graph, replayed with other tokens and routings; in between eager calls."""
+        wrong = []
+        for dtype, format in ((torch.bfloat16, TOKENS), (E4M3, FORMATS[1]), (torch.float16, FORMATS[2])):
+            layer = Layer(self.pair, dtype, format, 24)
+            given = layer.tokens(0, "random", count=20)
+            layer.run(given)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                found = (layer.run(given), layer.run(given))
+            for turn in range(200):
+                changed = layer.tokens(turn, ROUTINGS[turn % len(ROUTINGS)], count=20)
+                for name, place in given.items():
+                    place.copy_(changed[name])
+                graph.replay()
+                results = [*found, *([layer.run(changed)] if turn % 3 == 0 else [])]
+                if not all(torch.equal(result, layer.wanted(changed)) for result in results):
+                    wrong.append(f"{dtype} {format}, replay {turn}")
+        return wrong
+
+    def delayed(self) -> list[str]:
+        """One rank comes later, another each time."""
+        wrong = []
+        layers = [Layer(self.pair, torch.bfloat16, format, 24) for format in FORMATS]
+        chosen = random.Random(0)
+        for turn in range(100):
+            late, cycles = chosen.randrange(self.size), chosen.randrange(1, 2_000_000)
+            layer = layers[turn % 3]
+            given = layer.tokens(turn, "random")
+            if late == self.rank:
+                torch.cuda._sleep(cycles)
+            sent = layer.dispatch.run(**given)
+            if late != self.rank:
+                torch.cuda._sleep(cycles // 2)
+            if not torch.equal(layer.combine.run(layer.experts(sent), sent.handle), layer.wanted(given)):
+                wrong.append(f"{layer.format}, call {turn}")
+        return wrong
+
+    def many(self) -> list[str]:
+        """Calls without a pause, of several sizes and routings in turn; each result is compared on the device."""
+        layers = [Layer(self.pair, torch.bfloat16, TOKENS, most) for most in (4, 64)]
+        cases = []
+        for seed, routing in enumerate(ROUTINGS[:4]):
+            for layer in layers:
+                given = layer.tokens(seed, routing)
+                cases.append((layer, given, layer.wanted(given)))
+        errors = torch.zeros((), dtype=torch.int64, device="cuda")
+        for turn in range(self.calls):
+            layer, given, want = cases[turn % len(cases)]
+            errors += layer.run(given).ne(want).any()
+        return [] if not int(errors) else [f"{int(errors)} of {self.calls} calls"]
+
+    def side_streams(self) -> list[str]:
+        """Calls on two streams in turn, each after the other."""
+        layer = Layer(self.pair, torch.bfloat16, FORMATS[1], 24)
+        given = [layer.tokens(seed, "random") for seed in range(20)]
+        torch.cuda.synchronize()
+        streams, found = [torch.cuda.Stream() for _ in range(2)], []
+        for turn, tokens in enumerate(given):
+            stream = streams[turn % 2]
+            stream.wait_stream(streams[(turn + 1) % 2])
+            with torch.cuda.stream(stream):
+                found.append(layer.run(tokens))
+        torch.cuda.synchronize()
+        pairs = zip(found, given, strict=True)
+        return [f"call {turn}" for turn, (got, of) in enumerate(pairs) if not torch.equal(got, layer.wanted(of))]
+
+    def missing(self) -> list[str]:
+        """The last rank does not call: the others end in time, and the combine names it. No call can follow."""
+        if self.pair != ("triton.push", "triton.push"):
+            return []
+        layer = Layer(self.pair, torch.bfloat16, TOKENS, 24)
+        if self.rank == self.size - 1:
+            return []
+        sent = layer.dispatch.run(**layer.tokens(1, "random"))
+        torch.cuda.synchronize()
+        try:
+            layer.combine.run(layer.experts(sent), sent.handle)
+        except RanksDisagree as error:
+            return [] if error.ranks == (self.size - 1,) else [str(error)]
+        return ["no error"]
+
+    def act(self, write: Callable[[dict[str, Any]], None]) -> None:
+        answers: dict[str, Any] = {}
+        try:
+            layer = Layer(self.pair, torch.bfloat16, TOKENS, 8)
+        except KernelhubError as error:
+            write({"unsupported": str(error)})
+            return
+        answers["kernels"] = [layer.dispatch.kernel, layer.combine.kernel]
+        scenes = (self.exchanges, self.graphs, self.delayed, self.side_streams, self.large, self.many, self.missing)
+        for scene in scenes:
+            answers[scene.__name__] = scene()
+            torch.cuda.synchronize()
+            write(answers)
+
+
+def live(rank: int, size: int, port: int, pair: tuple[str, str], calls: int, folder: str) -> None:
+    torch.cuda.set_device(rank)
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    _ = HUB.settings
+    place = Path(folder) / str(rank)
+    Scenes(pair, calls).act(lambda answers: place.write_text(json.dumps(answers)))
+    store.set(f"ended/{rank}", "")
+    store.wait([f"ended/{other}" for other in range(size)], timedelta(seconds=60))
+    os._exit(0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dispatch")
+    parser.add_argument("combine")
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--calls", type=int, default=10_000, help="calls of the scene `many`")
+    parser.add_argument("--limit-s", type=float, default=240.0)
+    options = parser.parse_args()
+    context = torch.multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        given = (options.ranks, _free_port(), (options.dispatch, options.combine), options.calls, folder)
+        ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(options.limit_s)
+        for rank in ranks:
+            if rank.is_alive():
+                rank.kill()
+            rank.join()
+        files = [Path(folder) / str(rank) for rank in range(options.ranks)]
+        answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
+        print(json.dumps({"ended": [rank.exitcode for rank in ranks], "ranks": answers}))
+
+
+if __name__ == "__main__":
+    main()
