@@ -17,6 +17,8 @@ from kernelhub.ops.known_calls import KnownCalls
 
 SIZES: dict[str, dict[str, Any]] = {
     "quantize_fp8": {"tokens": 3, "width": 256},
+    "quantize_mxfp4": {"tokens": 3, "width": 256},
+    "quantize_nvfp4": {"tokens": 3, "width": 256},
     "rms_norm_quant": {"tokens": 3, "width": 256},
     "silu_and_mul_quant": {"tokens": 3, "width": 256},
     "write_kv_cache": {"tokens": 3},
