@@ -118,6 +118,7 @@ inline void add_lanes(const Vector *sums, float *into) {
 // How 2 * WIDE elements of a row become two vectors, and where the element d of a row is in rows of such vectors.
 struct OfFloat32 {
     static constexpr int64_t BYTES = 4;
+    static constexpr bool SLOW = false;  // to widen
     static int64_t place(int64_t d) { return d; }
     static void widen(const char *from, Vector &low, Vector &high) {
         memcpy(&low, from, sizeof low);
@@ -127,6 +128,7 @@ struct OfFloat32 {
 
 struct OfBfloat16 {
     static constexpr int64_t BYTES = 2;
+    static constexpr bool SLOW = false;  // to widen
     static int64_t place(int64_t d) { return d / (2 * WIDE) * (2 * WIDE) + d % (2 * WIDE) / 2 + d % 2 * WIDE; }
     static void widen(const char *from, Vector &low, Vector &high) {
         Bits both;  // little-endian, as all machines that PyTorch runs on
@@ -182,6 +184,7 @@ inline float of_e4m3(uint8_t code) {
 
 struct OfFloat16 {
     static constexpr int64_t BYTES = 2;
+    static constexpr bool SLOW = true;  // to widen
     static int64_t place(int64_t d) { return d; }
     static void widen(const char *from, Vector &low, Vector &high) {
 #if defined(KERNELHUB_HALVES)
@@ -196,6 +199,7 @@ struct OfFloat16 {
 
 struct OfE5m2 {
     static constexpr int64_t BYTES = 1;
+    static constexpr bool SLOW = true;  // to widen
     static int64_t place(int64_t d) { return d; }
     static void widen(const char *from, Vector &low, Vector &high) {
 #if defined(KERNELHUB_HALVES)
@@ -210,6 +214,7 @@ struct OfE5m2 {
 
 struct OfE4m3 {
     static constexpr int64_t BYTES = 1;
+    static constexpr bool SLOW = true;  // to widen
     static int64_t place(int64_t d) { return d; }
     static void widen(const char *from, Vector &low, Vector &high) {
 #if defined(KERNELHUB_HALVES)
