@@ -78,12 +78,13 @@ def one_shot_kernel(
     parity = tl.load(counters + tl.program_id(0))
     until = deadline(limit_us, CLOCK)
     late = tl.zeros([], tl.int32)
-    # Tiles cover whole units of 16 bytes, so that each is one load; the elements that remain are one tile more.
+    # Tiles cover whole units of 16 bytes, one for each thread, so that each is one load. The elements that remain are a
+    # tile more, of one element for each thread: of warps that share one, one could empty its slot before another reads.
     whole = n // unit * unit
     step = tl.num_programs(0) * BLOCK
     first = tl.program_id(0) * BLOCK
     lane = tl.arange(0, BLOCK)
-    rest = whole + tl.arange(0, unit)
+    rest = whole + tl.arange(0, BLOCK // unit)
     has_rest = (tl.program_id(0) == tl.num_programs(0) - 1) & (whole < n)
     if parity >= 0:
         sender = capacity.to(tl.int64) * 16

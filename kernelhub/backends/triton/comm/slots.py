@@ -74,7 +74,10 @@ def place(sender, receiver):
 
 @triton.jit
 def take(slot, mask, missing, peer, until, late, CLOCK: tl.constexpr):
-    """Bits of one rank once all have come, and whether the time was over before. Empties the slot."""
+    """Bits of one rank once all have come, and whether the time was over before. Empties the slot.
+
+    A block has an element for each thread at least: warps that share elements would not wait for each other.
+    """
     bits = tl.load(slot, mask, other=0, volatile=True)
     state = tl.max(tl.where(bits == -1, 2, 0), 0)
     polls = tl.zeros([], tl.int64)
