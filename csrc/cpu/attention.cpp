@@ -13,8 +13,8 @@
 // and values stay as they are in memory until they are in registers. bfloat16 is widened by halves of 32-bit words: even
 // elements by a shift, odd ones by a mask; rows of q and of the results are held in that order. Rows of other strides or
 // widths are first copied to rows that end in zeros. Formats that take long to widen are widened once for all tiles of a
-// task that has 16 rows or more. On an EPYC of Zen 3, of the time without: latent attention of an e4m3 cache 0.7 with 16
-// heads and 0.6 with 128, prefill in float16 0.8; bfloat16 gains nothing.
+// task that has 16 rows or more. On an EPYC of Zen 3 prefill in float16 takes 0.8 of the time without. With tasks of 64 rows
+// and sums of whole chunks as well, latent attention of an e4m3 cache takes 0.7 of it with 16 heads and 0.6 with 128.
 
 #include <algorithm>
 

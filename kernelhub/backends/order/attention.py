@@ -35,7 +35,7 @@ ATTENTION = (
     ),
     # torch multiplies bfloat16 by instructions of its own where there are some; cpp.split_kv multiplies float32.
     # The time of torch.packed over that of cpp.split_kv, one thread of a Zen 3 (AVX2), 2026-11-25: causal, 128,
-    # 512, 1024 and 2048 tokens of Llama 3.1 8B 1.6, 1.3, 1.1 and 1.0 to 1.2, gpt-oss 2.4; but not causal 2 x 512 tokens
+    # 512, 1024 and 2048 tokens of Llama 3.1 8B 1.6, 1.3, 1.1 and 0.9 to 1.2, gpt-oss 2.4; but not causal 2 x 512 tokens
     # of 16 heads of 64 0.8, in float32 0.7.
     Line(
         "cpu",
