@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +41,22 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.stash[_TEMPORARY] = tempfile.mkdtemp(prefix="kernelhub-tests-")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     config.option.basetemp = config.option.basetemp or os.path.join(folder, "pytest")
+    _remember_what_is_compiled(Path(folder))
+
+
+def _remember_what_is_compiled(folder: Path) -> None:
+    """Put a C++ compiler on PATH that compiles each source of csrc/cpu once in a run."""
+    real = shutil.which("g++")
+    if real is None:
+        return
+    tools, memory = folder / "tools", folder / "compiled"
+    tools.mkdir()
+    memory.mkdir()
+    text = Path(__file__).with_name("compiler.sh").read_text()
+    script = tools / "g++"
+    script.write_text(text.replace("@real@", shlex.quote(real)).replace("@memory@", shlex.quote(str(memory))))
+    script.chmod(0o755)
+    os.environ["PATH"] = os.pathsep.join([str(tools), os.environ["PATH"]])
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
