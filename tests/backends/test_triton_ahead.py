@@ -50,7 +50,7 @@ def launches(device: str, whole: bool) -> list[dict[str, Any]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.backends.triton_ahead", "--device", device]
     answer = subprocess.run(
-        command if whole else [*command, "--once"], capture_output=True, text=True, env=environment, timeout=580
+        command if whole else [*command, "--once"], capture_output=True, text=True, env=environment, timeout=1200
     )
     assert answer.returncode == 0, answer.stderr[-3000:]
     return [json.loads(line) for line in answer.stdout.splitlines()]

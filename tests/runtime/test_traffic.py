@@ -18,7 +18,7 @@ from kernelhub.backends.cpp import build
 from kernelhub.errors import NotWarmed
 from tests.runtime.traffic import CALLS, DECLARED, OUTSIDE
 
-_TIMEOUT_S = 580
+_TIMEOUT_S = 1200
 
 
 @pytest.fixture(scope="module")

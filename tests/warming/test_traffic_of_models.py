@@ -89,7 +89,7 @@ def test_with_tritons_compiler_for_an_h200_nothing_is_compiled_after_the_warm_up
     model, setting = AHEAD[name]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", "tests.warming.triton_warmup", str(tmp_path), model, json.dumps(setting)]
-    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=580)
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1200)
     assert answer.returncode == 0, answer.stderr[-3000:]
     told: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     assert told["failures"] == []
