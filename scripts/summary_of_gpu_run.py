@@ -44,6 +44,21 @@ def show(result: dict[str, Any]) -> None:
         print(f"  {row['case']}: {ours}; {best}; roof {row['roof_ms']:.3f} ms")
 
 
+def host(result: dict[str, Any]) -> None:
+    """What a call and a run of a plan keep the host, by our launcher and by Triton's."""
+    for op, both in result["ops"].items():
+        forms = [f"{form} {us:.1f} ({both['triton'][form]:.1f})" for form, us in both["own"].items()]
+        print(f"  host us (by Triton's launcher), {op}: {', '.join(forms)}")
+
+
+def messages(result: dict[str, Any]) -> None:
+    """A line per message and kernel."""
+    for row in result["rows"]:
+        print(
+            f"  {row['op']} {row['kernel']} {row['bytes']} bytes: eager {row['eager_us']}, graph {row['graph_us']} us"
+        )
+
+
 def main(folder: Path) -> int:
     """1 if a test failed, a part broke, or the tests of the GPU did not come to their end; else 0."""
     bad = False
@@ -71,6 +86,9 @@ def main(folder: Path) -> int:
     for name in BENCHMARKS:
         if (folder / f"{name}.json").exists():
             show(json.loads((folder / f"{name}.json").read_text()))
+    for name, shown in (("host", host), ("comm", messages)):
+        if (folder / f"{name}.json").exists():
+            shown(json.loads((folder / f"{name}.json").read_text()))
     return int(bad)
 
 

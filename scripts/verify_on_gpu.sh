@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# On a machine with a GPU, in under 9 minutes: the tests that a GPU decides, the kernels against torch and the
-# roofs, what choosing costs, then the rest of the tests. Most valuable first, each part with a budget of its own; a
-# part that runs out of it is reported as such, and what a benchmark had measured by then is kept. Installs nothing. A
-# short table comes last. Logs and JSON go into build/gpu; where $OUT is set, $OUT/run.tgz holds them too, after each part.
+# On a machine with a GPU, in under 9 minutes: the tests that a GPU decides, the kernels against torch and the roofs,
+# what choosing and launching cost, sums between GPUs where there are several, then the rest of the tests. Most valuable
+# first, each part with a budget of its own; a part that runs out of it is reported as such, and what a benchmark had
+# measured by then is kept. Installs nothing. A short table comes last. Logs and JSON go into build/gpu; where $OUT is
+# set, $OUT/run.tgz holds them too, after each part.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 RUN=build/gpu
@@ -11,9 +12,9 @@ mkdir -p "$RUN"
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 PYTHON=${PYTHON:-python3}
 WORKERS=${WORKERS:-14}
-FUZZ_SECONDS=${FUZZ_SECONDS:-60}  # of tests/fuzz; more find more
+FUZZ_SECONDS=${FUZZ_SECONDS:-40}  # of tests/fuzz; more find more
 # With their seconds. All of them measured whole would take 8 minutes: name fewer, with more, to have those whole.
-BENCHMARKS=${BENCHMARKS:-moe:50 gemm:45 mla:40 grouped_gemm:40 attention:40 dispatch:25 indexer:15 quant:12}
+BENCHMARKS=${BENCHMARKS:-moe:45 gemm:40 mla:35 grouped_gemm:35 attention:35 dispatch:25 indexer:15 quant:12}
 STARTED=$SECONDS
 
 part() {  # part NAME SECONDS COMMAND...
@@ -32,6 +33,10 @@ part gpu_tests 300 "${tests[@]}" -m "gpu or device" "${decided[@]}" --junitxml "
 for named in $BENCHMARKS; do
     part "${named%:*}" "${named#*:}" "$PYTHON" "benchmarks/${named%:*}.py" --out "$RUN/${named%:*}.json"
 done
+part host 50 "$PYTHON" benchmarks/host.py --rounds 1 --out "$RUN/host.json"
+if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -gt 1 ]; then
+    part comm 50 "$PYTHON" benchmarks/comm.py --sizes 8192 1048576 33554432 --json "$RUN/comm.json"
+fi
 part fuzz "$((FUZZ_SECONDS + 30))" "$PYTHON" -m tests.fuzz --device cuda --seed "${FUZZ_SEED:-0}" --cases 100000 \
     --seconds "$FUZZ_SECONDS" --jobs "${FUZZ_JOBS:-12}" --json "$RUN/fuzz.json"
 part fuzz_values "$((FUZZ_SECONDS / 3 + 30))" env KERNELHUB_CHECK=1 "$PYTHON" -m tests.fuzz --device cuda --kinds metadata \
