@@ -25,7 +25,8 @@ spares 60 ns of all where they are the same objects at every step, and costs 300
 
 `--check` is a gate that a busy machine passes too: it exits with 1 if a goal is missed by more than a quarter in
 each of three measurements, nanoseconds being scaled to a machine on which an empty call takes as long as on the one
-that the goals were set on. Of `ops` it asks only that none takes one and a half times its goal.
+that the goals were set on. Of `ops` it asks only that none takes one and a half times its goal. What runs seldom (a
+miss, the import) may take two and a half times its goal, scaled by what Python's compiler takes.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
+import time
 import types
 from datetime import date
 from pathlib import Path
@@ -68,6 +71,12 @@ ATTEMPTS = 3
 SLACK = 1.25
 SLACK_OF_OPS = 1.5
 USUAL_EMPTY_CALL_NS = 33.0
+# What runs seldom waits for memory, in which machines differ more than in empty calls, and from one hour to the next.
+# Its measure is Python's compiler on a text.
+SLACK_OF_RARE = 2.5
+RARE = ("miss", "import")
+TEXT = "".join(f"def f{at}(a, b={at}):\n    return [a + b, {{'key': a}}, (a, b), str(a)]\n" for at in range(200))
+USUAL_COMPILE_NS = 4_000_000.0
 
 
 class Nothing(AttentionAdapter[Any, Any]):
@@ -237,25 +246,42 @@ def measure() -> dict[str, Any]:
         **measure_calls(),
         "import": measure_import(),
         "table": measure_table(),
+        "compile_ns": compile_ns(),
         "ops": measure_ops(),
     }
     return result
 
 
+def compile_ns() -> float:
+    """What Python takes to compile a text: the least of some."""
+    least = math.inf
+    for _ in range(20):
+        began = time.perf_counter_ns()
+        compile(TEXT, "<text>", "exec")
+        least = min(least, time.perf_counter_ns() - began)
+    return least
+
+
 def missed_goals(result: dict[str, Any], slack: float = 1.0) -> dict[str, str]:
     """Goals that the figures do not meet within `slack`, each with a sentence."""
     missed = {}
+    rare = SLACK_OF_RARE * max(1.0, result["compile_ns"] / USUAL_COMPILE_NS) if slack > 1.0 else 1.0
     for name, goal in GOALS.items():
         slower = max(1.0, result[name]["ns"] / result[name]["ratio"] / USUAL_EMPTY_CALL_NS) if slack > 1.0 else 1.0
         for unit, limit in goal.items():
-            if result[name][unit] > limit * slack * (1.0 if unit == "ratio" else slower):
+            allowed = rare if name in RARE else slack * (1.0 if unit == "ratio" else slower)
+            if result[name][unit] > limit * allowed:
                 missed[f"{name}, {unit}"] = f"{name}: {result[name][unit]:g} {unit}, goal at most {limit:g}"
     for op, cost in result["ops"].items():
         if slack > 1.0:  # clocks change within a run: each op has an empty call of its own
             slower = max(1.0, cost["ns"] / cost["ratio"] / USUAL_EMPTY_CALL_NS)
         first = cost["miss_ns"] + cost["selection_ns"]
-        for figure, ns, limit in (("ns", cost["ns"], goal_ns(op)), ("miss_ns", first, goal_miss_ns(op))):
-            if ns > limit * (SLACK_OF_OPS if slack > 1.0 else 1.0) * slower:
+        often = (SLACK_OF_OPS if slack > 1.0 else 1.0) * slower
+        for figure, ns, limit, allowed in (
+            ("ns", cost["ns"], goal_ns(op), often),
+            ("miss_ns", first, goal_miss_ns(op), rare),
+        ):
+            if ns > limit * allowed:
                 missed[f"{op}, {figure}"] = f"{op}: {ns:,g} {figure}, goal at most {limit:,}"
     if result["table"]["entries"] != 1:
         missed["table"] = f"table: {result['table']['entries']} entries after {TABLE_KEYS} lengths, goal 1"
