@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -30,9 +31,9 @@ ROWS, WIDTHS = (0, 1, 2, 3, 17, 33), (1, 127, 129, 2049, 8200)
 class FusedCases(OpCases):
     """Every form of the result, odd widths, options of scales, extreme values."""
 
+    @abc.abstractmethod
     def make(self, *, width: int = 320, tokens: int = 5, options: Arguments | None = None, **inputs: Any) -> Make:
         """A call of `tokens` rows that give `width` elements each."""
-        raise NotImplementedError
 
     def cases(self) -> Iterator[Case]:
         for form in ALL:
@@ -76,9 +77,9 @@ class FusedCases(OpCases):
 
         return made
 
+    @abc.abstractmethod
     def row(self, arguments: Arguments) -> Tensor:
         """The row in float32, before it is rounded or quantised."""
-        raise NotImplementedError
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         want = self.expect(arguments)["want"]

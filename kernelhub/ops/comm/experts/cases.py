@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,8 +27,9 @@ _KINDS: tuple[tuple[str, Arguments], ...] = tuple(
 class _ExpertCases(OpCases):
     exact = True
 
+    @abc.abstractmethod
     def made(self, **inputs: Any) -> Make:
-        raise NotImplementedError
+        """A call with these inputs in place of the usual ones."""
 
     def cases(self) -> Iterator[Case]:
         for label, kind in _KINDS:
