@@ -131,7 +131,7 @@ class TestHow:
         first = kernelhub.warmup(FP8, **SMALL)
         assert [item.how for item in first.items] == [COMPILED, DECIDED]
         assert first.items[0].kernel == "cpp.fp8_gemm"
-        assert first.items[0].seconds > 0.1
+        assert first.items[0].seconds > 0
         again = kernelhub.warmup(FP8, **SMALL)
         assert [item.how for item in again.items] == [BEFORE, BEFORE]
         assert again.taken_over == 2
