@@ -23,6 +23,7 @@ from tests.backends import flashinfer_products_fake as products
 from tests.backends import flashinfer_quantisers_fake as quantisers
 from tests.backends import flashinfer_small_groups_fake as small_groups
 from tests.backends import flashinfer_trtllm_fake as trtllm
+from tests.backends.fake import flashinfer_comm as sums
 from tests.backends.fake import flashinfer_cudnn as of_cudnn
 from tests.backends.fake import flashinfer_cutlass as cutlass
 from tests.backends.fake import flashinfer_trtllm as blackwell
@@ -45,6 +46,7 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.cudnn.paged",
     "kernelhub.backends.flashinfer.cudnn.ragged",
     "kernelhub.backends.flashinfer.cascade.merge",
+    "kernelhub.backends.flashinfer.comm.adapter",
     "kernelhub.backends.flashinfer.mla.paged",
     "kernelhub.backends.flashinfer.mla.concat",
     "kernelhub.backends.flashinfer.gemm.blocks",
@@ -76,6 +78,8 @@ def installed() -> Iterator[None]:
         ("cudnn.prefill", (of_cudnn.cudnn_batch_prefill_with_kv_cache,)),
         ("mla", (BatchMLAPagedAttentionWrapper, *blackwell.LATENT)),
         ("cascade", cascade.FUNCTIONS),
+        ("comm", ()),
+        ("comm.trtllm_ar", sums.FUNCTIONS),
         ("mla._core", cutlass.LATENT),
         ("concat_ops", (concat_mla_k,)),
         ("gemm", ()),

@@ -56,6 +56,8 @@ TOOLCHAINS: tuple[tuple[str, str, tuple[tuple[str, ...], ...], tuple[str, ...]],
             "fp4_gemm",
             "grouped_gemm",
             "fused_moe",
+            "all_reduce",
+            "all_reduce_rms_norm",
             "dequantize_nvfp4",
             *("quantize_fp8", "quantize_nvfp4", "quantize_mxfp4", "quantize_mxfp8"),  # by unsafe=True alone
         ),
@@ -345,7 +347,9 @@ def toolchains() -> str:
         for lacks in sets:
             without = f"without {', '.join(lacks)}" if lacks else "with everything"
             lines += ["", f"## {library} {version}, {without}", _row("", COMPILED_ON)]
-            machine = SimulatedMachine({"triton": "3.7.1", "cudnn": "1.32.0", library: version}, lacks=lacks)
+            machine = SimulatedMachine(
+                {"triton": "3.7.1", "cudnn": "1.32.0", "cuda": "13.0.2", library: version}, lacks=lacks
+            )
             for label, (op, facets) in phases.items():
                 names = [_first_of(library, op, device, machine, facets) for device in COMPILED_ON]
                 if not lacks and set(names) != {"-"}:

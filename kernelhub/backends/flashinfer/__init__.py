@@ -9,4 +9,5 @@ trtllm/        attention of TensorRT-LLM's kernels for Blackwell: paged, ragged 
 cudnn/         attention of cuDNN's kernels, by graphs that the library makes: paged and ragged
 gemm/          `fp8_gemm`, `bmm_fp8` and `fp4_gemm`
 moe/           `fused_moe`
+comm/          `all_reduce` and `all_reduce_rms_norm`
 """

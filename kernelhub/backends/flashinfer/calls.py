@@ -505,6 +505,33 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     QUANTIZE_GROUPS,
 )
 
+ALL_REDUCE = Call(
+    "flashinfer.comm.trtllm_ar:trtllm_allreduce_fusion",
+    keywords=(
+        "allreduce_in",
+        "world_size",
+        "world_rank",
+        "token_num",
+        "hidden_dim",
+        "workspace_ptrs",
+        "launch_with_pdl",
+        "trigger_completion_at_end",
+        "fp32_acc",
+        "pattern_code",
+        "use_oneshot",
+        "allreduce_out",
+        "residual_in",
+        "residual_out",
+        "norm_out",
+        "quant_out",
+        "scale_out",
+        "rms_gamma",
+        "rms_eps",
+        "scale_factor",
+        "layout_code",
+    ),
+)
+
 CALLS: tuple[Call | tuple[Call, ...], ...] = (
     DECODE,
     DECODE_PLAN,
@@ -538,6 +565,7 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     GROUPS_MXFP4,
     SEGMENTS,
     TRTLLM_FP4,
+    ALL_REDUCE,
 )
 
 

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.flashinfer import attention, cascade, cudnn, cutlass, gemm, grouped, mla, moe, quant, trtllm
+from kernelhub.backends.flashinfer import (
+    attention,
+    cascade,
+    comm,
+    cudnn,
+    cutlass,
+    gemm,
+    grouped,
+    mla,
+    moe,
+    quant,
+    trtllm,
+)
 from kernelhub.dispatch.kernel import Backend, Watch
 
 BACKEND = Backend(
@@ -26,6 +38,7 @@ BACKEND = Backend(
 KERNELS = (
     *attention.KERNELS,
     *cascade.KERNELS,
+    *comm.KERNELS,
     *mla.KERNELS,
     *trtllm.KERNELS,
     *cudnn.KERNELS,

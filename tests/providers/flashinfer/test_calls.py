@@ -77,6 +77,23 @@ class TestReleases:
         assert (f"profiler_{{use_profiler}}{suffix}" in source) or ("profiler_{use_profiler}" in source and not suffix)
         assert '"_sm90" if backend == "fa3"' in source
 
+    def test_sums_over_ranks_have_the_workspace_that_the_adapter_makes(self, version) -> None:
+        """What the library's own function makes, and fills; the kernels know it by places in one table."""
+        source = (wheel("flashinfer-python", version) / "flashinfer/comm/trtllm_ar.py").read_text()
+        for part in (
+            "BarrierFlagCount = 256",
+            "flag_size = tp_size * BarrierFlagCount * 4",
+            "lamport_buffer_size = lamport_comm_size * 3",
+            "for ipc_handle in ipc_handles:\n        for rank in range(tp_size):\n            workspace.append(",
+            "non-lamport flag: kernel_flag_ptr[1] = 0",
+            "lamport flag: kernel_flag_ptr[2] = 0",
+            "lamport triple buffer offset: kernel_flag_ptr[3] = lamport_comm_size",
+            "lamport clear size: kernel_flag_ptr[4] = 0",
+            "kAllReduce = 0",
+            "kARResidualRMSNorm = 1",
+        ):
+            assert part in source, part
+
     def test_cudnn_s_graphs_are_distinguished_by_what_the_record_says(self, version) -> None:
         """By all of it in the newest, which is why the others are known to be bad."""
         keys = {
