@@ -37,6 +37,7 @@ from tests.contract.bmm_fp8 import BmmFp8Contract
 from tests.contract.experts import ExpertsContract
 from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import EveryScaling
+from tests.contract.routing import RoutingContract
 
 pytestmark = pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: all cases of the cpp backend")
 
@@ -71,6 +72,11 @@ class TestExperts(ExpertsContract):
     kernel = "cpp.experts"
     device = "cpu"
     weights = "fp8_channel"
+
+
+class TestRouting(RoutingContract):
+    kernel = "cpp.routing"
+    device = "cpu"
 
 
 def adapter_of(weights: str, **sizes: Any) -> Experts:

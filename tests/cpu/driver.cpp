@@ -9,6 +9,7 @@
 
 #include "attention.h"
 #include "products.h"
+#include "routing.h"
 
 namespace {
 
@@ -82,5 +83,8 @@ int main(int count, char **names) {
                                    find<Multiply>("kernelhub_experts_multiply"), find<Gather>("kernelhub_experts_gather")};
     for (const ExpertsCase &c : experts_cases())
         ok &= tell(c.name, [&](int64_t threads, Report &report) { ExpertsRun(c, experts, threads, Random(4)).run(report); });
+    const auto route = find<Route>("kernelhub_route");
+    for (const RouteCase &c : route_cases())
+        ok &= tell(c.name, [&](int64_t threads, Report &report) { RouteRun(c).run(route, threads, Random(5), report); });
     return ok ? 0 : 1;
 }

@@ -29,6 +29,7 @@ CONTRACTS: dict[str, Any] = {
     "bmm_fp8": test_cpp.TestBmmFp8,
     "fp4_gemm": test_cpp.TestFp4Gemm,
     "fused_moe": test_cpp.TestExperts,
+    "route_experts": test_cpp.TestRouting,
     "attention": test_cpp_attention.TestDense,
     "paged_attention": test_cpp_attention.TestPaged,
     "mla_attention": test_cpp_attention.TestLatent,

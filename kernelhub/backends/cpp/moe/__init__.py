@@ -6,10 +6,36 @@ from kernelhub.backends.cpp import requirements
 from kernelhub.backends.cpp.requirements import MACHINE
 from kernelhub.dispatch.constraint import OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.dispatch.standing import verified
 from kernelhub.ops.moe.experts.problem import ACTIVATIONS, FORMATS, FP8, FP8_BLOCK, MXINT4, PLAIN, asked_formats_fit
 from kernelhub.ops.moe.routing.problem import FLOATS
 
 KERNELS = (
+    Kernel(
+        op="route_experts",
+        name="cpp.routing",
+        target="kernelhub.backends.cpp.moe.routing_adapter:Routing",
+        summary="scores by vectors, then the largest of the largest of each 32 experts",
+        band=Band.TUNED,
+        constraints=(
+            *MACHINE,
+            dtype_in("dtype", *FLOATS),
+            anything("num_experts", "top_k", "num_groups", "topk_groups"),
+        ),
+        features=frozenset(
+            {"scoring=sigmoid", "scoring=softmax_after_topk", "correction_bias", "renormalize", "scaling_factor"}
+        ),
+        deterministic=True,
+        batch_invariant=True,
+        source="DeepSeek-V2 and V3 (2024), section 2.1.2",
+        standings=(
+            verified(
+                "cpu",
+                evidence="CPU, 2 cores, 2026-11-26, torch 2.13.0+cpu, route_experts by C++: 63 tests passed "
+                "(benchmarks/results/own_ops_cpu.json)",
+            ),
+        ),
+    ),
     Kernel(
         op="fused_moe",
         name="cpp.experts",
