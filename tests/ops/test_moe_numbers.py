@@ -20,6 +20,7 @@ pytestmark = pytest.mark.device
 
 SIZES = {"num_experts": 4, "top_k": 2, "hidden_size": 128, "intermediate_size": 128}
 KERNELS = ("torch.experts", "triton.experts", *(("cpp.experts",) if DEVICE == "cpu" else ()))
+ROUTERS = ("torch.routing", "triton.routing", *(("cpp.routing",) if DEVICE == "cpu" else ()))
 
 
 def experts(weights: str = "plain", dtype: torch.dtype = torch.float16, **more: Any) -> dict[str, Any]:
@@ -87,13 +88,13 @@ def test_autocast_and_the_precision_of_others_change_nothing(kernel: str) -> Non
     arguments = experts("fp8_block", torch.float32)
     want, reference = right(kernel, arguments), kernelhub.fused_moe.reference(**arguments)
     logits = routing_inputs("glm-5", tokens=4, device=DEVICE)
-    routed = [kernelhub.route_experts(**logits, backend=name) for name in ("torch.routing", "triton.routing")]
+    routed = [kernelhub.route_experts(**logits, backend=name) for name in ROUTERS]
     before = torch.get_float32_matmul_precision()
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast(DEVICE, dtype=dtype):
             assert torch.equal(kernelhub.fused_moe(**arguments, backend=kernel), want)
             assert torch.equal(kernelhub.fused_moe.reference(**arguments), reference)
-            for name, (weights, ids) in zip(("torch.routing", "triton.routing"), routed, strict=True):
+            for name, (weights, ids) in zip(ROUTERS, routed, strict=True):
                 again = kernelhub.route_experts(**logits, backend=name)
                 assert torch.equal(again[0], weights)
                 assert torch.equal(again[1], ids)
@@ -105,7 +106,7 @@ def test_autocast_and_the_precision_of_others_change_nothing(kernel: str) -> Non
         torch.set_float32_matmul_precision(before)
 
 
-@pytest.mark.parametrize("kernel", ["torch.routing", "triton.routing"])
+@pytest.mark.parametrize("kernel", ROUTERS)
 def test_renormalized_weights_of_a_softmax_are_exact_however_small_they_were(kernel: str) -> None:
     logits = torch.zeros(3, 8, device=DEVICE)
     logits[0, 0], logits[1, 0], logits[2, 0] = 50.0, 300.0, 3e38
@@ -124,7 +125,7 @@ def test_renormalized_weights_of_a_softmax_are_exact_however_small_they_were(ker
     assert not kernelhub.route_experts(nothing, 2, renormalize=True, backend=kernel)[0].any()
 
 
-@pytest.mark.parametrize("kernel", ["torch.routing", "triton.routing"])
+@pytest.mark.parametrize("kernel", ROUTERS)
 def test_renormalized_weights_of_a_sigmoid_are_those_of_deepseek(kernel: str) -> None:
     logits = torch.tensor([[0.3, -1.0, 2.0, 0.1], [-45.0, -46.0, -47.0, -48.0]], device=DEVICE)
     weights, ids = kernelhub.route_experts(logits, 2, scoring="sigmoid", renormalize=True, backend=kernel)
@@ -160,7 +161,7 @@ def test_activations_are_what_other_libraries_compute() -> None:
 def test_defaults_that_a_program_sets_change_nothing(kernel: str, setting: str) -> None:
     arguments = experts("fp8_block", torch.bfloat16) | {"activation_dtype": torch.float8_e4m3fn}
     logits = routing_inputs("glm-5", tokens=4, device=DEVICE)
-    router = "torch.routing" if kernel == "torch.experts" else "triton.routing"
+    router = kernel.replace("experts", "routing")
     kernelhub.reload()  # kernels are made with the setting on
     with torch.device("meta") if setting == "device" else contextlib.nullcontext():
         torch.set_default_dtype(torch.float16 if setting == "dtype" else torch.float32)

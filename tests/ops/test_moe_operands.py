@@ -20,7 +20,7 @@ from kernelhub.ops.moe.routing.inputs import routing_inputs
 SIZES = {"num_experts": 4, "top_k": 2, "hidden_size": 128, "intermediate_size": 128}
 FORMATS = ("plain", "fp8_tensor", "fp8_block", "nvfp4")
 KERNELS = ("torch.experts", "triton.experts", "cpp.experts")
-ROUTERS = ("torch.routing", "triton.routing")
+ROUTERS = ("torch.routing", "triton.routing", "cpp.routing")
 
 
 def experts(weights: str = "plain", **more: Any) -> dict[str, Any]:
