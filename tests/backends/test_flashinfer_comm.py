@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +22,7 @@ from kernelhub.ops.comm.tolerance import normalised_error_allowed, sum_error_all
 from kernelhub.probes.device import simulated
 from tests.backends import flashinfer_fake as library
 from tests.backends.fake import flashinfer_comm as fake
+from tests.backends.threads_as_ranks import together
 
 GROUP: Any = SimpleNamespace(group_name="threads", size=lambda: 2)
 MESSAGE = "32KB"
@@ -50,25 +50,6 @@ def connected(make: Callable[[], Any], purpose: str, world_size: int) -> list[An
     for rank, adapter in enumerate(made):
         adapter._kernel.connected[GROUP.group_name] = Workspace(purpose, rank, memories[rank], addresses)
     return made
-
-
-def together(act: Callable[[int], None], world_size: int) -> None:
-    """Act as each rank, in a thread of its own."""
-    errors: list[BaseException] = []
-
-    def run(rank: int) -> None:
-        try:
-            act(rank)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(world_size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def values(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

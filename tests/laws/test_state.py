@@ -13,6 +13,9 @@ ROOT = Path(kernelhub.__file__).parent
 # code, which is said too.
 STATE: dict[str, dict[str, str]] = {
     "backends.deep_gemm.watch": {"_stand_ins": "the nvcc that stands before the library's, one for each copy of it"},
+    "backends.custom_all_reduce.adapter": {
+        "_made": "states of the library in workspaces of `backends.shared.symmetric`, while those live"
+    },
     "backends.flashinfer.comm.workspace": {
         "_made": "addresses of workspaces of `backends.shared.symmetric`, while those live"
     },
