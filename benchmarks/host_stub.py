@@ -36,6 +36,7 @@ def install_stub() -> str:
         release=None,
     )
     runtime.native = lambda: native
+    runtime.recognise_in_c(native)
 
     def made(compiled: Any, given: int) -> Any:
         return direct.direct_launch(compiled, given, sizes=lambda function, most: _sizes(compiled, given))

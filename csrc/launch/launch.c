@@ -54,9 +54,11 @@ typedef struct {
   PyObject* kernel_type;
   PyObject* sequence_type;
   PyObject* forms_type;
+  PyObject* known_type;
 } State;
 
-static PyObject *name_enter, *name_leave, *name_calls, *name_base, *name_shape, *name_strides, *name_padding;
+static PyObject *name_enter, *name_leave, *name_calls, *name_base, *name_shape, *name_strides, *name_padding,
+    *name_nested;
 
 /* ---- Driver: what belongs to a process ------------------------------------------------------------------------- */
 
@@ -78,15 +80,17 @@ typedef struct {
   PyCFunction current_function;
   PyObject* current_self;
   PyObject* runtime; /* has launch_enter_hook and launch_exit_hook; or None */
+  PyObject* nested;  /* the descriptor of a tensor's `is_nested` */
+  descrgetfunc nested_of;
 } Driver;
 
 static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"launch", "encode", "tensor", "data_ptr", "stream_of", "failed", "enter", "current", "runtime", "allocate", "release", NULL};
+  static char* names[] = {"launch", "encode", "tensor", "data_ptr", "stream_of", "failed", "enter", "current", "runtime", "allocate", "release", "nested", NULL};
   Driver* self = (Driver*)object;
   unsigned long long launch, encode;
-  PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release;
-  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOO", names, &launch, &encode, &tensor, &data_ptr, &stream_of,
-                                   &failed, &enter, &current, &runtime, &allocate, &release))
+  PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested;
+  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOO", names, &launch, &encode, &tensor, &data_ptr, &stream_of,
+                                   &failed, &enter, &current, &runtime, &allocate, &release, &nested))
     return -1;
   if (self->tensor != NULL) {
     PyErr_SetString(PyExc_TypeError, "a Driver is made once");
@@ -110,7 +114,9 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
     self->current_self = PyCFunction_GetSelf(current);
   }
   Py_INCREF(tensor), Py_INCREF(data_ptr), Py_INCREF(stream_of), Py_INCREF(failed), Py_INCREF(enter), Py_INCREF(current);
-  Py_INCREF(runtime), Py_INCREF(allocate), Py_INCREF(release);
+  Py_INCREF(runtime), Py_INCREF(allocate), Py_INCREF(release), Py_INCREF(nested);
+  self->nested = nested;
+  self->nested_of = (descrgetfunc)PyType_GetSlot(Py_TYPE(nested), Py_tp_descr_get);
   self->current = current;
   self->allocate = allocate;
   self->release = release;
@@ -135,6 +141,7 @@ static void driver_dealloc(PyObject* object) {
   Py_XDECREF(self->runtime);
   Py_XDECREF(self->allocate);
   Py_XDECREF(self->release);
+  Py_XDECREF(self->nested);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
 }
@@ -820,8 +827,9 @@ static int release(Driver* driver, PyObject* memory) {
   return 0;
 }
 
-/* 1: launched, 0: not, since it has to be launched otherwise, -1: an exception. */
-static int launch_sequence(Sequence* self, PyObject* const* given) {
+/* 1: launched, 0: not, since it has to be launched otherwise, -1: an exception. `known` has the addresses of all
+ * operands, if they were looked up before. */
+static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_t* known) {
   uint64_t addresses[MAX_OPERANDS], unaligned = 0;
   Py_ssize_t count = self->num_operands - (self->room > 0);
   int left = hooked(self->driver);
@@ -831,7 +839,9 @@ static int launch_sequence(Sequence* self, PyObject* const* given) {
     uint64_t bit = 1ULL << at;
     if (!((self->used | self->aligned) & bit)) continue;
     if (given[at] == Py_None && !(self->used & bit)) continue;
-    if (address_of(self->driver, given[at], at, &addresses[at]) < 0) return -1;
+    if (known != NULL)
+      addresses[at] = known[at];
+    else if (address_of(self->driver, given[at], at, &addresses[at]) < 0) return -1;
     if (self->aligned & bit) unaligned |= addresses[at];
   }
   if (unaligned & 15) return 0;
@@ -871,16 +881,184 @@ static PyObject* sequence_launch(PyObject* object, PyObject* const* given, Py_ss
   Py_ssize_t wanted = self->num_operands - (self->room > 0);
   if (self->driver == NULL || count != wanted)
     return PyErr_Format(PyExc_TypeError, "takes %zd operands, got %zd", wanted, count);
-  int launched = launch_sequence(self, given);
+  int launched = launch_sequence(self, given, NULL);
   return launched < 0 ? NULL : PyBool_FromLong(launched);
+}
+
+/* ---- Known: calls that the checks of an op have let through ------------------------------------------------------ */
+
+typedef struct { /* two operands, and the differences of their addresses at which they may share memory */
+  uint16_t one, other;
+  int64_t least, most; /* exclusive */
+} Gap;
+
+typedef struct {
+  PyObject_HEAD
+  Driver* driver;
+  PyObject* holds; /* (*tensors) -> whether they have the form; none of them may be nested */
+  PyCFunction function;
+  PyObject* self; /* of `function`, borrowed of holds */
+  Py_ssize_t num_operands, num_tensors;
+  uint16_t places[MAX_OPERANDS]; /* of the tensors among the operands; the others are None */
+  uint64_t present;              /* one bit per operand */
+  Gap* gaps;
+  Py_ssize_t num_gaps;
+  Gap* same; /* operands that begin at one address */
+  Py_ssize_t num_same;
+  int checked; /* the caller gives tensors only, none of them nested, wherever their memory is */
+} Known;
+
+static int read_pairs(PyObject* facts, int ranges, Py_ssize_t num_tensors, Gap** pairs, Py_ssize_t* count) {
+  *count = PyTuple_Size(facts);
+  *pairs = calloc((size_t)*count + 1, sizeof(Gap));
+  if (*pairs == NULL) {
+    PyErr_NoMemory();
+    return -1;
+  }
+  for (Py_ssize_t at = 0; at < *count; at++) {
+    PyObject* fact = PyTuple_GetItem(facts, at);
+    long long least = 0, most = 0;
+    Gap* pair = &(*pairs)[at];
+    if (!PyTuple_Check(fact)) {
+      PyErr_SetString(PyExc_TypeError, "a pair of tensors is a tuple");
+      return -1;
+    }
+    if (!(ranges ? PyArg_ParseTuple(fact, "HHLL", &pair->one, &pair->other, &least, &most)
+                 : PyArg_ParseTuple(fact, "HH", &pair->one, &pair->other)))
+      return -1;
+    if (pair->one >= num_tensors || pair->other >= num_tensors) {
+      PyErr_Format(PyExc_ValueError, "tensors %d and %d of %zd", pair->one, pair->other, num_tensors);
+      return -1;
+    }
+    pair->least = least, pair->most = most;
+  }
+  return 0;
+}
+
+static int known_init(PyObject* object, PyObject* args, PyObject* named) {
+  static char* names[] = {"driver", "holds", "operands", "places", "apart", "same", "checked", NULL};
+  Known* self = (Known*)object;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
+  PyObject *driver, *holds, *places, *apart, *same;
+  Py_ssize_t count;
+  if (state == NULL ||
+      !PyArg_ParseTupleAndKeywords(args, named, "O!OnO!O!O!|p", names, state->driver_type, &driver, &holds,
+                                   &count, &PyTuple_Type, &places, &PyTuple_Type, &apart, &PyTuple_Type, &same,
+                                   &self->checked))
+    return -1;
+  Py_ssize_t tensors = PyTuple_Size(places);
+  if (self->driver != NULL || ((Driver*)driver)->tensor == NULL || count < 1 || count > MAX_OPERANDS || tensors < 1 ||
+      tensors > count) {
+    PyErr_Format(PyExc_ValueError, "made once, with a driver that is, for 1 to %d operands, at least one a tensor",
+                 MAX_OPERANDS);
+    return -1;
+  }
+  for (Py_ssize_t at = 0; at < tensors; at++) {
+    unsigned long place = PyLong_AsUnsignedLong(PyTuple_GetItem(places, at));
+    if (PyErr_Occurred()) return -1;
+    if ((Py_ssize_t)place >= count || (at && place <= self->places[at - 1])) {
+      PyErr_SetString(PyExc_ValueError, "places of tensors ascend, and each is one of the operands");
+      return -1;
+    }
+    self->places[at] = (uint16_t)place;
+    self->present |= 1ULL << place;
+  }
+  if (read_pairs(apart, 1, tensors, &self->gaps, &self->num_gaps) < 0 ||
+      read_pairs(same, 0, tensors, &self->same, &self->num_same) < 0)
+    return -1;
+  if (PyObject_TypeCheck(holds, &PyCFunction_Type) && PyCFunction_GetFlags(holds) == METH_VARARGS) {
+    self->function = PyCFunction_GetFunction(holds);
+    self->self = PyCFunction_GetSelf(holds);
+  }
+  self->num_operands = count;
+  self->num_tensors = tensors;
+  Py_INCREF(holds), Py_INCREF(driver);
+  self->holds = holds;
+  self->driver = (Driver*)driver;
+  return 0;
+}
+
+static void known_dealloc(PyObject* object) {
+  Known* self = (Known*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  free(self->gaps);
+  free(self->same);
+  Py_XDECREF(self->holds);
+  Py_XDECREF(self->driver);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+/* Whether an operand is a tensor, and not nested: 1, 0, or -1 with an exception. */
+static int is_plain(Driver* driver, PyObject* operand) {
+  if (!PyObject_TypeCheck(operand, driver->tensor)) return 0;
+  PyObject* nested = driver->nested_of ? driver->nested_of(driver->nested, operand, (PyObject*)Py_TYPE(operand))
+                                       : PyObject_GetAttr(operand, name_nested);
+  if (nested == NULL) return -1;
+  int plain = nested == Py_False ? 1 : nested == Py_True ? 0 : PyObject_Not(nested);
+  Py_DECREF(nested);
+  return plain;
+}
+
+static PyObject* tuple_of(PyObject* const* given, Py_ssize_t count, const uint16_t* places) {
+  PyObject* made = PyTuple_New(count);
+  for (Py_ssize_t at = 0; made != NULL && at < count; at++) {
+    PyObject* one = given[places ? places[at] : at];
+    Py_INCREF(one);
+    PyTuple_SetItem(made, at, one);
+  }
+  return made;
+}
+
+/* Whether a call's checks would let it through again: 1, 0, or -1 with an exception.
+ *
+ * `tensors` are the operands that are tensors, or NULL. On 1 `addresses` has that of each tensor, if it is not checked
+ * before. */
+static int is_known(Known* self, PyObject* const* given, PyObject* tensors, uint64_t* addresses) {
+  for (Py_ssize_t at = 0; at < self->num_operands && !self->checked; at++) {
+    if (self->present & (1ULL << at)) {
+      int plain = is_plain(self->driver, given[at]);
+      if (plain != 1) return plain;
+    } else if (given[at] != Py_None) {
+      return 0;
+    }
+  }
+  PyObject* passed = tensors;
+  if (passed == NULL && (passed = tuple_of(given, self->num_tensors, self->places)) == NULL) return -1;
+  PyObject* answer = self->function ? self->function(self->self, passed) : PyObject_CallObject(self->holds, passed);
+  if (tensors == NULL) Py_DECREF(passed);
+  int holds = answer == NULL ? -1 : PyObject_IsTrue(answer);
+  Py_XDECREF(answer);
+  if (holds != 1 || self->checked) return holds;
+  for (Py_ssize_t at = 0; at < self->num_tensors; at++) {
+    if (address_of(self->driver, given[self->places[at]], at, &addresses[at]) < 0) return -1;
+  }
+  for (Py_ssize_t at = 0; at < self->num_gaps; at++) {
+    Gap gap = self->gaps[at];
+    int64_t between = (int64_t)(addresses[gap.other] - addresses[gap.one]);
+    if (gap.least < between && between < gap.most) return 0;
+  }
+  for (Py_ssize_t at = 0; at < self->num_same; at++) {
+    if (addresses[self->same[at].one] != addresses[self->same[at].other]) return 0;
+  }
+  return 1;
+}
+
+static PyObject* known_holds(PyObject* object, PyObject* given) {
+  Known* self = (Known*)object;
+  if (self->driver == NULL || !PyTuple_Check(given) || PyTuple_Size(given) != self->num_operands)
+    return PyErr_Format(PyExc_TypeError, "takes a tuple of %zd operands", self->num_operands);
+  PyObject* operands[MAX_OPERANDS];
+  uint64_t addresses[MAX_OPERANDS];
+  for (Py_ssize_t at = 0; at < self->num_operands; at++) operands[at] = PyTuple_GetItem(given, at);
+  int known = is_known(self, operands, self->num_tensors == self->num_operands ? given : NULL, addresses);
+  return known < 0 ? NULL : PyBool_FromLong(known);
 }
 
 /* ---- Forms: sequences by the form of their operands ------------------------------------------------------------- */
 
 typedef struct {
-  PyObject* holds; /* (*operands) -> whether they have the form */
-  PyCFunction function;
-  PyObject* self;     /* of `function`, borrowed of holds */
+  Known* known;
   Sequence* sequence; /* NULL for a form that is launched otherwise */
 } Form;
 
@@ -903,22 +1081,20 @@ static int forms_init(PyObject* object, PyObject* args, PyObject* named) {
   }
   for (Py_ssize_t at = 0; at < count; at++) {
     Form* form = &self->forms[at];
-    PyObject *pair = PyTuple_GetItem(forms, at), *holds, *sequence;
+    PyObject *pair = PyTuple_GetItem(forms, at), *known, *sequence;
     if (!PyTuple_Check(pair)) {
-      PyErr_SetString(PyExc_TypeError, "a form is a check and a Sequence or None");
+      PyErr_SetString(PyExc_TypeError, "a form is a Known of tensors, and a Sequence or None");
       return -1;
     }
-    if (!PyArg_ParseTuple(pair, "OO", &holds, &sequence)) return -1;
-    if (sequence != Py_None && (PyObject*)Py_TYPE(sequence) != state->sequence_type) {
-      PyErr_SetString(PyExc_TypeError, "a form is a check and a Sequence or None");
+    if (!PyArg_ParseTuple(pair, "OO", &known, &sequence)) return -1;
+    Known* of = (Known*)known;
+    if ((PyObject*)Py_TYPE(known) != state->known_type || of->driver == NULL || of->num_tensors != of->num_operands ||
+        (sequence != Py_None && (PyObject*)Py_TYPE(sequence) != state->sequence_type)) {
+      PyErr_SetString(PyExc_TypeError, "a form is a Known of tensors, and a Sequence or None");
       return -1;
     }
-    Py_INCREF(holds);
-    form->holds = holds;
-    if (PyObject_TypeCheck(holds, &PyCFunction_Type) && PyCFunction_GetFlags(holds) == METH_VARARGS) {
-      form->function = PyCFunction_GetFunction(holds);
-      form->self = PyCFunction_GetSelf(holds);
-    }
+    Py_INCREF(known);
+    form->known = of;
     if (sequence != Py_None) {
       Py_INCREF(sequence);
       form->sequence = (Sequence*)sequence;
@@ -932,7 +1108,7 @@ static void forms_dealloc(PyObject* object) {
   Forms* self = (Forms*)object;
   PyTypeObject* type = Py_TYPE(object);
   for (Py_ssize_t at = 0; at < self->num_forms; at++) {
-    Py_XDECREF(self->forms[at].holds);
+    Py_XDECREF(self->forms[at].known);
     Py_XDECREF(self->forms[at].sequence);
   }
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -941,18 +1117,14 @@ static void forms_dealloc(PyObject* object) {
 
 static PyObject* forms_launch(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   Forms* self = (Forms*)object;
-  PyObject* operands = PyTuple_New(count);
+  uint64_t addresses[MAX_OPERANDS];
+  PyObject* operands = tuple_of(given, count, NULL);
   if (operands == NULL) return NULL;
-  for (Py_ssize_t at = 0; at < count; at++) {
-    Py_INCREF(given[at]);
-    PyTuple_SetItem(operands, at, given[at]);
-  }
   int launched = 0;
   for (Py_ssize_t at = 0; at < self->num_forms; at++) {
     Form* form = &self->forms[at];
-    PyObject* answer = form->function ? form->function(form->self, operands) : PyObject_CallObject(form->holds, operands);
-    int holds = answer == NULL ? -1 : PyObject_IsTrue(answer);
-    Py_XDECREF(answer);
+    if (count != form->known->num_operands) continue;
+    int holds = is_known(form->known, given, operands, addresses);
     if (holds < 0) launched = -1;
     if (holds == 0) continue;
     if (holds > 0 && form->sequence != NULL) {
@@ -960,7 +1132,7 @@ static PyObject* forms_launch(PyObject* object, PyObject* const* given, Py_ssize
         PyErr_Format(PyExc_TypeError, "%zd operands, the sequence takes others", count);
         launched = -1;
       } else {
-        launched = launch_sequence(form->sequence, given);
+        launched = launch_sequence(form->sequence, given, form->known->checked ? NULL : addresses);
       }
     }
     break;
@@ -990,6 +1162,12 @@ static PyMethodDef forms_methods[] = {
      "none of the forms, or one that is launched otherwise."},
     {NULL, NULL, 0, NULL}};
 
+static PyMethodDef known_methods[] = {
+    {"holds", known_holds, METH_O,
+     "holds(operands): whether the tensors of a tuple have the form, are not nested and lie apart, and the others are "
+     "None."},
+    {NULL, NULL, 0, NULL}};
+
 #define SLOT(id, value) {id, (void*)(value)}
 static PyType_Slot driver_slots[] = {SLOT(Py_tp_init, driver_init), SLOT(Py_tp_dealloc, driver_dealloc),
                                      SLOT(Py_tp_doc, "Functions of the CUDA driver and of torch."), {0, NULL}};
@@ -1002,11 +1180,16 @@ static PyType_Slot sequence_slots[] = {SLOT(Py_tp_init, sequence_init), SLOT(Py_
 static PyType_Slot forms_slots[] = {SLOT(Py_tp_init, forms_init), SLOT(Py_tp_dealloc, forms_dealloc),
                                     SLOT(Py_tp_methods, forms_methods),
                                     SLOT(Py_tp_doc, "Sequences by the form of their operands."), {0, NULL}};
+static PyType_Slot known_slots[] = {SLOT(Py_tp_init, known_init), SLOT(Py_tp_dealloc, known_dealloc),
+                                    SLOT(Py_tp_methods, known_methods),
+                                    SLOT(Py_tp_doc, "The form of a call that its checks let through."), {0, NULL}};
 static PyType_Spec driver_spec = {"kernelhub._launch.Driver", sizeof(Driver), 0, Py_TPFLAGS_DEFAULT, driver_slots};
 static PyType_Spec kernel_spec = {"kernelhub._launch.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
 static PyType_Spec sequence_spec = {"kernelhub._launch.Sequence", sizeof(Sequence), 0, Py_TPFLAGS_DEFAULT,
                                     sequence_slots};
 static PyType_Spec forms_spec = {"kernelhub._launch.Forms", sizeof(Forms), 0, Py_TPFLAGS_DEFAULT, forms_slots};
+
+static PyType_Spec known_spec = {"kernelhub._launch.Known", sizeof(Known), 0, Py_TPFLAGS_DEFAULT, known_slots};
 
 static int add_type(PyObject* module, const char* name, PyType_Spec* spec, PyObject** kept) {
   PyObject* type = PyType_FromModuleAndSpec(module, spec, NULL);
@@ -1027,7 +1210,7 @@ static int run_module(PyObject* module) {
     const char* text;
   } interned[] = {{&name_enter, "launch_enter_hook"}, {&name_leave, "launch_exit_hook"}, {&name_calls, "calls"},
                   {&name_base, "base"},               {&name_shape, "shape"},            {&name_strides, "strides"},
-                  {&name_padding, "padding"}};
+                  {&name_padding, "padding"},         {&name_nested, "is_nested"}};
   for (size_t at = 0; at < sizeof interned / sizeof *interned; at++) {
     if (*interned[at].name == NULL) *interned[at].name = PyUnicode_InternFromString(interned[at].text);
     if (*interned[at].name == NULL) return -1;
@@ -1035,14 +1218,15 @@ static int run_module(PyObject* module) {
   if (add_type(module, "Driver", &driver_spec, &state->driver_type) < 0 ||
       add_type(module, "Kernel", &kernel_spec, &state->kernel_type) < 0 ||
       add_type(module, "Sequence", &sequence_spec, &state->sequence_type) < 0 ||
-      add_type(module, "Forms", &forms_spec, &state->forms_type) < 0)
+      add_type(module, "Forms", &forms_spec, &state->forms_type) < 0 ||
+      add_type(module, "Known", &known_spec, &state->known_type) < 0)
     return -1;
   if (PyModule_AddIntConstant(module, "MAX_PARAMETERS", MAX_PARAMETERS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_STEPS", MAX_STEPS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 2);
+  return PyModule_AddIntConstant(module, "VERSION", 3);
 }
 
 static int clear_module(PyObject* module) {
@@ -1051,6 +1235,7 @@ static int clear_module(PyObject* module) {
   Py_CLEAR(state->kernel_type);
   Py_CLEAR(state->sequence_type);
   Py_CLEAR(state->forms_type);
+  Py_CLEAR(state->known_type);
   return 0;
 }
 
@@ -1060,6 +1245,7 @@ static int traverse_module(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->kernel_type);
   Py_VISIT(state->sequence_type);
   Py_VISIT(state->forms_type);
+  Py_VISIT(state->known_type);
   return 0;
 }
 

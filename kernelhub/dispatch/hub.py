@@ -90,6 +90,7 @@ class Hub:
         self._functions: dict[str, Any] = {}
         self._added: dict[str, Any] = {}  # backends registered at run time; a reload keeps them
         self.ledger = Ledger()
+        self.known_of: Callable[..., Any] | None = None  # compares known calls in C, once the launcher is loaded
         self._watched: set[Watch] = set()  # hooked libraries; they stay hooked until the process ends
         JOURNAL.caller = lambda: caller_on_stack(self.ledger.bound_of, Hub.bind.__code__)
 

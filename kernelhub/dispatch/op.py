@@ -59,6 +59,20 @@ class Request(NamedTuple):
     device: int
 
 
+class Before(NamedTuple):
+    """The kernel that was selected last, for a call outside of `use` blocks, if it repeats calls.
+
+    Attributes:
+        generation: `HUB.generation` before the selection; in another one nothing is repeated.
+        backend: the call's ``backend=``.
+        repeat: makes a call like the kernel's last one, or returns None where it is not like it.
+    """
+
+    generation: int
+    backend: Backend
+    repeat: Run
+
+
 @dataclass(frozen=True)
 class DryRun:
     """A value of ``backend=`` with which an op checks its arguments and returns a `ParsedCall` instead of running.
@@ -106,6 +120,7 @@ class Op(Generic[ProblemT]):
         function: the public function.
         traced: the function that torch.compile calls instead.
         table: by key, the bound function for calls without ``backend=`` and outside of `use` blocks.
+        before: the kernel that was selected last, for ops whose functions ask it first.
     """
 
     def __init__(self, contract: Contract[ProblemT]) -> None:
@@ -113,6 +128,7 @@ class Op(Generic[ProblemT]):
         self.function: Callable[..., Any]
         self.traced: Callable[..., Any]
         self.table: dict[Key, Run] = {}
+        self.before: Before | None = None
         self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
         self._bound: dict[Request, Bound] = {}  # without ``backend=`` and contexts
         self._bound_otherwise: dict[Request, Bound] = {}  # with one of them
@@ -266,6 +282,7 @@ class Op(Generic[ProblemT]):
         return tuple(sorted(kernel.name for kernel in HUB.registry.candidates(self.contract.name).kernels))
 
     def _forget(self) -> None:
+        self.before = None
         self.table.clear()
         self._overrides.clear()
         self._bound.clear()
@@ -274,6 +291,7 @@ class Op(Generic[ProblemT]):
 
     def _forget_device(self, device: int) -> None:
         """Remove the device's functions from the tables. Its next call reaches `bound_for`, which raises DeviceLost."""
+        self.before = None
         runs = {id(bound.run) for request, bound in self._requests() if request.device == device}
         for key in [key for key, run in self.table.items() if id(run) in runs]:
             del self.table[key]

@@ -205,22 +205,65 @@ def test_a_sequence_refuses_what_does_not_belong_together(native, wrong, error) 
         native.module.Sequence(steps, facts["operands"], facts["aligned"])
 
 
+def known_of(native: Any, holds: Any, operands: int = 1, places: Any = None, apart: Any = (), same: Any = ()) -> Any:
+    return native.module.Known(native.driver, holds, operands, places or tuple(range(operands)), apart, same)
+
+
+@pytest.mark.parametrize("wrong", ["none", "too many", "number", "no known", "absent", "no sequence"])
+def test_forms_refuse_what_is_no_sequence(native, wrong) -> None:
+    known, absent = known_of(native, print), known_of(native, print, 2, (1,))
+    forms = {
+        "none": (),
+        "too many": ((known, None),) * 5,
+        "number": (1,),
+        "no known": ((print, None),),
+        "absent": ((absent, None),),
+        "no sequence": ((known, 1),),
+    }
+    with pytest.raises(ValueError if wrong in ("none", "too many") else TypeError):
+        native.module.Forms(forms[wrong])
+
+
 @pytest.mark.parametrize(
-    ("forms", "error"),
-    [((), ValueError), (((print, None),) * 5, ValueError), ((1,), TypeError), (((print, 1),), TypeError)],
+    ("wrong", "error"),
+    [
+        ({"operands": 0}, ValueError),
+        ({"operands": 65}, ValueError),
+        ({"places": (1, 0)}, ValueError),
+        ({"places": (2,)}, ValueError),
+        ({"places": (-1,)}, OverflowError),
+        ({"apart": ((0, 2, -1, 1),)}, ValueError),
+        ({"apart": ((0, 1),)}, TypeError),
+        ({"apart": (1,)}, TypeError),
+        ({"same": ((2, 0),)}, ValueError),
+        ({"same": ((0, 1, -1, 1),)}, TypeError),
+    ],
+    ids=str,
 )
-def test_forms_refuse_what_is_no_sequence(native, forms, error) -> None:
+def test_a_known_call_refuses_what_does_not_belong_together(native, wrong, error) -> None:
     with pytest.raises(error):
-        native.module.Forms(forms)
+        known_of(native, print, **{"operands": 2, **wrong})
+
+
+def test_a_known_call_takes_as_many_operands_as_it_was_learned_with(native) -> None:
+    known = known_of(native, lambda *tensors: True, 2, (1,))
+    assert known.holds((None, torch.ones(1)))
+    assert not known.holds((torch.ones(1), torch.ones(1)))
+    assert not known.holds((None, None))
+    for given in ((torch.ones(1),), [None, torch.ones(1)], None):
+        with pytest.raises(TypeError):
+            known.holds(given)
 
 
 def test_operands_of_no_form_are_launched_otherwise(native) -> None:
     """A check that raises is not silent."""
-    forms = native.module.Forms(((lambda x: x.ndim == 3, None), (lambda x: False, None)))
-    assert forms.launch(torch.ones(1)) is False
+    checks = (lambda x: x.ndim == 3, lambda x: x.no_such_attribute)
+    forms = native.module.Forms(tuple((known_of(native, check), None) for check in checks))
     assert forms.launch(torch.ones(1, 1, 1)) is False
+    for other in (None, 1, "x", torch.nested.nested_tensor([torch.ones(2)])):
+        assert forms.launch(other) is False
     with pytest.raises(AttributeError):
-        forms.launch(None)
+        forms.launch(torch.ones(1))
 
 
 def test_a_sequence_has_temporaries_only_where_memory_can_be_had(native) -> None:

@@ -13,7 +13,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import kernelhub
+from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.known_calls import KnownCalls
+from kernelhub.runtime import launch
 
 SIZES: dict[str, dict[str, Any]] = {
     "quantize_fp8": {"tokens": 3, "width": 256},
@@ -152,6 +154,18 @@ def test_what_torch_transforms_is_no_known_call(name, known) -> None:
         assert not known[-1]
 
 
+@pytest.fixture(params=["in Python", "in C"])
+def comparing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Known calls are compared by Python, or by the launcher's extension."""
+    monkeypatch.setattr(HUB, "known_of", None)
+    if request.param == "in C":
+        module = launch.extension().module
+        if module is None:
+            pytest.skip(f"3 tests: {launch.extension().reason}")
+        launch.recognise_in_c(launch.native_of(module, 1, 0))  # no address is entered
+
+
+@pytest.mark.usefixtures("comparing")
 def test_a_form_is_learned_when_its_key_comes_again() -> None:
     calls, x, out = KnownCalls(), torch.ones(4), torch.empty(4)
     for known in (False, False, True, True):
@@ -169,8 +183,28 @@ def test_a_form_is_learned_when_its_key_comes_again() -> None:
     assert calls.holds(4, (room[:4], None, room[4:]))
     assert not calls.holds(None, (x, None, out))
     assert not calls.holds(4, (torch._neg_view(x), None, out))
+    nested = torch.nested.nested_tensor([torch.ones(4)])
+    for other in (nested, 1.0, "x", x.to_sparse(), x.double(), x.to("meta"), torch.nn.Parameter(x), x.requires_grad_()):
+        assert not calls.holds(4, (other, None, out)), type(other)
 
 
+@pytest.mark.usefixtures("comparing")
+def test_calls_of_one_tensor_or_many() -> None:
+    calls, many = KnownCalls(), tuple(torch.ones(4) for _ in range(70))
+    for given in (many[:1], many[:64], many):  # more than the extension takes
+        for _ in range(2):
+            calls.learn(len(given), given, 1)
+        assert calls.holds(len(given), given)
+        assert not calls.holds(len(given), (*given[:-1], torch.ones(5)))
+        assert len(given) == 1 or not calls.holds(len(given), (*given[:-1], given[0]))
+    x = many[0]
+    for _ in range(2):
+        calls.learn("twice", (x, x, many[1]), 1)
+    assert calls.holds("twice", (many[2], many[2], many[1]))
+    assert not calls.holds("twice", (many[2], many[3], many[1]))
+
+
+@pytest.mark.usefixtures("comparing")
 def test_a_destination_stays_in_the_place_of_its_operand() -> None:
     calls, x = KnownCalls(), torch.ones(4)
     for _ in range(2):

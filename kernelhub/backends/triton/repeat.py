@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelhub.backends.triton.launch import WATCHED, Launch, sequence
+from kernelhub.ops.known_calls import are_apart, places_of
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.runtime import launch
 
@@ -30,23 +31,45 @@ _ALIGNMENT = 256  # of temporaries, as torch's allocator aligns them
 _ALLOCATIONS = frozenset(f"aten::{name}" for name in ("empty", "empty_like", "empty_strided", "new_empty"))
 
 
+class _Form(NamedTuple):
+    """Calls whose tensors have one form.
+
+    Attributes:
+        holds: whether tensors that are not nested have it.
+        sequence: the `Sequence` of the launches, or None if they are not repeated.
+        known: the form's `Known`.
+        apart: the same of tensors that nothing has checked, with a destination that shares no memory with the others.
+            None if it may have done so when the form was learned, or if it is not known which the destination is.
+    """
+
+    holds: Callable[..., bool]
+    sequence: Any
+    known: Any
+    apart: Any
+
+
 class _Known(NamedTuple):
     """The calls of one key.
 
     Attributes:
         launch: makes the launches of a call whose tensors have one of the forms; False, with nothing launched, for
             others and for forms that are not repeated.
-        forms: each form's check, and its `Sequence`, or None if it is not repeated.
+        again: the same for tensors that nothing has checked, if the destination shares no memory with the others; None
+            if no form is known to be so.
+        forms: those that were learned.
     """
 
     launch: Callable[..., bool]
-    forms: tuple[tuple[Callable[..., bool], Any], ...]
+    again: Callable[..., bool] | None
+    forms: tuple[_Form, ...]
 
 
 class Repeated:
     """The calls of an adapter that are repeated. Threads may share it."""
 
-    def __init__(self) -> None:
+    def __init__(self, written: int | None = None) -> None:
+        """`written` is the index of the destination among the tensors of a call, for `Last.again`."""
+        self._written = written
         self._known: dict[Hashable, _Known] = {}
         self._seen: set[Hashable] = set()
 
@@ -70,10 +93,10 @@ class Repeated:
             with self._watched(key, tensors):
                 anew(*arguments)
 
-    def launch_of(self, key: Hashable) -> Callable[..., bool] | None:
-        """What makes the launches of a call with this key, given its tensors: True if it did. None if there is none."""
+    def last_of(self, key: Hashable, adapter: Any, values: Any) -> Last | None:
+        """What a step keeps of a call that was made; None if such calls are not repeated."""
         known = self._known.get(key)
-        return None if known is None else known.launch
+        return None if known is None else Last(adapter, values, known.launch, known.again)
 
     def _watched(self, key: Hashable, tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
         """A block that makes the call, and is watched if such calls may come again."""
@@ -87,13 +110,13 @@ class Repeated:
             return contextlib.nullcontext()
         known = self._known.get(key)
         forms = () if known is None else known.forms
-        if any(holds(*tensors) for holds, _ in forms):  # the profiler's hooks are set, or it is not repeated
+        if any(form.holds(*tensors) for form in forms):  # the profiler's hooks are set, or it is not repeated
             return contextlib.nullcontext()
-        return self._watching(key, tensors, forms, native.module)
+        return self._watching(key, tensors, forms, native)
 
     @contextlib.contextmanager
     def _watching(
-        self, key: Hashable, tensors: Sequence[Tensor], forms: tuple[tuple[Callable[..., bool], Any], ...], module: Any
+        self, key: Hashable, tensors: Sequence[Tensor], forms: tuple[_Form, ...], native: launch.Native
     ) -> Iterator[None]:
         before, WATCHED.launches = WATCHED.launches, []
         foreign = _Foreign()
@@ -104,12 +127,23 @@ class Repeated:
         finally:
             WATCHED.launches = before
         made = None if foreign.met or not launches else repetition(launches, tensors)
-        form = KnownForm()
-        form.learn(tensors, [tensor.shape for tensor in tensors], range(len(tensors)))
-        forms = ((form.holds, made), *forms[: module.MAX_FORMS - 1])
+        forms = (self._form(tensors, made, native), *forms[: native.module.MAX_FORMS - 1])
         if len(self._known) >= _MOST_KEYS:
             self._known.clear()
-        self._known[key] = _Known(module.Forms(forms).launch, forms)
+        of_all = native.module.Forms(tuple((form.known, form.sequence) for form in forms))
+        checked = tuple((form.apart, form.sequence) for form in forms if form.apart is not None)
+        again = native.module.Forms(checked).launch if checked else None
+        self._known[key] = _Known(of_all.launch, again, forms)
+
+    def _form(self, tensors: Sequence[Tensor], made: Any, native: launch.Native) -> _Form:
+        form, count, apart = KnownForm(), len(tensors), None
+        form.learn(tensors, [tensor.shape for tensor in tensors], range(count))
+        facts = native.driver, form.holds, count, tuple(range(count))
+        if made is not None and self._written is not None:
+            gaps, same = places_of(tensors, (self._written,))
+            if not same and are_apart(tensors, gaps, same):
+                apart = native.module.Known(*facts, gaps, same)
+        return _Form(form.holds, made, native.module.Known(*facts, (), (), checked=True), apart)
 
 
 class _Foreign(TorchDispatchMode):
@@ -133,11 +167,13 @@ class Last(NamedTuple):
     Attributes:
         adapter, values: of the call.
         launch: makes the launches of a call with the same metadata and values, given its tensors.
+        again: the same for tensors that nothing has checked, or None; see `AttentionAdapter.again`.
     """
 
     adapter: Any
     values: Any
     launch: Callable[..., bool]
+    again: Callable[..., bool] | None
 
 
 def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor]) -> Any:

@@ -267,6 +267,16 @@ class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
     ) -> None:
         """Run into `out` and `lse`. Shapes are those of the op's docstring; q is never empty."""
 
+    def again(self, step: StepT, values: Values) -> Callable[..., bool] | None:
+        """What makes the launches of a call like one before, of this step and these values, with nothing checked again.
+
+        It takes q, k, v, `out`, the block table and the lengths, and returns whether it made the launches. It makes
+        none unless each has type, dtype, device, sizes and strides as in one call that `launch` was given, with as many
+        sequences and with these values, and `out` shares no memory with the others. None where calls have other
+        tensors, or are not repeated.
+        """
+        return None
+
     def compute(self, q: Tensor, k: Tensor, v: Tensor, step: StepT, values: Values) -> Tensor:
         """Run and return the result, contiguous, for a call without `out` and LSE; q is never empty."""
         out = q.new_empty(*q.shape[:-1], self.problem.head_dim_vo)
@@ -281,6 +291,11 @@ class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         """Device memory beyond the operands that calls within these bounds take, at most."""
         return 0
+
+    @property
+    def repeats(self) -> bool:
+        """Whether `again` may give something. An audit, which replaces `launch`, sees all calls."""
+        return type(self).again is not AttentionAdapter.again and "launch" not in vars(self)
 
     @property
     def plans_steps(self) -> bool:

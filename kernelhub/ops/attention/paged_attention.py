@@ -16,7 +16,7 @@ from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
+from kernelhub.dispatch.op import Backend, Before, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish, traced_as
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep, lent
@@ -45,6 +45,7 @@ from kernelhub.ops.attention.problem import (
 from kernelhub.ops.attention.reference import paged_attention_reference
 from kernelhub.ops.call_plan import prepares
 from kernelhub.ops.operators import Traced
+from kernelhub.ops.values import checks_devices
 
 _op: Op[PagedAttentionProblem] = Op(
     Contract.of(
@@ -68,7 +69,7 @@ class PagedAttentionPlan(PagedPlan):
     is a whole call. `begin` makes a step whose ``run(q, k_cache, v_cache, *, out=None)`` is the launch alone.
     """
 
-    __slots__ = ("_operands", "_values")
+    __slots__ = ("_again", "_operands", "_values")
     call = "q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, out"
 
     def __init__(self, op: Op[Any], bound: Bound, parsed: ParsedCall) -> None:
@@ -78,6 +79,7 @@ class PagedAttentionPlan(PagedPlan):
         width = problem.head_dim_qk
         self._values: Values = values or Values(width**-0.5 if scale is None else scale)
         self._operands = StepOperands(NAME, problem)
+        self._again: Callable[..., bool] | None = None
         direct, blame = bound.run, self._operands.blame
 
         def run(
@@ -95,19 +97,30 @@ class PagedAttentionPlan(PagedPlan):
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values = self.adapter.launch, self._values
         empty = empties_of(self.selection.problem)
+        once = step.max_seqlen_q is not None or not self.adapter.repeats or checks_devices()
+        learn = None if once else self.adapter.again  # of steps without a bound, which `again` does not compare
+        again: Callable[..., bool] | None = None if learn is None else self._again
+        block_table, seq_lens = step.block_table, step.seq_lens
         operands = self._operands = self._operands.for_step(step)
         known, known_out, accept = operands.known, operands.known_out, operands.accept
         blame, tick = operands.blame, self.bound.counter.__next__
 
         def run(q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None) -> Tensor:
+            nonlocal again
             launches = True
             try:  # around all: inside the body it costs Python 3.11 10 ns
+                if again is not None:  # it compares more than the forms below, and the memory too
+                    made = empty(q) if out is None else out
+                    if again(q, k_cache, v_cache, made, block_table, seq_lens):
+                        tick()
+                        return made
                 if out is None:
                     if q.is_nested or k_cache.is_nested or v_cache.is_nested or not known.holds(q, k_cache, v_cache):
                         launches = accept(step, q, k_cache, v_cache, None)
                     out = empty(q)
                 elif (
-                    q.is_nested
+                    again is not None  # other tensors than before, or the same memory
+                    or q.is_nested
                     or k_cache.is_nested
                     or v_cache.is_nested
                     or out.is_nested
@@ -117,6 +130,8 @@ class PagedAttentionPlan(PagedPlan):
                 if launches:
                     tick()
                     launch(q, k_cache, v_cache, step, values, out, None)
+                    if learn is not None:
+                        again = self._again = learn(step, values)
                 return out
             except Exception as error:
                 blame(error, q, k_cache, v_cache, out)
@@ -232,25 +247,35 @@ def paged_attention(
     """
     if type(q) is not Tensor and not isinstance(backend, DryRun):
         return _op.traced(**locals())
+    plain = (
+        cu_seqlens_q is None
+        and window is None
+        and softcap is None
+        and sinks is None
+        and k_scale is None
+        and v_scale is None
+        and max_seqlen_q is None
+        and return_lse is False
+        and (causal is True or causal is False)
+        and kv_layout == "NHD"
+    )
+    before = _op.before
+    if (
+        before is not None
+        and plain
+        and before.generation == HUB.generation
+        and before.backend == backend
+        and not (_contexts_used and _contexts())
+    ):
+        repeated = before.repeat(q, k_cache, v_cache, block_table, seq_lens, scale, out)
+        if repeated is not None:
+            return repeated
     try:
         shape = q.shape
         k_shape = k_cache.shape
         v_shape = v_cache.shape
         _, dim1, dim2, width_k = k_shape
-        if (
-            v_shape == k_shape
-            and len(shape) == 3
-            and cu_seqlens_q is None
-            and window is None
-            and softcap is None
-            and sinks is None
-            and k_scale is None
-            and v_scale is None
-            and max_seqlen_q is None
-            and return_lse is False
-            and (causal is True or causal is False)
-            and kv_layout == "NHD"
-        ):
+        if plain and v_shape == k_shape and len(shape) == 3:
             rest = None
             _, heads, width = shape
         else:
@@ -298,7 +323,11 @@ def paged_attention(
             page_size, pages = (dim1 if kv_layout == NHD else dim2), k_shape[0]
             metadata = block_table, seq_lens, cu_seqlens_q, max_seqlen_q
             checked_step(page_size, cu_seqlens_q is not None, q.device, pages, shape[0], *metadata)
+        generation = HUB.generation
         run = _op.decide(key, q.get_device(), backend)
+        repeat = getattr(run, "repeat", None)
+        if rest is None and repeat is not None and not (_contexts_used and _contexts()):
+            _op.before = Before(generation, backend, repeat)
         rows = (None, None, None) if rest is None else (cu_seqlens_q, max_seqlen_q, values)
         return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, *rows, True)
     if rest is None:  # plain decode, the call that engines make most

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, contiguous_format, empty_like
+from torch import Tensor, strided
 from torch.autograd import forward_ad
 
 from kernelhub.dispatch.lost import failed
@@ -28,7 +28,7 @@ from kernelhub.ops.attention.arguments import (
     known_values,
 )
 from kernelhub.ops.attention.last_steps import LastSteps
-from kernelhub.ops.attention.operands import accept_call, check_out, refuse_batch
+from kernelhub.ops.attention.operands import accept_call, check_out, empties_of, refuse_batch
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
 from kernelhub.ops.attention.step_values import check_lengths, check_of_host_values, check_pages
 from kernelhub.ops.known_form import KnownForm
@@ -179,12 +179,47 @@ def bind(
     same_width = head_dim_vo == problem.head_dim_qk
     plain = Values(problem.head_dim_qk**-0.5)
     returns_lse = problem.lse
-    extras_at = extras_of(problem)
+    extras_at, empty = extras_of(problem), empties_of(problem)
     # The layers of a step share its tensors, so they are checked once. In CPU memory the values behind the
     # same tensors may have changed, and are read anew.
     reusable = problem.device.type != "cpu" and not adapter.plans_steps and not checks_devices()
     steps: LastSteps[PagedStep] = LastSteps()
+    learn = adapter.again if reusable and adapter.repeats and not ragged else None
+    before: _Before | None = None
     known, known_out, known_extras = KnownForm(), KnownForm(), KnownForm()
+
+    def repeat(
+        q: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        scale: float | None,
+        out: Tensor | None,
+        values: Values | None = None,
+    ) -> Tensor | None:
+        """The result of a call like the last one, which `again` compares with it; None, with nothing done, for others.
+
+        Of what `again` does not compare, the caller has made sure: no bound, no offsets, features that `values` has.
+        """
+        if (
+            before is None
+            or type(scale) is not before.kind
+            or scale != before.scale
+            or values != before.values
+            or forward_ad._current_level >= 0
+            or (out is None and q.layout is not strided)
+        ):
+            return None
+        made = empty(q) if out is None else out
+        try:
+            if not before.again(q, k_cache, v_cache, made, block_table, seq_lens):
+                return None
+        except Exception as error:
+            failed(launch, error)
+            raise
+        tick()
+        return made
 
     def run(
         q: Tensor,
@@ -201,6 +236,12 @@ def bind(
         checked: bool = False,
     ) -> Any:
         """`checked`: the call was checked and this function was built for it; its form is remembered."""
+        nonlocal before
+        if before is not None and cu_seqlens_q is None and max_seqlen_q is None:
+            made = repeat(q, k_cache, v_cache, block_table, seq_lens, scale, out, values)
+            if made is not None:
+                return made
+        given = scale, values
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             return run_there(
@@ -239,7 +280,7 @@ def bind(
                 known_extras.learn(extras, [extra.shape for extra in extras])
         out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
         if out is None:
-            out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(*out_shape)
+            out = empty(q)
         else:
             read: list[Any] = [q, k_cache, v_cache, block_table, seq_lens]
             if cu_seqlens_q is not None:
@@ -258,6 +299,25 @@ def bind(
             except Exception as error:
                 failed(launch, error)
                 raise
+            if learn is not None and cu_seqlens_q is None and max_seqlen_q is None:
+                again = learn(step, values)
+                before = None if again is None else _Before(type(given[0]), *given, again)
         return out if lse is None else (out, lse)
 
+    run.repeat = None if learn is None else repeat  # type: ignore[attr-defined]
     return run
+
+
+class _Before(NamedTuple):
+    """The last call of a kernel that is repeated.
+
+    Attributes:
+        kind: type of the scale.
+        scale, values: as they were given, without tensors.
+        again: see `AttentionAdapter.again`.
+    """
+
+    kind: type
+    scale: float | None
+    values: Values | None
+    again: Callable[..., bool]

@@ -6,11 +6,13 @@ Triton compiles the kernels for sm_90; nothing runs, so what is checked is what 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import struct
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from ctypes import c_int
 from typing import Any
 
@@ -18,15 +20,22 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from torch.autograd import forward_ad
 
+import kernelhub
 from kernelhub.backends.shared import direct
 from kernelhub.backends.shared.direct import direct_launch
 from kernelhub.backends.triton import launch as of_triton
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.repeat import Repeated
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import is_final
+from kernelhub.ops.attention import paged_call
+from kernelhub.ops.mla.attention import call as mla_call
+from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.stub import Memory, OneDevice, Stub, install, install_launcher
+from tests.ops.test_known_calls import others_than, outcome
 
 
 @triton.jit
@@ -53,12 +62,12 @@ def sizes_of(compiled: Any, given: int) -> list[int]:
     return [*direct._parameters("".join(filter(None, kinds)), maps or ()), 8, 8]
 
 
-def on_stub(stub: Stub) -> None:
-    """Let launchers take what the stub says of a function."""
+def on_stub(stub: Stub, expected: list[int] | None = None) -> None:
+    """Let launchers take what the stub says of a function, which notes these parameters or the newest kernel's."""
 
     def made(compiled: Any, given: int) -> Any:
         sizes = sizes_of(compiled, given)
-        stub.expect(sizes)
+        stub.expect(sizes if expected is None else expected)
         return direct_launch(compiled, given, sizes=lambda function, most: sizes)
 
     of_triton.direct_launch = made
@@ -366,6 +375,177 @@ def threads_and_leaks(stub: Stub) -> None:
     adapter.repeated.clear()
 
 
+@contextlib.contextmanager
+def believed_on_gpu(op: Any) -> Iterator[None]:
+    """The op's problems are those of a GPU, though its tensors are in CPU memory."""
+    contract = op.contract
+
+    def problem_of(key: Any, device: int) -> Any:
+        return dataclasses.replace(contract.problem_of(key, device), device=simulated("H200"))
+
+    op.contract = dataclasses.replace(contract, problem_of=problem_of)
+    try:
+        yield
+    finally:
+        op.contract = contract
+        op._forget()
+
+
+def decode(name: str) -> tuple[Any, dict[str, Any]]:
+    """An op over pages, and a call of it with a destination."""
+    table = torch.tensor([[0, 1], [4, 2]], dtype=torch.int32)
+    given = {"block_table": table, "seq_lens": torch.tensor([20, 32], dtype=torch.int32), "backend": "triton"}
+    half = {"dtype": torch.bfloat16}
+    if name == "paged_attention":
+        caches = {"k_cache": torch.zeros(5, 16, 2, 64, **half), "v_cache": torch.zeros(5, 16, 2, 64, **half)}
+        return kernelhub.paged_attention, {
+            "q": torch.zeros(2, 8, 64, **half),
+            **caches,
+            **given,
+            "out": torch.zeros(2, 8, 64, **half),
+        }
+    given["scale"] = 0.1
+    operands = {"q": torch.zeros(2, 16, 576, **half), "kv_cache": torch.zeros(5, 64, 576, **half)}
+    return kernelhub.mla_attention, {**operands, **given, "out": torch.zeros(2, 16, 512, **half)}
+
+
+@contextlib.contextmanager
+def counted(adapter: type) -> Iterator[list[Any]]:
+    """The calls that reach the adapter: those that are not recognised by the launcher."""
+    met: list[Any] = []
+    launch = adapter.launch
+
+    def noted(self: Any, *operands: Any) -> None:
+        met.append(operands)
+        launch(self, *operands)
+
+    adapter.launch = noted
+    try:
+        yield met
+    finally:
+        adapter.launch = launch
+
+
+def _decodes_again(stub: Stub, name: str) -> None:
+    """A decode call like one before is launched at once, and every other is checked as if it were the first."""
+    on_stub(stub, [8] * 3)
+    runtime.recognise_in_c(runtime.native())
+    op, good = decode(name)
+    with believed_on_gpu(op.op):
+        plan = op.prepare(**{one: value for one, value in good.items() if one != "out"})
+        adapter = next(kind for kind in type(plan.adapter).__mro__ if "launch" in vars(kind))
+        others = [
+            (parameter, kind, other)
+            for parameter, tensor in good.items()
+            if isinstance(tensor, torch.Tensor)
+            for kind, other in others_than(tensor, parameter, good)
+        ]
+        others += [("scale", "another", 0.3), ("scale", "text", "x"), ("scale", "true", True)]
+        others += [("scale", "a tensor", torch.ones(())), ("return_lse", "another", True), ("return_lse", "one", 1)]
+        others += [
+            ("causal", "none", None),
+            ("causal", "one", 1),
+            ("max_seqlen_q", "text", "x"),
+            ("backend", "none", "no"),
+        ]
+        first = [outcome(op, good | {parameter: other}) for parameter, _, other in others]
+        assert sum(isinstance(one, type) for one in first) > 30
+        with counted(adapter) as met:
+            op.op._forget()
+            for _ in range(4):
+                op(**good)
+            calls = len(met)
+            assert calls >= 2
+            for (parameter, kind, other), expected in zip(others, first, strict=True):
+                stub.take()
+                op(**good)
+                assert len(met) == calls, (parameter, kind, "a call like one before reaches no adapter")
+                _reads(stub, good)
+                assert outcome(op, good | {parameter: other}) == expected, (parameter, kind)
+                op(**good)
+                calls = len(met)
+            _states(op, good, met, paged_call if name == "paged_attention" else mla_call)
+        _steps_again(stub, op, good, adapter)
+
+
+def _reads(stub: Stub, given: dict[str, Any]) -> None:
+    """The first launch gets q and the caches of the call."""
+    pointers = {struct.unpack("<Q", value)[0] for value in stub.take()[0].parameters}
+    assert pointers >= {given[one].data_ptr() for one in ("q", "k_cache", "v_cache", "kv_cache") if one in given}
+
+
+def _states(op: Any, good: dict[str, Any], met: list[Any], module: Any) -> None:
+    """Nothing is recognised in another state of torch or of the process."""
+    fresh = {one: value for one, value in good.items() if one != "out"}
+    for given in (good, fresh):
+        for _ in range(4):
+            result = op(**given)
+        calls = len(met)
+        assert op(**given).shape == result.shape
+        assert len(met) == calls
+        with forward_ad.dual_level():
+            op(**given)
+        assert len(met) == calls + 1
+        with torch.inference_mode():
+            op(**given)
+        assert len(met) == calls + 2
+        HUB.forget_selections()
+        op(**given)
+        assert len(met) == calls + 3, "settings may have changed"
+    checks, module.checks_devices = module.checks_devices, lambda: True
+    HUB.forget_selections()
+    for _ in range(5):
+        calls = len(met)
+        op(**good)
+        assert len(met) == calls + 1, "KERNELHUB_CHECK looks at each call"
+    module.checks_devices = checks
+    HUB.forget_selections()
+
+
+def _steps_again(stub: Stub, op: Any, good: dict[str, Any], adapter: type) -> None:
+    """The same of a step's runs."""
+    plan = op.prepare(**{one: value for one, value in good.items() if one != "out"})
+    layer = {one: value for one, value in good.items() if one in ("q", "k_cache", "v_cache", "kv_cache", "out")}
+    metadata = good["block_table"], good["seq_lens"]
+    others = [(one, *other) for one, value in layer.items() for other in others_than(value, one, good)]
+    first = []
+    for parameter, _, other in others:
+        step = plan.begin(*metadata)
+        first.append(outcome(step.run, layer | {parameter: other}))
+    step = plan.begin(*metadata)
+    with counted(adapter) as met:
+        op.op._forget()
+        step = op.prepare(**{one: value for one, value in good.items() if one != "out"}).begin(*metadata)
+        for _ in range(4):
+            step.run(**layer)
+        calls = len(met)
+        assert calls
+        for (parameter, kind, other), expected in zip(others, first, strict=True):
+            stub.take()
+            step.run(**layer)
+            assert len(met) == calls
+            _reads(stub, layer)
+            assert outcome(step.run, layer | {parameter: other}) == expected, (parameter, kind)
+            step.run(**layer)
+            calls = len(met)
+        without = {one: value for one, value in layer.items() if one != "out"}
+        assert step.run(**without).data_ptr() != layer["out"].data_ptr()
+        assert len(met) == calls
+    plan.adapter.launch = lambda *operands: None  # as an audit does
+    assert not plan.adapter.repeats
+    del plan.adapter.launch
+
+
+def decode_again(stub: Stub) -> None:
+    """Of `paged_attention`."""
+    _decodes_again(stub, "paged_attention")
+
+
+def latent_decode_again(stub: Stub) -> None:
+    """Of `mla_attention`."""
+    _decodes_again(stub, "mla_attention")
+
+
 SCENARIOS = (
     same_as_triton,
     tensor_maps,
@@ -376,6 +556,8 @@ SCENARIOS = (
     errors,
     hooks,
     threads_and_leaks,
+    decode_again,
+    latent_decode_again,
 )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -98,7 +98,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         self._tiles: dict[int, Tiles] = {}
         self._prepared: set[Hashable] = set()
         self._launchers: dict[Any, Any] = {}
-        self._repeated = Repeated()
+        self._repeated = Repeated(written=3)
         # Whether a call over pages takes no tensor but q, the caches, `out`, the block table and the lengths.
         self._plain = not (problem.lse or problem.sinks or problem.ragged or problem.kv_scale)
         self.scores = {
@@ -126,8 +126,11 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         key, tensors = self._form(q, k, v, step, values, out, lse)
         self._repeated.run(key, tensors, self._launch_anew, q, k, v, step, values, out, lse)
         if self._plain and type(step) is PagedStep and (last is None or type(last) is Last):
-            launch = self._repeated.launch_of(key)
-            step.state = None if launch is None else Last(self, values, launch)
+            step.state = self._repeated.last_of(key, self, values)
+
+    def again(self, step: Any, values: Values) -> Callable[..., bool] | None:
+        last = step.state
+        return last.again if type(last) is Last and last.adapter is self and last.values == values else None
 
     def _launch_anew(
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None

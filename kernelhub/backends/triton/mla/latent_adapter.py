@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import torch
@@ -90,7 +90,7 @@ class SplitKV(MlaAdapter):
             "WEIGHT_UNIT": self._weight_unit,
             "PRECISION": "ieee",
         }
-        self._repeated = Repeated()
+        self._repeated = Repeated(written=2)
         self._launchers: dict[Tiles, tuple[Launcher, Launcher]] = {}
         self._cuts: dict[tuple[int, ...], tuple[Grid, Launcher, Launcher]] = {}
 
@@ -120,8 +120,11 @@ class SplitKV(MlaAdapter):
         key = (step.num_seqs, q.shape[0], step.max_pages, values.scale, on_host)
         self._repeated.run(key, tensors, self._launch_anew, q, kv_cache, topk_indices, step, values, out, lse)
         if not more and (last is None or type(last) is Last):
-            launch = self._repeated.launch_of(key)
-            step.state = None if launch is None else Last(self, values, launch)
+            step.state = self._repeated.last_of(key, self, values)
+
+    def again(self, step: PagedStep, values: MlaValues) -> Callable[..., bool] | None:
+        last = step.state
+        return last.again if type(last) is Last and last.adapter is self and last.values == values else None
 
     def _launch_anew(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -69,12 +70,21 @@ class MlaAdapter(abc.ABC):
             lse: float32 [H, T], or [num_seqs, H, tokens]; None if it is not wanted.
         """
 
+    def again(self, step: PagedStep, values: MlaValues) -> Callable[..., bool] | None:
+        """As `AttentionAdapter.again`; given q, kv_cache, `out`, the block table and the lengths."""
+        return None
+
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         """Device memory beyond the operands that calls within these bounds take, at most.
 
         `max_kv_len` is topk if the problem is sparse.
         """
         return 0
+
+    @property
+    def repeats(self) -> bool:
+        """As `AttentionAdapter.repeats`."""
+        return type(self).again is not MlaAdapter.again and "launch" not in vars(self)
 
     @property
     def plans_steps(self) -> bool:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from kernelhub.dispatch.lost import failed
 from kernelhub.errors import InvalidArgument
@@ -319,7 +320,9 @@ def bind(
     # same tensors may have changed, and are read anew.
     reusable = problem.device.type != "cpu" and not adapter.plans_steps and not checks_devices()
     steps: LastSteps[PagedStep] = LastSteps()
-    calls = KnownCalls()
+    learn = adapter.again if reusable and adapter.repeats and not ragged and not problem.sparse else None
+    before: _Before | None = None
+    calls, value_dim = KnownCalls(), problem.value_dim
 
     def run(
         q: Tensor,
@@ -332,6 +335,24 @@ def bind(
         values: MlaValues,
         out: Tensor | None,
     ) -> Any:
+        nonlocal before
+        if (
+            before is not None  # it compares the forms of all tensors, and whether `out` is apart
+            and values == before.values
+            and topk_indices is None
+            and cu_seqlens_q is None
+            and max_seqlen_q is None
+            and forward_ad._current_level < 0
+            and (out is not None or q.layout is torch.strided)
+        ):
+            made = q.new_empty(*q.shape[:-1], value_dim) if out is None else out
+            try:
+                if before.again(q, rows_of(kv_cache), made, block_table, seq_lens):
+                    tick()
+                    return made
+            except Exception as error:
+                failed(launch, error)
+                raise
         if q.get_device() != device:
             run_there = elsewhere(q.get_device())
             return run_there(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
@@ -387,6 +408,21 @@ def bind(
                 failed(launch, error)
                 recheck(problem, q, kv_cache, max_seqlen_q, topk_indices, values)
                 raise
+            if learn is not None and cu_seqlens_q is None and max_seqlen_q is None:
+                again = learn(step, values)
+                before = None if again is None else _Before(values, again)
         return out if lse is None else (out, lse)
 
     return run
+
+
+class _Before(NamedTuple):
+    """The last call of a kernel that is repeated.
+
+    Attributes:
+        values: as they were given, without tensors.
+        again: see `MlaAdapter.again`.
+    """
+
+    values: MlaValues
+    again: Callable[..., bool]

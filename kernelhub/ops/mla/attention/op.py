@@ -78,7 +78,7 @@ class MlaAttentionPlan(PagedPlan):
     alone.
     """
 
-    __slots__ = ("_operands", "_values")
+    __slots__ = ("_again", "_operands", "_values")
     cache = "kv_cache"
     call = "q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, out"
 
@@ -88,6 +88,7 @@ class MlaAttentionPlan(PagedPlan):
         self._values: MlaValues = arguments[7]
         direct, values, sparse = bound.run, self._values, problem.sparse
         self._operands = _StepOperands(problem, bound.device, values, arguments[1].shape[0])
+        self._again: Callable[..., bool] | None = None
 
         def run(*operands: Any) -> Any:
             *rest, out = operands
@@ -104,15 +105,29 @@ class MlaAttentionPlan(PagedPlan):
         known, known_out, accept = operands.known, operands.known_out, operands.accept
         known_listed, known_listed_out = operands.known_listed, operands.known_listed_out
         strided = values is not with_plain_sinks(values)
+        learn = self.adapter.again if self.adapter.repeats and not checks_devices() else None
+        again: Callable[..., bool] | None = None if learn is None else self._again
+        block_table, seq_lens, pages = step.block_table, step.seq_lens, self._num_pages
 
         def run(q: Tensor, kv_cache: Tensor, topk_indices: Tensor | None = None, *, out: Tensor | None = None) -> Any:
+            nonlocal again
             try:  # around all: inside the body it costs Python 3.11 10 ns
+                # It compares more than the forms below, and the memory; but this plan may need a larger cache.
+                if again is not None and topk_indices is None and kv_cache.shape[0] >= pages:
+                    made = q.new_empty(*q.shape[:-1], value_dim) if out is None else out
+                    if again(q, rows_of(kv_cache), made, block_table, seq_lens):
+                        tick()
+                        return made
                 if topk_indices is None:
                     if out is None:
                         unknown = q.is_nested or kv_cache.is_nested or not known.holds(q, kv_cache)
                     else:
                         unknown = (
-                            q.is_nested or kv_cache.is_nested or out.is_nested or not known_out.holds(q, kv_cache, out)
+                            again is not None  # other tensors than before, or the same memory
+                            or q.is_nested
+                            or kv_cache.is_nested
+                            or out.is_nested
+                            or not known_out.holds(q, kv_cache, out)
                         )
                 elif q.is_nested or kv_cache.is_nested or topk_indices.is_nested:
                     unknown = True
@@ -128,6 +143,8 @@ class MlaAttentionPlan(PagedPlan):
                     plain = with_plain_sinks(values) if strided else values
                     tick()
                     launch(q, rows_of(kv_cache), flat(topk_indices), step, plain, out, lse)
+                    if learn is not None:
+                        again = self._again = learn(step, plain)
                 return out if lse is None else (out, lse)
             except Exception as error:
                 failed(launch, error)
