@@ -20,7 +20,8 @@ class Line:
     """One line of an order file.
 
     Attributes:
-        family: a `DeviceFacts.family`, or ``"*"`` for every GPU without its own line.
+        family: a `DeviceFacts.family`, ``"*"`` for every GPU without its own line, or a class of CPUs by their
+            instructions, such as ``"cpu/avx2"``, whose lines come before those of ``"cpu"``.
         regime: a regime of the op's contract, or ``"*"``.
         kernels: names, best first.
         evidence: a measurement with device, versions and date, or a source.
@@ -69,10 +70,10 @@ def first(names: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
 
 
 def line_for(lines: Iterable[Line], device: DeviceFacts, regime: str) -> Line | None:
-    """The line for a device and regime: the device's family before ``"*"``, then the exact regime before ``"*"``."""
-    families = (device.family,) if device.type == "cpu" else (device.family, "*")
+    """The line for a device and regime: the narrower family first, then the exact regime before ``"*"``."""
+    families = (f"cpu/{device.arch}", "cpu") if device.type == "cpu" else (device.family, "*")
     fitting = [line for line in lines if line.family in families and line.regime in (regime, "*")]
-    return min(fitting, key=lambda line: (line.family == "*", line.regime == "*"), default=None)
+    return min(fitting, key=lambda line: (families.index(line.family), line.regime == "*"), default=None)
 
 
 @lru_cache(maxsize=1024)

@@ -17,6 +17,7 @@ from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.order import Line
 from kernelhub.dispatch.policy import Layer, Override, Policy, combine
 from kernelhub.dispatch.problem import feature_name
+from kernelhub.probes.device import DeviceFacts
 from tests.dispatch.fakes import SCHEMA, choose, kernel, problem
 
 
@@ -49,6 +50,13 @@ class TestWhoDecides:
         lines = (Line("*", "prefill", ("a.one",), "any"), Line("hopper", "*", ("b.one",), "own"))
         assert choose(A, B, lines=lines).selected == "b.one"
         assert choose(A, B, lines=lines[:1]).selected == "a.one"
+
+    def test_the_line_of_a_cpu_s_instructions_comes_before_the_line_of_any_cpu(self) -> None:
+        lines = (Line("cpu", "prefill", ("a.one",), "any"), Line("cpu/avx2", "*", ("b.one",), "of its class"))
+        for arch, selected in (("avx2", "b.one"), ("avx512", "a.one"), ("cpu", "a.one")):
+            asked = problem(device=DeviceFacts("a CPU", "cpu", "cpu", arch))
+            assert choose(A, B, lines=lines, asked=asked).selected == selected
+        assert choose(B, A, lines=(lines[1],)).selected == "a.one"  # a GPU has no such line
 
     def test_what_is_not_built_is_selected_only_on_request(self) -> None:
         slow = kernel("d.slow", Rule((), lambda _: "for minutes", code=NOT_BUILT), band=Band.SPECIALISED)

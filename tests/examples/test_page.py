@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import kernelhub
+
 ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync")
@@ -49,7 +51,8 @@ def test_it_shows_the_kernels_and_completes_a_prompt(address, tmp_path) -> None:
         page.goto(address)
         page.wait_for_selector("#layers tr")
         rows = page.locator("#layers tr").all_inner_texts()
-        assert [row.split("\t")[2] for row in rows] == ["cpp.split_kv", "torch.packed"]
+        mixed = kernelhub.explain("paged_attention", q_len="many", ragged=True, causal=True).selected
+        assert [row.split("\t")[2] for row in rows] == ["cpp.split_kv", mixed]
         assert page.inner_text("#model") == "llama-tiny"
         page.fill("#most", "24")
         page.click("button")
