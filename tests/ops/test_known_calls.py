@@ -29,6 +29,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "grouped_gemm": {"n": 64, "k": 128},
     "mla_attention": {"seq_lens": (5, 9)},
     "all_reduce": {"tokens": 3},
+    "all_gather": {"tokens": 3},
+    "all_reduce_rms_norm": {"tokens": 3, "hidden_size": 256},
     "fused_moe": {
         "tokens": 3,
         "num_experts": 4,
@@ -63,7 +65,7 @@ def call_of(name: str) -> tuple[Any, dict[str, Any]]:
     op = getattr(kernelhub, name)
     module, _, make = op.op.contract.example.partition(":")
     given = getattr(importlib.import_module(module), make)(**SIZES[name], device="cpu") | MORE.get(name, {})
-    names = [one for one in inspect.signature(op).parameters if one == "out" or one.startswith("out_")]
+    names = [one for one in inspect.signature(op).parameters if one in ("out", "residual_out") or one[:4] == "out_"]
     results = op(**given)
     results = results if isinstance(results, tuple) else (results,)
     names = [one for one in names if one != "out_dtype"]
@@ -94,7 +96,7 @@ def others_than(tensor: Tensor, name: str, given: dict[str, Any]) -> Iterator[tu
             yield kind, make()
         except (RuntimeError, NotImplementedError):
             continue  # torch has none of this dtype
-    if name.startswith("out") or name in ("k_cache", "v_cache"):
+    if name.startswith("out") or name in ("residual_out", "k_cache", "v_cache"):
         for other, operand in given.items():
             if isinstance(operand, Tensor) and other != name and operand.is_contiguous():
                 room = operand.view(torch.uint8).flatten()
@@ -214,6 +216,44 @@ def test_a_destination_stays_in_the_place_of_its_operand() -> None:
     assert calls.holds(4, (other[:4], other[:4]))
     assert not calls.holds(4, (other[:4], other[4:]))
     assert not calls.holds(4, (other[:4], other[1:5]))
+
+
+@pytest.mark.parametrize("place", ["x", "residual"])
+def test_a_norm_in_place_is_known_by_the_memory_that_it_writes(known, place) -> None:
+    op, good = call_of("all_reduce_rms_norm")
+    added = "residual" if place == "x" else "x"
+
+    def ours(good: dict[str, Any]) -> dict[str, Any]:
+        return good | {"out": good[place], "residual_out": good[added]}
+
+    for _ in range(3):
+        op(**ours(good))
+    assert known[-1]
+    op(**ours(good | {"x": good["x"].clone(), "residual": good["residual"].clone()}))
+    assert known[-1]
+    op(**good)
+    assert not known[-1], "the same tensors, in memory of their own"
+    room = torch.zeros(2 * good["x"].numel(), dtype=good["x"].dtype)
+    x, residual = (room[start : start + good["x"].numel()].view_as(good["x"]) for start in (0, 256))
+    weight = room[: good["weight"].numel()]
+    for wrong in ({"x": x, "residual": residual}, {"x": x, "weight": weight}, {"residual": x, "weight": weight}):
+        with pytest.raises(kernelhub.errors.InvalidArgument, match="overlaps"):
+            op(**ours(good | wrong))
+    other = good | {"x": good["x"].clone()}
+    op(**other | {"out": other["x"], "residual_out": good["residual_out"]})
+    assert not known[-1]
+    with pytest.raises(kernelhub.errors.InvalidArgument, match="overlaps"):
+        op(**good | {"out": good["x"], "residual_out": good["x"]})
+
+
+def test_rows_of_each_rank_are_always_checked(known) -> None:
+    op, good = call_of("all_gather")
+    told = len(known)
+    for _ in range(3):
+        op(good["x"], good["group"], rows=[3])
+    assert len(known) == told
+    with pytest.raises(kernelhub.errors.InvalidArgument, match="rows"):
+        op(good["x"], good["group"], rows=[4])
 
 
 def test_forms_that_take_turns_are_learned_ever_less_often(monkeypatch) -> None:

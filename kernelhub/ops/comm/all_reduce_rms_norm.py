@@ -26,6 +26,7 @@ from kernelhub.ops.comm.problem import ALL_REDUCE_RMS_NORM, AllReduceRmsNormProb
 from kernelhub.ops.comm.reference import all_reduce_rms_norm_reference
 from kernelhub.ops.comm.sums import check_summed
 from kernelhub.ops.comm.topology import connection
+from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.operands import check_destination, check_number, check_operand
 from kernelhub.ops.operators import Traced
 
@@ -78,6 +79,7 @@ def bind(
     launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
     dtype, weight_dtype = getattr(torch, problem.dtype), getattr(torch, problem.weight_dtype)
     world_size, hidden_size = problem.world_size, problem.hidden_size
+    calls = KnownCalls()
 
     def is_place(residual_out: Any, out: Any, *operands: Tensor) -> bool:
         return residual_out is not out and plain_place(residual_out, operands[0].shape, dtype, device, operands)
@@ -91,21 +93,33 @@ def bind(
         out: Tensor | None,
         residual_out: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        if (
-            type(group) is groups
+        usual = type(group) is groups and type(eps) is float
+        key: Any = None
+        given: tuple[Any, ...] = ()
+        if usual and not getattr(x, "is_nested", True):  # a result may be in the place of x or of the residual
+            in_x, in_residual = out is x, out is residual
+            added_in_x, added_in_residual = residual_out is x, residual_out is residual
+            key = (x.shape, eps, in_x, in_residual, added_in_x, added_in_residual, out is None, residual_out is None)
+            read = None if in_x or added_in_x else x, None if in_residual or added_in_residual else residual
+            given = (weight, *read, out, residual_out)
+        if key is not None and calls.holds(key, given):
+            pg: Any = group
+        elif (
+            usual
             and plain_operand(x, dtype, device)
             and x.ndim
             and x.shape[-1] == hidden_size
             and plain_like(residual, x.shape, dtype, device)
             and plain_like(weight, (hidden_size,), weight_dtype, device)
-            and type(eps) is float
             and 0.0 <= eps < math.inf
-            and (out is None or plain_place(out, x.shape, dtype, device, (x, residual, weight, residual_out)))
             and out is not weight
             and residual_out is not weight
             and (residual_out is None or is_place(residual_out, out, x, residual, weight))
+            and (out is None or plain_place(out, x.shape, dtype, device, (x, residual, weight, residual_out)))
         ):
-            pg: Any = group
+            pg = group
+            if key is not None:
+                calls.learn(key, given, 2)
         else:
             pg = check(x, residual, weight, eps, group, out, residual_out)
             if x.get_device() != device:

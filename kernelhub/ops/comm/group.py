@@ -6,9 +6,10 @@ waiting for the store can end at any time, and names the ranks that are missing.
 
 from __future__ import annotations
 
+import functools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -32,22 +33,35 @@ def resolved(op: str, group: Any) -> ProcessGroup:
     Raises:
         InvalidArgument: it is no process group and no name of one, or this process is not in it.
     """
+    groups, named = _distributed()
+    if named is None:
+        refuse(op, "group", "cannot exist", "this build of torch has no torch.distributed")
+    if isinstance(group, str):
+        try:
+            return named(group)
+        except RuntimeError:
+            refuse(op, "group", f"is {group!r}, which is not registered", _FIX)
+    if not isinstance(group, groups):
+        outside = group is torch.distributed.GroupMember.NON_GROUP_MEMBER
+        refuse(op, "group", "excludes this process" if outside else f"is {type(group).__name__}", _FIX)
+    made: ProcessGroup = group
+    return made
+
+
+@functools.cache
+def _distributed() -> tuple[Any, Callable[[str], ProcessGroup] | None]:
+    """The type of process groups, and what finds one by its name. Nothing is of the type in a torch without groups."""
     from torch import distributed as dist
 
     if not dist.is_available():
-        refuse(op, "group", "cannot exist", "this build of torch has no torch.distributed")
-    if isinstance(group, str):
-        from torch._C import _distributed_c10d as c10d
+        return _NoGroup, None
+    from torch._C import _distributed_c10d as c10d
 
-        try:
-            named: ProcessGroup = cast(Any, c10d)._resolve_process_group(group)
-            return named
-        except RuntimeError:
-            refuse(op, "group", f"is {group!r}, which is not registered", _FIX)
-    if not isinstance(group, dist.ProcessGroup):
-        outside = group is dist.GroupMember.NON_GROUP_MEMBER
-        refuse(op, "group", "excludes this process" if outside else f"is {type(group).__name__}", _FIX)
-    return group
+    return dist.ProcessGroup, cast(Any, c10d)._resolve_process_group
+
+
+class _NoGroup:
+    """The type of process groups in a torch that has none."""
 
 
 def backend_kind(op: str, group: ProcessGroup, device: torch.device) -> str:
