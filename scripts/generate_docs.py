@@ -467,6 +467,7 @@ def codes() -> str:
         "known_bad": "known to give wrong numbers for this problem or machine; the reason links the report",
         "quarantined": "`kernelhub verify`, or an audit ([audit.md](audit.md)), found it wrong on this machine; the "
         "reason gives the size of the error and the date ([verify.md](verify.md))",
+        "no_adapter": "kernelhub does not call this library; the reason says why",
         "package_missing": "its library is not installed",
         "package_version": "the installed version of its library is unsupported",
         "package_broken": "its library is installed but unreadable",

@@ -1,0 +1,1 @@
+"""Communication of other libraries that kernelhub does not call, so that `explain` gives the reason and what to do."""
