@@ -90,7 +90,7 @@ def run(rank: int, size: int, port: int | None, options: argparse.Namespace) -> 
 
 def kernels_of(op: str) -> tuple[str, ...]:
     function = next(function for function in functions() if function.__name__ == op)
-    return tuple(function.kernels())
+    return tuple(name for name in function.kernels() if not name.startswith("unsupported."))
 
 
 def about(device: torch.device, size: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def kernels() -> list[tuple[str, str]]:
     """Registered pairs of a dispatch and a combine; a kernel that is in no pair combines by its own name."""
     combines = kernelhub.moe_combine.kernels()
     named = [(name, PAIRS.get(name, name)) for name in kernelhub.moe_dispatch.kernels()]
-    return [pair for pair in named if pair[1] in combines]
+    return [pair for pair in named if pair[1] in combines and not pair[0].startswith("unsupported.")]
 
 
 def measure(layer: Layer, tokens: int, dtype: torch.dtype, format: str, pair: tuple[str, str]) -> dict[str, Any] | None:

@@ -15,7 +15,12 @@ import kernelhub
 pytestmark = pytest.mark.gpu
 
 OPS = ("all_reduce", "all_reduce_rms_norm", "reduce_scatter", "all_gather")
-KERNELS = [(op, kernel) for op in OPS for kernel in getattr(kernelhub, op).kernels()]
+KERNELS = [
+    (op, kernel)
+    for op in OPS
+    for kernel in getattr(kernelhub, op).kernels()
+    if not kernel.startswith("unsupported.")  # records that say why there is no kernel
+]
 RANKS = 2
 
 
