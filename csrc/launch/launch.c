@@ -666,6 +666,7 @@ typedef struct {
   Py_ssize_t num_operands; /* of a call, and, if there is room, the memory of the temporaries */
   unsigned long long room; /* bytes of temporaries that the call allocates */
   uint64_t used, aligned; /* one bit per operand */
+  int closed;
   Step steps[MAX_STEPS];
 } Sequence;
 
@@ -832,7 +833,7 @@ static int release(Driver* driver, PyObject* memory) {
 static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_t* known) {
   uint64_t addresses[MAX_OPERANDS], unaligned = 0;
   Py_ssize_t count = self->num_operands - (self->room > 0);
-  int left = hooked(self->driver);
+  int left = self->closed ? 1 : hooked(self->driver);
   if (left == 0) left = 1 - is_current(self->driver, self->device);
   if (left != 0) return left == 1 ? 0 : -1;
   for (Py_ssize_t at = 0; at < count; at++) {
@@ -885,6 +886,12 @@ static PyObject* sequence_launch(PyObject* object, PyObject* const* given, Py_ss
   return launched < 0 ? NULL : PyBool_FromLong(launched);
 }
 
+static PyObject* sequence_close(PyObject* object, PyObject* nothing) {
+  (void)nothing;
+  ((Sequence*)object)->closed = 1;
+  Py_RETURN_NONE;
+}
+
 /* ---- Known: calls that the checks of an op have let through ------------------------------------------------------ */
 
 typedef struct { /* two operands, and the differences of their addresses at which they may share memory */
@@ -906,6 +913,8 @@ typedef struct {
   Gap* same; /* operands that begin at one address */
   Py_ssize_t num_same;
   int checked; /* the caller gives tensors only, none of them nested, wherever their memory is */
+  Sequence* sequence; /* the launches of the call; or NULL */
+  uint16_t order[MAX_OPERANDS]; /* which of the tensors the sequence's operands are */
 } Known;
 
 static int read_pairs(PyObject* facts, int ranges, Py_ssize_t num_tensors, Gap** pairs, Py_ssize_t* count) {
@@ -983,6 +992,7 @@ static void known_dealloc(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
   free(self->gaps);
   free(self->same);
+  Py_XDECREF(self->sequence);
   Py_XDECREF(self->holds);
   Py_XDECREF(self->driver);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -1053,6 +1063,54 @@ static PyObject* known_holds(PyObject* object, PyObject* given) {
   for (Py_ssize_t at = 0; at < self->num_operands; at++) operands[at] = PyTuple_GetItem(given, at);
   int known = is_known(self, operands, self->num_tensors == self->num_operands ? given : NULL, addresses);
   return known < 0 ? NULL : PyBool_FromLong(known);
+}
+
+static PyObject* known_attach(PyObject* object, PyObject* args) {
+  Known* self = (Known*)object;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
+  PyObject *sequence, *order;
+  if (state == NULL || !PyArg_ParseTuple(args, "O!O!", state->sequence_type, &sequence, &PyTuple_Type, &order))
+    return NULL;
+  Sequence* of = (Sequence*)sequence;
+  Py_ssize_t count = PyTuple_Size(order);
+  uint16_t places[MAX_OPERANDS];
+  if (self->driver == NULL || of->driver != self->driver || count != of->num_operands - (of->room > 0))
+    return PyErr_Format(PyExc_ValueError, "another driver, or an order of %zd for %zd operands", count, of->num_operands);
+  for (Py_ssize_t at = 0; at < count; at++) {
+    unsigned long place = PyLong_AsUnsignedLong(PyTuple_GetItem(order, at));
+    if (PyErr_Occurred()) return NULL;
+    if ((Py_ssize_t)place >= self->num_tensors)
+      return PyErr_Format(PyExc_ValueError, "tensor %lu of %zd", place, self->num_tensors);
+    places[at] = (uint16_t)place;
+  }
+  PyObject* before = (PyObject*)self->sequence;
+  memcpy(self->order, places, (size_t)count * sizeof *places);
+  Py_INCREF(sequence);
+  self->sequence = of;
+  Py_XDECREF(before);
+  Py_RETURN_NONE;
+}
+
+static PyObject* known_launch(PyObject* object, PyObject* given) {
+  Known* self = (Known*)object;
+  if (self->driver == NULL || self->checked || !PyTuple_Check(given) || PyTuple_Size(given) != self->num_operands)
+    return PyErr_Format(PyExc_TypeError, "takes a tuple of %zd operands", self->num_operands);
+  PyObject *operands[MAX_OPERANDS], *tensors[MAX_OPERANDS];
+  uint64_t found[MAX_OPERANDS], addresses[MAX_OPERANDS];
+  for (Py_ssize_t at = 0; at < self->num_operands; at++) operands[at] = PyTuple_GetItem(given, at);
+  int known = is_known(self, operands, self->num_tensors == self->num_operands ? given : NULL, found);
+  if (known < 0) return NULL;
+  Sequence* sequence = self->sequence;
+  if (known == 0 || sequence == NULL) return PyLong_FromLong(known);
+  Py_ssize_t count = sequence->num_operands - (sequence->room > 0);
+  for (Py_ssize_t at = 0; at < count; at++) {
+    tensors[at] = operands[self->places[self->order[at]]];
+    addresses[at] = found[self->order[at]];
+  }
+  Py_INCREF((PyObject*)sequence); /* another thread may attach a new one */
+  int launched = launch_sequence(sequence, tensors, addresses);
+  Py_DECREF((PyObject*)sequence);
+  return launched < 0 ? NULL : PyLong_FromLong(1 + launched);
 }
 
 /* ---- Forms: sequences by the form of their operands ------------------------------------------------------------- */
@@ -1154,6 +1212,7 @@ static PyMethodDef sequence_methods[] = {
     {"launch", (PyCFunction)(void (*)(void))sequence_launch, METH_FASTCALL,
      "launch(*operands): make all launches with these tensors. False, with nothing launched, if hooks of a profiler are "
      "set, another device is current, or an operand that has to begin at a multiple of 16 bytes does not."},
+    {"close", sequence_close, METH_NOARGS, "close(): from now on launch nothing, and be False."},
     {NULL, NULL, 0, NULL}};
 
 static PyMethodDef forms_methods[] = {
@@ -1166,6 +1225,10 @@ static PyMethodDef known_methods[] = {
     {"holds", known_holds, METH_O,
      "holds(operands): whether the tensors of a tuple have the form, are not nested and lie apart, and the others are "
      "None."},
+    {"attach", known_attach, METH_VARARGS,
+     "attach(sequence, order): what `launch` launches; the operands of the sequence are these of the tensors."},
+    {"launch", known_launch, METH_O,
+     "launch(operands): 0 unless `holds`; 1 if nothing is attached, or it has to be launched otherwise; 2 if launched."},
     {NULL, NULL, 0, NULL}};
 
 #define SLOT(id, value) {id, (void*)(value)}

@@ -25,6 +25,7 @@ from kernelhub.ops.operands import extent_of
 
 _MOST_CALLS = 256
 _MOST_MISSED = 4096
+_MOST_TRIED = 4  # calls after which a kernel that cannot repeat them is not asked again
 
 
 Apart = tuple[tuple[int, int, int, int], ...]
@@ -34,11 +35,17 @@ Same = tuple[tuple[int, int], ...]
 class KnownCalls:
     """The calls that an op let through, for one bound kernel. Threads may share it."""
 
-    __slots__ = ("_calls", "_missed")
+    __slots__ = ("_calls", "_launching", "_missed", "_tried")
 
     def __init__(self) -> None:
         self._calls: dict[Hashable, Callable[[tuple[Any, ...]], bool]] = {}
         self._missed: dict[Hashable, int] = {}  # how often a call with this key was not known
+        self._launching: dict[Hashable, Callable[[tuple[Any, ...]], int]] = {}  # those that launch, too
+        self._tried: dict[Hashable, int] = {}  # how often such was asked for
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether a call with this key was learned."""
+        return key in self._calls
 
     def holds(self, key: Hashable, given: tuple[Any, ...]) -> bool:
         """Whether the checks would let a call through again.
@@ -50,6 +57,36 @@ class KnownCalls:
         """
         call = self._calls.get(key)
         return call is not None and forward_ad._current_level < 0 and call(given)
+
+    def launches(self, key: Hashable, given: tuple[Any, ...]) -> int:
+        """0 for a call that does not hold, 1 for one that does, 2 for one that was launched, too: see `attach`."""
+        launch = self._launching.get(key)
+        if launch is None:
+            return int(self.holds(key, given))
+        return launch(given) if forward_ad._current_level < 0 else 0
+
+    def attach(self, key: Hashable, given: tuple[Any, ...], repeated: Callable[..., Any], *arguments: Any) -> None:
+        """Let later calls like a known one, which was launched just now, make its launches at once.
+
+        Args:
+            key: every value that the launches depend on, too.
+            given: as of `launches`.
+            repeated: of the adapter; with the arguments of its launch it gives the `Sequence` of the launches and the
+                tensors that it takes, or None.
+        """
+        known = getattr(self._calls.get(key), "__self__", None)  # of the extension
+        tried = self._tried.get(key, 0)
+        if known is None or tried >= _MOST_TRIED:
+            return
+        self._tried[key] = tried + 1
+        found = repeated(*arguments)
+        if found is None:
+            return
+        sequence, tensors = found
+        present = [id(tensor) for tensor in given if tensor is not None]
+        if all(id(tensor) in present for tensor in tensors):  # none was made by the call
+            known.attach(sequence, tuple(present.index(id(tensor)) for tensor in tensors))
+            self._launching[key] = known.launch
 
     def learn(self, key: Hashable, given: Sequence[Any], destinations: int) -> None:
         """Remember a call that the checks have let through, the second, fourth, eighth time that it was not known.
@@ -79,6 +116,10 @@ class KnownCalls:
         call = None if HUB.known_of is None else HUB.known_of(*facts)
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
+            self._launching.clear()
+            self._tried.clear()
+        self._launching.pop(key, None)
+        self._tried.pop(key, None)
         self._calls[key] = call or _in_python(*facts)
 
 

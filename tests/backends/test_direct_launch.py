@@ -245,6 +245,27 @@ def test_a_known_call_refuses_what_does_not_belong_together(native, wrong, error
         known_of(native, print, **{"operands": 2, **wrong})
 
 
+def test_a_known_call_launches_what_is_attached(native) -> None:
+    """An order that does not fit is refused; a sequence that is closed launches nothing."""
+    kernel, x, y = made(native, compiled()), torch.ones(4), torch.ones(2)
+    step = kernel, 0, tuple(arguments()), ((0, 0), *[None] * 6, (1, 16))
+    sequence = native.module.Sequence((step,), 2, (0,))
+    known = known_of(native, lambda *tensors: True, 3, (0, 2))
+    for order, error in (((0,), ValueError), ((0, 2), ValueError), ((0, -1), OverflowError), ([0, 1], TypeError)):
+        with pytest.raises(error):
+            known.attach(sequence, order)
+    with pytest.raises(TypeError):
+        known.attach(None, (0, 1))
+    assert known.launch((x, None, y)) == 1, "nothing is attached"
+    known.attach(sequence, (1, 0))
+    assert known.launch((x, x, y)) == 0
+    sequence.close()
+    assert known.launch((x, None, y)) == 1
+    assert sequence.launch(x, y) is False
+    with pytest.raises(TypeError):
+        known.launch((x, None))
+
+
 def test_a_known_call_takes_as_many_operands_as_it_was_learned_with(native) -> None:
     known = known_of(native, lambda *tensors: True, 2, (1,))
     assert known.holds((None, torch.ones(1)))

@@ -75,6 +75,10 @@ class Repeated:
 
     def clear(self) -> None:
         """Repeat no call from before: other tiles are chosen now."""
+        for known in self._known.values():
+            for form in known.forms:
+                if form.sequence is not None:
+                    form.sequence.close()
         self._known.clear()
         self._seen.clear()
 
@@ -97,6 +101,12 @@ class Repeated:
         """What a step keeps of a call that was made; None if such calls are not repeated."""
         known = self._known.get(key)
         return None if known is None else Last(adapter, values, known.launch, known.again)
+
+    def sequence_of(self, key: Hashable, tensors: Sequence[Tensor]) -> tuple[Any, Sequence[Tensor]] | None:
+        """The `Sequence` of a call that was made, with its tensors; None if it is not repeated."""
+        known = self._known.get(key)
+        made = None if known is None else next((form.sequence for form in known.forms if form.holds(*tensors)), None)
+        return None if made is None else (made, tensors)
 
     def _watched(self, key: Hashable, tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
         """A block that makes the call, and is watched if such calls may come again."""

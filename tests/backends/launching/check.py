@@ -35,7 +35,7 @@ from kernelhub.ops.mla.attention import call as mla_call
 from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.stub import Memory, OneDevice, Stub, install, install_launcher
-from tests.ops.test_known_calls import others_than, outcome
+from tests.ops.test_known_calls import call_of, others_than, outcome
 
 
 @triton.jit
@@ -413,27 +413,32 @@ def decode(name: str) -> tuple[Any, dict[str, Any]]:
 def counted(adapter: type) -> Iterator[list[Any]]:
     """The calls that reach the adapter, which the launcher does not recognise. A small kernel replaces those of it."""
     met: list[Any] = []
-    launch, anew, small = adapter.launch, adapter._launch_anew, Launcher(twice, {"SIZE": 64}, 4)
+    name = next(one for one in ("_launch_anew", "_launch_rounds") if hasattr(adapter, one))
+    launch, anew, small = adapter.launch, getattr(adapter, name), Launcher(twice, {"SIZE": 64}, 4)
+    small(1, (0,), torch.zeros(64), torch.zeros(64), 7)  # compiled for float32, which is all the same to the stub
 
     def noted(self: Any, *operands: Any) -> None:
         met.append(operands)
         launch(self, *operands)
 
-    def small_anew(self: Any, q: torch.Tensor, cache: torch.Tensor, other: Any, *more: Any) -> None:
-        for tensor in (cache, other, more[2]):
-            if tensor is not None:
-                small(1, (0,), q, tensor, 7)
+    def small_anew(self: Any, first: torch.Tensor, *more: Any) -> None:
+        flat = [one for given in more for one in (given if isinstance(given, tuple) else (given,))]
+        for tensor in flat:
+            if isinstance(tensor, torch.Tensor):
+                small(1, (0,), first, tensor, 7)
 
-    adapter.launch, adapter._launch_anew = noted, small_anew
+    adapter.launch = noted
+    setattr(adapter, name, small_anew)
     try:
         yield met
     finally:
-        adapter.launch, adapter._launch_anew = launch, anew
+        adapter.launch = launch
+        setattr(adapter, name, anew)
 
 
 def _decodes_again(stub: Stub, name: str) -> None:
     """A decode call like one before is launched at once, and every other is checked as if it were the first."""
-    on_stub(stub, [8] * 3)
+    on_stub(stub, [8] * 2)
     runtime.recognise_in_c(runtime.native())
     op, good = decode(name)
     with believed_on_gpu(op.op):
@@ -457,15 +462,20 @@ def _decodes_again(stub: Stub, name: str) -> None:
             first = [outcome(op, good | {parameter: other}) for parameter, _, other in others]
             assert sum(isinstance(one, type) for one in first) > 30
             op.op._forget()
-            for _ in range(4):
+            stub.take()
+            op(**good)
+            launches = _launched(stub, good)
+            assert "out" in {one for of_one in launches for one in of_one}
+            for _ in range(3):
                 op(**good)
             calls = len(met)
             assert calls >= 2
             for (parameter, kind, other), expected in zip(others, first, strict=True):
                 stub.take()
-                op(**good)
+                like = _cloned(good)
+                op(**like)
                 assert len(met) == calls, (parameter, kind, "a call like one before reaches no adapter")
-                _reads(stub, good)
+                assert _launched(stub, like) == launches
                 assert outcome(op, good | {parameter: other}) == expected, (parameter, kind)
                 op(**good)
                 calls = len(met)
@@ -473,10 +483,16 @@ def _decodes_again(stub: Stub, name: str) -> None:
             _steps_again(stub, op, good, met)
 
 
-def _reads(stub: Stub, given: dict[str, Any]) -> None:
-    """The launches get q and the caches of the call."""
-    pointers = {struct.unpack("<Q", value)[0] for one in stub.take() for value in one.parameters}
-    assert pointers >= {given[one].data_ptr() for one in ("q", "k_cache", "v_cache", "kv_cache", "out") if one in given}
+def _cloned(given: dict[str, Any]) -> dict[str, Any]:
+    """The same call in other memory."""
+    return {one: value.clone() if isinstance(value, torch.Tensor) else value for one, value in given.items()}
+
+
+def _launched(stub: Stub, given: dict[str, Any]) -> list[list[str]]:
+    """Which of a call's tensors each launch since the last time got; "" for others."""
+    names = {value.data_ptr(): one for one, value in given.items() if isinstance(value, torch.Tensor)}
+    pointers = [[struct.unpack("<Q", value)[0] for value in one.parameters] for one in stub.take()]
+    return [[names.get(pointer, "") for pointer in of_one] for of_one in pointers]
 
 
 def _states(op: Any, good: dict[str, Any], met: list[Any], module: Any) -> None:
@@ -518,14 +534,18 @@ def _steps_again(stub: Stub, op: Any, good: dict[str, Any], met: list[Any]) -> N
         step = plan.begin(*metadata)
         first.append(outcome(step.run, layer | {parameter: other}))
     step = op.prepare(**{one: value for one, value in good.items() if one != "out"}).begin(*metadata)
-    for _ in range(4):
+    stub.take()
+    step.run(**layer)
+    launches = _launched(stub, layer)
+    for _ in range(3):
         step.run(**layer)
     calls = len(met)
     for (parameter, kind, other), expected in zip(others, first, strict=True):
         stub.take()
-        step.run(**layer)
+        like = _cloned(layer)
+        step.run(**like)
         assert len(met) == calls, (parameter, kind, "a run like one before reaches no adapter")
-        _reads(stub, layer)
+        assert _launched(stub, like) == launches
         assert outcome(step.run, layer | {parameter: other}) == expected, (parameter, kind)
         step.run(**layer)
         calls = len(met)
@@ -547,6 +567,72 @@ def latent_decode_again(stub: Stub) -> None:
     _decodes_again(stub, "mla_attention")
 
 
+def _products_again(stub: Stub, name: str) -> None:
+    """A product like one before is launched at once, and every other is checked as if it were the first."""
+    on_stub(stub, [8] * 2)
+    runtime.recognise_in_c(runtime.native())
+    op, good = call_of(name)
+    good["backend"] = "triton"
+    with believed_on_gpu(op.op):
+        made = op.prepare(**{one: value for one, value in good.items() if one != "out"}).adapter
+        adapter = next(kind for kind in type(made).__mro__ if "launch" in vars(kind))
+        with counted(adapter) as met:
+            for given in (good, {one: value for one, value in good.items() if one != "out"}):
+                others = [
+                    (parameter, kind, other)
+                    for parameter, tensor in given.items()
+                    if isinstance(tensor, torch.Tensor)
+                    for kind, other in others_than(tensor, parameter, given)
+                ]
+                first = [outcome(op, given | {parameter: other}) for parameter, _, other in others]
+                assert sum(isinstance(one, type) for one in first) > 20
+                op.op._forget()
+                stub.take()
+                op(**given)
+                launches = _launched(stub, given)
+                assert {one for of_one in launches for one in of_one} >= {
+                    one for one, value in given.items() if isinstance(value, torch.Tensor)
+                }
+                for _ in range(3):
+                    op(**given)
+                calls = len(met)
+                for (parameter, kind, other), expected in zip(others, first, strict=True):
+                    stub.take()
+                    like = _cloned(given)
+                    op(**like)
+                    assert len(met) == calls, (parameter, kind, "a call like one before reaches no adapter")
+                    assert _launched(stub, like) == launches
+                    assert outcome(op, given | {parameter: other}) == expected, (parameter, kind)
+                    op.op._forget()
+                    for _ in range(4):
+                        op(**given)
+                    calls = len(met)
+                with forward_ad.dual_level():
+                    op(**given)
+                assert len(met) == calls + 1
+                with torch.inference_mode():
+                    op(**given)
+                assert len(met) == calls + 2
+                plan = op.prepare(**{one: value for one, value in given.items() if one != "out"})
+                if hasattr(plan.adapter, "configure"):
+                    calls = len(met)
+                    op(**given)
+                    assert len(met) == calls
+                    plan.adapter.configure({})
+                    op(**given)
+                    assert len(met) == calls + 1, "other tiles are launched anew"
+
+
+def product_again(stub: Stub) -> None:
+    """Of `fp8_gemm`."""
+    _products_again(stub, "fp8_gemm")
+
+
+def experts_again(stub: Stub) -> None:
+    """Of `fused_moe`."""
+    _products_again(stub, "fused_moe")
+
+
 SCENARIOS = (
     same_as_triton,
     tensor_maps,
@@ -559,6 +645,8 @@ SCENARIOS = (
     threads_and_leaks,
     decode_again,
     latent_decode_again,
+    product_again,
+    experts_again,
 )
 
 

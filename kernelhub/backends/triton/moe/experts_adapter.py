@@ -6,7 +6,7 @@ Nothing is read back from the device, and grids depend on the number of tokens a
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -113,6 +113,14 @@ class Experts(ExpertsAdapter, Configurable):
         tensors = [one for one in given if one is not None]
         key = (x.shape[0], alpha, limit)
         self._repeated.run(key, tensors, self._launch_rounds, x, w13, w2, topk_weights, topk_ids, values, out)
+
+    def repeated(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> Any:
+        a1_scale, a2_scale, alpha, limit, expert_map, residual = values
+        given = (x, topk_weights, topk_ids, out, *w13, *w2, a1_scale, a2_scale, expert_map, residual)
+        tensors = [one for one in given if one is not None]
+        return self._repeated.sequence_of((x.shape[0], alpha, limit), tensors)
 
     def _launch_rounds(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor

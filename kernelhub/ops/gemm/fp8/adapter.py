@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from typing import Any
 
 from torch import Tensor
 
@@ -30,6 +31,10 @@ class Fp8GemmAdapter(abc.ABC):
 
         Scales are as the user gave them, in any of the forms that the problem's scaling means; e8m0 may be uint8.
         """
+
+    def repeated(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> Any:
+        """Of a launch with these arguments what `KnownCalls.attach` takes, or None."""
+        return None
 
     def workspace_bytes(self, *, num_tokens: int) -> int:
         """Memory beyond operands and result that a launch on this many rows takes, at most."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -60,6 +60,12 @@ class ExpertsAdapter(abc.ABC):
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
         """x and out [T, H], topk_weights float32 and topk_ids int32 [T, top_k]; T > 0."""
+
+    def repeated(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> Any:
+        """Of a launch with these arguments what `KnownCalls.attach` takes, or None."""
+        return None
 
     def workspace_bytes(self, num_tokens: int) -> int:
         """Device memory beyond the operands that calls of up to so many tokens take, at most."""
