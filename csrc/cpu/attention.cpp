@@ -9,6 +9,7 @@
 //
 // The heads of a token lie side by side in most caches: several are taken together, so that memory is read in its order,
 // and the next chunk is asked for while this one is multiplied. One at a time, 8 x 2048 keys took twice the time.
+// Of keys that are listed for each query, a row's list is what is divided into pieces and chunks.
 // A piece has PIECE keys, whatever the batch and the number of threads are, so neither changes a bit of the result. Keys
 // and values stay as they are in memory until they are in registers. bfloat16 is widened by halves of 32-bit words: even
 // elements by a shift, odd ones by a mask; rows of q and of the results are held in that order. Rows of other strides or
@@ -46,15 +47,17 @@ struct Call {
     const void *q;
     Keys k, v;
     const int32_t *table, *lengths, *starts_q, *starts_k;  // or null
+    const int32_t *listed;                                 // positions that a query token sees, -1 for none
     const float *sinks, *k_scale, *v_scale;                // or null
     void *out;
     float *lse;  // or null
     float scale, softcap;
     Rows of_q, of_out, of_lse;
     int64_t num_seqs, tokens, num_tokens, keys, num_keys, heads, kv_heads, width, value_width, page_size, num_pages, max_pages;
-    int64_t table_row, k_scale_step, v_scale_step, left, right, kind, kv_kind;
+    int64_t table_row, k_scale_step, v_scale_step, left, right, kind, kv_kind, num_listed, listed_row, listed_step;
 
     int64_t group() const { return heads / kv_heads; }
+    bool sparse() const { return num_listed >= 0; }
 
     // Metadata may change after it was checked; what it says is kept within the memory that there is.
     int64_t first_query(int64_t b) const { return starts_q ? within(starts_q[b], num_tokens) : 0; }
@@ -69,11 +72,12 @@ struct Call {
     static int64_t within(int64_t value, int64_t most) { return std::min(std::max<int64_t>(value, 0), most); }
 };
 
-// Keys that a query token sees.
+// Keys that a query token sees; of listed ones their places in its list.
 struct Range {
     int64_t low, high;
 
-    Range(const Call &c, int64_t length, int64_t position) : low(0), high(length) {
+    Range(const Call &c, int64_t length, int64_t position) : low(0), high(c.sparse() ? c.num_listed : length) {
+        if (c.sparse()) return;
         if (c.right >= 0) high = std::min(high, position + c.right + 1);
         if (c.left >= 0) low = std::max(low, position - c.left);
         low = std::max<int64_t>(0, std::min(low, length));
@@ -139,6 +143,7 @@ struct Places {
 
     void find(const Call &c, const Task &task, int64_t first, int64_t end) {
         count = std::min(CHUNK, end - first);
+        if (c.sparse()) return find_listed(c, task, first);
         const int64_t of_k = task.kv_head * c.k.head, of_v = task.kv_head * c.v.head;
         if (c.table) {
             const int32_t *table = c.table + task.sequence * c.table_row;
@@ -157,6 +162,23 @@ struct Places {
             const char *k0 = c.k.memory + task.sequence * c.k.batch + token * c.k.token + of_k;
             const char *v0 = c.v.memory + task.sequence * c.v.batch + token * c.v.token + of_v;
             for (int64_t j = 0; j < count; j++) k[j] = k0 + j * c.k.token, v[j] = v0 + j * c.v.token;
+        }
+    }
+
+    // Of so many entries of the list of the task's token those that it sees, which may be none.
+    void find_listed(const Call &c, const Task &task, int64_t first) {
+        const int64_t b = task.sequence, length = c.length(b);
+        const int64_t last = c.right < 0 ? length : length - c.queries(b) + task.first;
+        if (count <= 0) return;
+        const int64_t row = (c.starts_q ? c.first_query(b) : b * c.tokens) + task.first, entries = count;
+        const int32_t *list = c.listed + row * c.listed_row, *table = c.table + b * c.table_row;
+        count = 0;
+        for (int64_t j = 0; j < entries; j++) {
+            const int64_t position = list[(first + j) * c.listed_step];
+            if (position < 0 || position >= length || position > last) continue;
+            const int64_t page = Call::within(table[position / c.page_size], c.num_pages - 1), slot = position % c.page_size;
+            k[count] = c.k.memory + page * c.k.page + slot * c.k.token + task.kv_head * c.k.head;
+            v[count++] = c.v.memory + page * c.v.page + slot * c.v.token + task.kv_head * c.v.head;
         }
     }
 };
@@ -395,7 +417,7 @@ struct Attention {
         }
     }
 
-    int64_t tokens_at_once() const { return std::max<int64_t>(1, ROWS / group); }
+    int64_t tokens_at_once() const { return c.sparse() ? 1 : std::max<int64_t>(1, ROWS / group); }
 
     int64_t pieces_of(int64_t queries, int64_t seen) const {
         return queries * group <= FEW_ROWS ? std::max<int64_t>(1, (seen + PIECE - 1) / PIECE) : 1;
@@ -453,6 +475,7 @@ struct Attention {
         for (int64_t first = task.low; first < task.high; first += CHUNK, now = 1 - now) {
             const Places &here = both[now];
             both[1 - now].find(c, task, first + CHUNK, task.high);
+            if (!here.count) continue;  // nothing of a list is seen
             Ahead ahead(both[1 - now], of_k, of_v, 2 * here.count * task.kv_heads);
             for (int64_t h = 0; h < task.kv_heads; h++) {
                 const char *k[CHUNK], *v[CHUNK];
@@ -558,13 +581,14 @@ extern "C" {
 // sizes: 0 num_seqs, 1 tokens of a sequence, 2 tokens of all, 3 keys of a sequence, 4 keys of all, 5 heads, 6 kv_heads, 7
 // width, 8 value width, 9 page size, 10 pages, 11 pages of a row of the table, 12 stride of the table, 13 window left, 14
 // right, 15 kind of q and out, 16 kind of k and v, 17 and 18 strides of scales; in elements: 19 q (batch, token, head,
-// element), 23 out (the same), 27 lse (batch, token, head); in bytes: 30 k (batch, page, token, head, element), 35 v
+// element), 23 out (the same), 27 lse (batch, token, head); in bytes: 30 k (batch, page, token, head, element), 35 v; 40
+// positions listed for each token of q, over pages, -1 if all are seen; in elements: 41 strides of the lists
 void KERNELHUB(attention)(const void *q, const void *k, const void *v, const int32_t *table, const int32_t *lengths,
-                          const int32_t *starts_q, const int32_t *starts_k, const float *sinks, const float *k_scale,
-                          const float *v_scale, void *out, float *lse, const double *numbers, const int64_t *s,
-                          int64_t threads) {
+                          const int32_t *starts_q, const int32_t *starts_k, const int32_t *listed, const float *sinks,
+                          const float *k_scale, const float *v_scale, void *out, float *lse, const double *numbers,
+                          const int64_t *s, int64_t threads) {
     Call c{};
-    c.q = q, c.table = table, c.lengths = lengths, c.starts_q = starts_q, c.starts_k = starts_k;
+    c.q = q, c.table = table, c.lengths = lengths, c.starts_q = starts_q, c.starts_k = starts_k, c.listed = listed;
     c.sinks = sinks, c.k_scale = k_scale, c.v_scale = v_scale, c.out = out, c.lse = lse;
     c.scale = static_cast<float>(numbers[0]), c.softcap = static_cast<float>(numbers[1]);
     c.num_seqs = s[0], c.tokens = s[1], c.num_tokens = s[2], c.keys = s[3], c.num_keys = s[4], c.heads = s[5];
@@ -574,6 +598,7 @@ void KERNELHUB(attention)(const void *q, const void *k, const void *v, const int
     c.of_q = {s[19], s[20], s[21], s[22]}, c.of_out = {s[23], s[24], s[25], s[26]}, c.of_lse = {s[27], s[28], s[29], 1};
     c.k = {static_cast<const char *>(k), s[30], s[31], s[32], s[33], s[34]};
     c.v = {static_cast<const char *>(v), s[35], s[36], s[37], s[38], s[39]};
+    c.num_listed = s[40], c.listed_row = s[41], c.listed_step = s[42];
     const int count = static_cast<int>(threads);
     switch (c.kv_kind) {
         case BFLOAT16: Attention<OfBfloat16>(c, count).run(count); break;

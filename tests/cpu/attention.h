@@ -4,8 +4,8 @@
 #include "operands.h"
 
 using AttentionFunction = void (*)(const void *, const void *, const void *, const int32_t *, const int32_t *,
-                                   const int32_t *, const int32_t *, const float *, const float *, const float *, void *,
-                                   float *, const double *, const int64_t *, int64_t);
+                                   const int32_t *, const int32_t *, const int32_t *, const float *, const float *,
+                                   const float *, void *, float *, const double *, const int64_t *, int64_t);
 
 enum Layout { DENSE, RAGGED, NHD, HND, LATENT };
 
@@ -19,6 +19,7 @@ struct AttentionCase {
     bool sinks = false, lse = true, scales = false;
     int64_t step = 1, offset = 0;  // between elements of q, k, v and out; of addresses, in elements
     bool expanded = false;         // the heads of keys and values are one and the same
+    int64_t listed = -1;           // positions that are listed for each query, of which it sees some; -1: it sees all
 };
 
 inline std::vector<AttentionCase> attention_cases() {
@@ -42,6 +43,10 @@ inline std::vector<AttentionCase> attention_cases() {
          true},
         {"latent attention, e4m3, odd widths", LATENT, FLOAT16, FLOAT8_E4M3, 5, 1, 45, 37, 7, {1, 1}, {20, 7},
          -1, -1, 0.0, false, true, true, 1, 1},
+        {"latent attention of listed keys", LATENT, BFLOAT16, BFLOAT16, 16, 1, 192, 128, 64, {1, 1, 1}, {90, 0, 3}, -1,
+         0, 0.0, true, true, false, 1, 0, false, 41},
+        {"latent attention of listed keys, several queries, odd widths", LATENT, FLOAT16, FLOAT8_E4M3, 5, 1, 45, 37, 7,
+         {2, 0, 1}, {20, 2, 7}, -1, -1, 0.0, false, true, true, 1, 1, false, 70},
         {"dense prefill, causal", DENSE, BFLOAT16, BFLOAT16, 4, 2, 96, 96, 0, {37, 37}, {37, 37}, -1, 0},
         {"dense prefill, more queries than keys", DENSE, FLOAT32, FLOAT32, 2, 2, 40, 24, 0, {9}, {4}, -1, 0, 0.0,
          true, true, false, 3, 1},
@@ -62,7 +67,8 @@ struct AttentionRun {
     bool pages, ragged;
     std::vector<int64_t> first_query{0}, first_key{0};
     std::vector<int32_t> page_of;  // sequence by sequence, most_pages each
-    int64_t sizes[40] = {};
+    int64_t sizes[43] = {};
+    std::vector<int32_t> lists;  // of each query token
 
     explicit AttentionRun(const AttentionCase &given) : c(given), batch(static_cast<int64_t>(given.queries.size())) {
         pages = c.layout >= NHD, ragged = c.layout == RAGGED;
@@ -143,12 +149,18 @@ struct AttentionRun {
         Memory<float> lse(last_lse + 1, c.offset);
         const double numbers[2] = {1.0 / std::sqrt(static_cast<double>(c.width)) / 2.0, c.softcap};
         fill_sizes(used, of_q, of_out, of_k, of_v);
-        Memory<int64_t> exact(40);
+        const int64_t of_list = std::max<int64_t>(c.listed, 0), row = of_list * c.step + c.offset;
+        Memory<int32_t> listed(tokens ? (tokens - 1) * row + std::max<int64_t>(0, (of_list - 1) * c.step + 1) : 0, c.offset);
+        list_positions(random);
+        for (int64_t i = 0; i < static_cast<int64_t>(lists.size()); i++)
+            listed[i / of_list * row + i % of_list * c.step] = lists[i];
+        sizes[40] = c.listed, sizes[41] = row, sizes[42] = c.step;
+        Memory<int64_t> exact(43);
         memcpy(exact.data, sizes, sizeof sizes);
         function(q.address(), k.address(), v.address(), pages ? table.data : nullptr, pages ? lengths.data : nullptr,
                  ragged ? starts_q.data : nullptr, c.layout == RAGGED ? starts_k.data : nullptr,
-                 c.sinks ? sinks.data : nullptr, c.scales ? k_scale.data : nullptr, c.scales ? v_scale.data : nullptr,
-                 out.address(), c.lse ? lse.data : nullptr, numbers, exact.data, threads);
+                 c.listed < 0 ? nullptr : listed.data, c.sinks ? sinks.data : nullptr, c.scales ? k_scale.data : nullptr,
+                 c.scales ? v_scale.data : nullptr, out.address(), c.lse ? lse.data : nullptr, numbers, exact.data, threads);
         report.add(out.memory.data, out.memory.count);
         report.add(lse.data, lse.count * 4);
         if (!report.compared) return;
@@ -163,6 +175,24 @@ struct AttentionRun {
                 }
         for (size_t i = 0; i < used_of_out.size(); i++)
             if (!used_of_out[i]) report.require(std::isnan(out.at(i)), "wrote between its results");
+    }
+
+    // Positions in any order, each once, among what is of no key.
+    void list_positions(Random &random) {
+        for (int64_t b = 0; b < batch && c.listed >= 0; b++)
+            for (int64_t t = 0; t < c.queries[b]; t++) {
+                std::vector<int32_t> all(c.listed, -1);
+                for (int64_t i = 0; i < c.listed; i++)
+                    if (i < c.lengths[b] + 2) all[i] = static_cast<int32_t>(i);
+                if (c.listed > 2) all[c.listed - 1] = INT32_MIN;
+                for (int64_t i = c.listed - 1; i > 0; i--) std::swap(all[i], all[random.below(i + 1)]);
+                lists.insert(lists.end(), all.begin(), all.end());
+            }
+    }
+
+    bool is_listed(int64_t b, int64_t t, int64_t key) const {
+        const auto from = lists.begin() + (first_query[b] + t) * std::max<int64_t>(c.listed, 0);
+        return c.listed < 0 || std::find(from, from + c.listed, static_cast<int32_t>(key)) != from + c.listed;
     }
 
     int64_t last_row(const std::vector<int64_t> &strides, int64_t width) const {
@@ -213,7 +243,9 @@ struct AttentionRun {
         std::vector<double> scores(length, -INFINITY);
         double most = -INFINITY, sum = 0.0;
         for (int64_t key = 0; key < length; key++) {
-            if ((c.right >= 0 && key > position + c.right) || (c.left >= 0 && key < position - c.left)) continue;
+            if ((c.right >= 0 && key > position + c.right) || (c.left >= 0 && key < position - c.left) ||
+                !is_listed(b, t, key))
+                continue;
             double score = 0.0;
             for (int64_t d = 0; d < c.width; d++)
                 score += q.at(query_place(q, b, t, h) + d * c.step) * k.at(key_place(k, b, key, g) + d * c.step);

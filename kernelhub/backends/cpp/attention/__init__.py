@@ -53,7 +53,7 @@ KERNELS = (
             dtype_in("kv_dtype", *FLOATS, FP8),
             anything("num_heads", "head_dim", "value_dim", "page_size", "q_len"),
         ),
-        features=frozenset({"ragged", "causal", "sinks", "lse", "kv_scale=value", "kv_scale=tensor"}),
+        features=frozenset({"ragged", "causal", "sparse", "sinks", "lse", "kv_scale=value", "kv_scale=tensor"}),
         deterministic=True,
         standings=_STANDINGS,
     ),

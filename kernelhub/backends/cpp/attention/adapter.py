@@ -17,7 +17,7 @@ from kernelhub.ops.mla.attention.problem import MlaProblem
 
 SOURCE = "attention.cpp"
 KINDS = {"bfloat16": 0, "float16": 1, "float32": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # as in numbers.h
-_SIZES = ctypes.c_int64 * 40
+_SIZES = ctypes.c_int64 * 43
 _NUMBERS = ctypes.c_double * 2
 
 Strides = tuple[int, ...]
@@ -25,7 +25,7 @@ Strides = tuple[int, ...]
 
 def _function() -> Any:
     run = library(SOURCE).kernelhub_attention
-    run.argtypes = [ctypes.c_void_p] * 14 + [ctypes.c_int64]
+    run.argtypes = [ctypes.c_void_p] * 15 + [ctypes.c_int64]
     run.restype = None
     return run
 
@@ -46,7 +46,7 @@ class SplitKV(AttentionAdapter[AttentionProblem, DenseStep]):
             self._run,
             self.problem,
             (q, k, v),
-            (None, None, step.cu_seqlens_q, step.cu_seqlens_k),
+            (None, None, step.cu_seqlens_q, step.cu_seqlens_k, None),
             values,
             counts,
             (0, 0, 0, 0),
@@ -71,7 +71,7 @@ class SplitKVPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
             self._run,
             self.problem,
             (q, k, v),
-            (step.block_table, step.seq_lens, step.cu_seqlens_q, None),
+            (step.block_table, step.seq_lens, step.cu_seqlens_q, None, None),
             values,
             *_of_pages(q, step, self.problem.page_size, k.shape[0]),
             _of_step(q, step, out, lse),
@@ -105,7 +105,7 @@ class SplitKVLatent(MlaAdapter):
             self._run,
             self.problem,
             (q, pages, pages),
-            (step.block_table, step.seq_lens, step.cu_seqlens_q, None),
+            (step.block_table, step.seq_lens, step.cu_seqlens_q, None, topk_indices),
             Values(values.scale, -1, right, 0.0, values.sinks, scale, scale),
             *_of_pages(q, step, self.problem.page_size, pages.shape[0]),
             _of_step(q, step, out, lse),
@@ -128,6 +128,7 @@ def _attend(
 ) -> None:
     q, k, v = operands
     out, lse = results
+    listed = metadata[-1]
     sinks = None if values.sinks is None else values.sinks.float()
     k_scale, of_k, k_step = _scale(values.k_scale)
     v_scale, of_v, v_step = _scale(values.v_scale)
@@ -150,6 +151,7 @@ def _attend(
         *rows[2],
         *keys[0],
         *keys[1],
+        *((-1, 0, 0) if listed is None else (listed.shape[1], *listed.stride())),
     )
     run(
         q.data_ptr(),
