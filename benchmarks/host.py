@@ -1,7 +1,7 @@
 """What a whole eager call keeps the host of a GPU, the launch included, by kernelhub's launcher and by Triton's.
 
     python benchmarks/host.py [OP ...] [--out FILE] [--rounds N] [--json]
-    python benchmarks/host.py --stub [OP ...] [--profile FORM] [--json]
+    python benchmarks/host.py --stub [OP ...] [--profile FORM | --against CHECKOUT] [--json]
 
 Each op is called with its contract's example in small sizes, so that the GPU is done long before the host. In
 microseconds:
@@ -17,7 +17,9 @@ samples: what a busy host adds is not the library's. For comparison, `fill` is w
 which is a launch and little else, and `empty` what it takes to allocate a result.
 
 `--stub` needs no GPU: a stub takes the place of the driver (see `host_stub`). Its figures are empty Python calls, and
-only compare two versions on one machine. `--profile call` prints where the Python of that form spends its time.
+only compare two versions on one machine. `--against` measures another checkout as well, in the order before, after,
+after, before, and prints after over before, with the lowest and highest ratio of the pairs of runs. `--profile call`
+prints where the Python of that form spends its time.
 """
 
 from __future__ import annotations
@@ -170,6 +172,37 @@ def on_stub(names: tuple[str, ...], profiled: str | None) -> dict[str, Any]:
     return found
 
 
+def against(before: Path, names: tuple[str, ...]) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """For each op and form after over before: of the means of two runs each, then least and most of pairs of runs."""
+    after, runs = Path(__file__).parent.parent, []
+    for folder in (before.resolve(), after, after, before.resolve()):
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        command = [sys.executable, str(folder / "benchmarks" / "host.py"), "--stub", "--json", *names]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+        runs.append(json.loads(done.stdout))
+    found: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for op, forms in runs[1].items():
+        for form in forms:
+            if any(form not in run.get(op, {}) for run in runs):
+                continue
+            first, second, third, fourth = (run[op][form] for run in runs)
+            pairs = [new / old for new in (second, third) for old in (first, fourth)]
+            ratio = (second + third) / (first + fourth)
+            found.setdefault(op, {})[form] = (round(ratio, 2), round(min(pairs), 2), round(max(pairs), 2))
+    return found
+
+
+def comparison_table(found: dict[str, dict[str, tuple[float, float, float]]]) -> str:
+    """For people."""
+    lines = [f"{'after / before':24} " + " ".join(f"{form:>17}" for form in FORMS)]
+    for op, forms in found.items():
+        shown = ["{:.2f} ({:.2f}-{:.2f})".format(*forms[form]) if form in forms else "" for form in FORMS]
+        lines.append(f"{op:24} " + " ".join(f"{figure:>17}" for figure in shown))
+    return "\n".join(lines)
+
+
 def in_empty_calls(call: Callable[[], Any]) -> float:
     """What a call takes, in empty calls of Python: the median over pairs of samples that are taken one after the other.
 
@@ -277,10 +310,15 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--stub", action="store_true", help="on a stub of the driver, in empty calls of Python")
     parser.add_argument("--profile", choices=FORMS, help="with --stub: where this form spends its time")
+    parser.add_argument("--against", type=Path, help="with --stub: a checkout of another version, to compare with")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = tuple(options.ops)
+    if options.stub and options.against:
+        found = against(options.against, names)
+        print(json.dumps(found, indent=1) if options.json else comparison_table(found))
+        return 0
     if options.stub:
         ratios = on_stub(names, options.profile)
         print(json.dumps(ratios, indent=1) if options.json else ratio_table(ratios))
