@@ -59,7 +59,8 @@ class Workspace:
         self.message = messages[rank]
         row = [*messages, *[0] * (_ROW - len(messages))]
         self._memory = memory
-        self._table = torch.tensor(row, dtype=torch.int64).repeat(TABLE_BYTES // (8 * _ROW)).to(memory.device)
+        one = torch.tensor(row, dtype=torch.int64, device=memory.device)
+        self._table = one.repeat(TABLE_BYTES // (8 * _ROW))
         self._captured = 0
         self.state = operators.init_custom_ar(list(addresses), self._table.view(torch.uint8), rank, True)
         operators.register_buffer(self.state, messages)
