@@ -49,6 +49,8 @@ NAMED = {
         "tests/warming",
     ),
     "starts ranks, or workers": (
+        "tests/backends/test_custom_all_reduce.py::test_sums_of_more_ranks_and_dtypes",
+        "tests/backends/test_flashinfer_comm.py::test_sums_of_more_ranks_and_dtypes",
         "tests/backends/test_triton_comm.py::test_long_messages_are_sent_in_pieces",
         "tests/backends/test_triton_comm.py::test_more_ranks_get_the_sums_in_the_order_of_ranks",
         "tests/backends/test_triton_expert_comm.py::test_four_ranks_exchange_every_bit",

@@ -57,10 +57,19 @@ def values(seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.where(made.abs() < 0.1, torch.tensor(-0.0, dtype=dtype), made)
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_sums(adapters, kind, world_size, dtype) -> None:
+def test_sums(adapters, kind, world_size) -> None:
+    check_sums(adapters, kind, world_size, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("world_size", "dtype"), [(8, torch.bfloat16), (2, torch.float16)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_sums_of_more_ranks_and_dtypes(adapters, kind, world_size, dtype) -> None:
+    check_sums(adapters, kind, world_size, dtype)
+
+
+def check_sums(adapters: Any, kind: str, world_size: int, dtype: torch.dtype) -> None:
     """Sizes in turn, so that slots are emptied and flags wrap: odd ones, whole rows, what fills the workspace."""
     name, purpose = KINDS[kind]
     problem = AllReduceProblem(**FACETS, dtype=str(dtype)[6:], world_size=world_size)
