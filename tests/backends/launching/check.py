@@ -621,6 +621,35 @@ def _products_again(stub: Stub, name: str) -> None:
                     plan.adapter.configure({})
                     op(**given)
                     assert len(met) == calls + 1, "other tiles are launched anew"
+            if name == "fused_moe":
+                _experts_run_again(stub, op, good, met)
+
+
+def _experts_run_again(stub: Stub, op: Any, good: dict[str, Any], met: list[Any]) -> None:
+    """The same of a plan's runs, whose layer is fixed."""
+    plan = op.prepare(**{one: value for one, value in good.items() if one != "out"})
+    tokens = {one: value for one, value in good.items() if one in ("x", "topk_weights", "topk_ids", "out")}
+    others = [(one, *other) for one, value in tokens.items() for other in others_than(value, one, good)]
+    first = [outcome(plan.run, tokens | {parameter: other}) for parameter, _, other in others]
+    assert sum(isinstance(one, type) for one in first) > 20
+    for given in (tokens, {one: value for one, value in tokens.items() if one != "out"}):
+        for (parameter, kind, other), expected in zip(others, first, strict=True):
+            if parameter not in given:
+                continue
+            plan = op.prepare(**{one: value for one, value in good.items() if one != "out"})
+            stub.take()
+            plan.run(**given)
+            launches = _launched(stub, good | given)
+            for _ in range(4):
+                plan.run(**given)
+            calls, like = len(met), _cloned(given)
+            stub.take()
+            plan.run(**like)
+            assert len(met) == calls, (parameter, kind, "a run like one before reaches no adapter")
+            assert _launched(stub, good | like) == launches or "out" not in given
+            if "out" not in given:
+                break
+            assert outcome(plan.run, given | {parameter: other}) == expected, (parameter, kind)
 
 
 def product_again(stub: Stub) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd import forward_ad
 
 from kernelhub.dispatch.bound import Bound
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.errors import InvalidArgument
@@ -201,9 +202,15 @@ def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
     spans = [span_of(tensor) for tensor in _of_layer(layer) if tensor is not None]
     calls = KnownCalls()
     prepared: tuple[Any, ...] = ()
+    fixed: tuple[Tensor, ...] = ()  # tensors of the layer that kernels are given
+    whole, tick, adapter, repeats = KnownCalls(), bound.counter.__next__, bound.adapter, False
     if layer.w13 is not None:
         w13, w2, values = _layer(problem.weights, layer)
-        prepared = (*bound.adapter.arrange(w13, w2), values)
+        prepared = (*adapter.arrange(w13, w2), values)
+        fixed = tuple(one for part in prepared for one in part if isinstance(one, Tensor))
+        # If kernels read copies, the caller's own tensors are not among what a repeated launch compares `out` with.
+        own = all(any(one is other for other in fixed) for one in _of_layer(layer) if one is not None)
+        repeats = own and type(adapter).repeated is not ExpertsAdapter.repeated and "launch" not in vars(adapter)
 
     def step(
         x: Tensor,
@@ -216,7 +223,18 @@ def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
         try:
             key = None if x.is_nested else (x.shape, out is None)
             given = (x, topk_weights, topk_ids, residual, out)
-            as_before = calls.holds(key, given)
+            again, state = repeats and not weights and HUB.known_of is not None, 0
+            if again and (out is not None or key in whole):
+                made = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+                try:
+                    state = whole.launches(key, (*given[:-1], *fixed, made))
+                except Exception as error:
+                    failed(adapter.launch, error)
+                    raise
+                if state == 2:
+                    tick()
+                    return made
+            as_before = state == 1 or calls.holds(key, given)
             if prepared and not weights and (as_before or fits(*given)):
                 if not as_before:
                     calls.learn(key, given, 1)
@@ -228,7 +246,16 @@ def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
                     if begin < last and end > first:
                         break
                 else:
-                    return start(*prepared, x, topk_weights, topk_ids, residual, out)
+                    result = start(*prepared, x, topk_weights, topk_ids, residual, out)
+                    if again and x.shape[0]:
+                        known, (first_product, second_product, factors) = (*given[:-1], *fixed, result), prepared
+                        factors = factors if residual is None else factors._replace(residual=residual)
+                        launched = x, first_product, second_product, topk_weights, topk_ids, factors, result
+                        if state:
+                            whole.attach(key, known, adapter.repeated, *launched)
+                        else:
+                            whole.learn(key, known, 1)
+                    return result
         except InvalidArgument:
             raise
         except Exception:
@@ -239,8 +266,8 @@ def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
         call = called(x, topk_weights, topk_ids, residual, out, weights)
         if not weights:
             check(call, activation, activation_dtype)
-        result: Tensor = run(call)
-        return result
+        returned: Tensor = run(call)
+        return returned
 
     def called(x: Any, topk_weights: Any, topk_ids: Any, residual: Any, out: Any, weights: tuple[Any, ...]) -> Operands:
         others = dict(zip(WEIGHTS, weights, strict=True)) if weights else {}
