@@ -6,7 +6,7 @@ FUZZ_JOBS ?= 2
 FUZZ_DEVICE ?= cpu
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test full ahead faults fuzz lint bench docs site dist wheels golden verification test-matrix gpu
+.PHONY: demo test full ahead sweep faults fuzz lint bench docs site dist wheels golden verification test-matrix gpu
 
 demo:                 ## install, and run real attention on this machine
 	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
@@ -19,6 +19,9 @@ full:                 ## the full tier: all other tests that a machine without a
 
 ahead:                ## compile every Triton launch for every generation of GPU, which `make full` does for one
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m ahead
+
+sweep:                ## every size of the kernels that Triton interprets, and every lie through `verify`
+	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m sweep
 
 faults:               ## inject every fault, and count what survives
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m fault

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, KernelUnavailable
 from kernelhub.evidence.call import OutOfMemory, Unavailable
@@ -202,12 +203,18 @@ def _supported(op: str, kernel: str, device: str, generation: int) -> tuple[tupl
     found, why, claims = [], "", {}
     for label, problem, elements in _calls(op, device):
         if problem not in claims:
-            claims[problem] = subject.claims_of(HUB.select_as_called(op, problem, None))
+            claims[problem] = subject.claims_of(_selection(op, problem, generation))
         claim = claims[problem]
         if claim.holds:
             found.append(KernelCase(op, kernel, label, tuple(claim.problem.split()), device, elements))
         why = why or claim.why
     return tuple(found), why
+
+
+@functools.lru_cache(maxsize=4096)
+def _selection(op: str, problem: Any, generation: int) -> Selection[Any]:
+    """One for all kernels of the op."""
+    return HUB.select_as_called(op, problem, None)
 
 
 @functools.lru_cache(maxsize=64)

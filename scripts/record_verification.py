@@ -102,6 +102,8 @@ def run_tests(folder: Path) -> Path:
         "-q",
         "-p",
         "no:cacheprovider",
+        "-m",
+        "not ahead",
         "tests/backends",
         "--junitxml",
         str(junit),

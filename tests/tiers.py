@@ -3,21 +3,26 @@
 `python -m pytest` runs the default tier: every promise by its own tests, every kernel by one case for each feature.
 `python -m pytest -m full` runs the rest, and `.ci/run` runs both. docs/testing.md says which tier proves what. A test
 is `full` by where it is or by what its case shows, so that a new test has its tier without anybody writing it down.
-Tests marked `ahead` are of neither tier. A path named on the command line is run whole, both tiers of it.
+Tests marked `ahead` are of neither tier, nor those marked `sweep`: sizes of interpreted kernels and lies that repeat
+what the full tier shows. A path named on the command line is run whole, both tiers of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-DEFAULT = "not full and not ahead"
-BOTH = "not ahead"
+HAS_GPU = torch.cuda.is_available()
+
+DEFAULT = "not full and not ahead and not sweep"
+BOTH = "not ahead and not sweep"
 
 # Kernels that are wrong in one way each, which the statements of the contracts must find.
 LIARS = tuple(
@@ -123,6 +128,11 @@ SWEEPS = {
 # Where kernels are interpreted, 100 times slower than they run: of a kernel's contract, its cases alone.
 INTERPRETED = "tests/backends/test_triton.py::"
 
+# Of interpreted cases that show no new pair of features, and of lies that `verify` is to find, the full tier has one of
+# so many. What the lies do is also found by the contracts' own tests, all of them.
+OF_INTERPRETED, OF_LIES = 3, 4
+LIES_VERIFIED = "tests/evidence/test_contract_liars.py::test_wrong_kernels_are_detected_and_right_ones_pass["
+
 # Fixtures that start a process, by which a test of a command repeats what another asks within this process.
 STARTS = {"ask_shell"}
 
@@ -148,8 +158,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def mark_full(items: list[pytest.Function]) -> None:
     """Mark the tests of the full tier."""
     shown: dict[str, set[object]] = {}
+    repeats = Repeats()
     for item in items:
-        if item.get_closest_marker("ahead"):
+        if item.get_closest_marker("ahead") or item.get_closest_marker("sweep"):
             continue
         if (
             _is_named(item.nodeid)
@@ -159,7 +170,32 @@ def mark_full(items: list[pytest.Function]) -> None:
             or item.get_closest_marker("gpu")
             or not _shows_something_new(item, shown)
         ):
-            item.add_marker(pytest.mark.full)
+            item.add_marker(pytest.mark.sweep if repeats(item) else pytest.mark.full)
+
+
+class Repeats:
+    """Which tests of the full tier repeat others of it, to be asked of all tests in their order."""
+
+    def __init__(self) -> None:
+        self._pairs: dict[str, set[object]] = {}
+        self._places: dict[str, int] = {}
+
+    def __call__(self, item: pytest.Function) -> bool:
+        name, _, label = item.nodeid.partition("[")
+        if item.nodeid.startswith(LIES_VERIFIED):
+            return not re.search(r"-(Dense|Paged)?Tru", label) and self._is_left_out(name, OF_LIES)
+        if HAS_GPU or not item.nodeid.startswith(INTERPRETED) or item.originalname != "test_case":
+            return False
+        words = item.callspec.params["case"].problem
+        pairs = {*words, *itertools.combinations(sorted(words), 2)}
+        shown = self._pairs.setdefault(name, set())
+        new = pairs - shown
+        shown |= pairs
+        return not new and self._is_left_out(name, OF_INTERPRETED)
+
+    def _is_left_out(self, name: str, one_of: int) -> bool:
+        place = self._places[name] = self._places.get(name, -1) + 1
+        return place % one_of != 0
 
 
 def _is_named(nodeid: str) -> bool:

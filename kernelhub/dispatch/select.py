@@ -8,8 +8,7 @@ same object by the same call, so the two cannot differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.kernel import Band, Kernel
@@ -69,7 +68,7 @@ def select(
         source, because = request.source, request.origin
     else:
         source, because = _soft_source(chosen, policy.preferences_for(op), tuned, line)
-    decide = partial(_decisions, inputs, ranking, chosen, because)
+    decide = _Decide(inputs, ranking, chosen, because)
     if chosen is None:
         because = f"none of the kernels requested by {because} is supported" if request else "none is supported"
     overruled = _overruled(op, request, chosen, policy) if policy.has_pinned() else ()
@@ -138,6 +137,22 @@ def _overruled(op: str, request: Override | None, chosen: Kernel | None, policy:
         for override in weaker
         if override.concerns(op) and not override.means(chosen)
     )
+
+
+class _Decide(NamedTuple):
+    """A `Selection.decide` that evaluates the reasons against kernels when it is asked."""
+
+    inputs: Inputs
+    ranking: Sequence[Kernel]
+    chosen: Kernel | None
+    because: str
+
+    def __call__(self) -> tuple[Decision, ...]:
+        return _decisions(*self)
+
+    def against(self, name: str) -> tuple[Rejection, ...]:
+        kernel = next(kernel for kernel in self.inputs.candidates.kernels if kernel.name == name)
+        return tuple(dict.fromkeys(reasons(self.inputs, kernel)))
 
 
 def _decisions(inputs: Inputs, ranking: Sequence[Kernel], chosen: Kernel | None, because: str) -> tuple[Decision, ...]:

@@ -5,10 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, NamedTuple
+from typing import Any, Generic, NamedTuple, Protocol
 
 from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.kernel import Kernel
@@ -66,6 +65,14 @@ class Decision(NamedTuple):
         return plain
 
 
+class Decide(Protocol):
+    """What a selection keeps of its inputs."""
+
+    def __call__(self) -> tuple[Decision, ...]: ...
+
+    def against(self, name: str) -> tuple[Rejection, ...]: ...
+
+
 @dataclass(frozen=True, eq=False, repr=False, init=False)
 class Selection(Generic[ProblemT]):
     """The result of selecting a kernel for one problem. `str` gives the full explanation, `to_dict` plain values.
@@ -92,7 +99,7 @@ class Selection(Generic[ProblemT]):
     because: str
     explicit: bool
     overruled: tuple[str, ...]
-    decide: Callable[[], tuple[Decision, ...]]
+    decide: Decide
     assumed: str = ""
 
     def __init__(
@@ -104,7 +111,7 @@ class Selection(Generic[ProblemT]):
         because: str,
         explicit: bool,
         overruled: tuple[str, ...],
-        decide: Callable[[], tuple[Decision, ...]],
+        decide: Decide,
         assumed: str = "",
     ) -> None:
         # The generated __init__ of a frozen dataclass makes one call for each attribute, at every selection.
@@ -130,6 +137,10 @@ class Selection(Generic[ProblemT]):
         time of the selection.
         """
         return self.decide()
+
+    def against(self, kernel: str) -> tuple[Rejection, ...]:
+        """Every reason against one kernel; none if it is supported. The others are not evaluated."""
+        return self.decide.against(kernel)
 
     @property
     def faster(self) -> tuple[Decision, ...]:
@@ -227,3 +238,6 @@ class _Decided(NamedTuple):
 
     def __call__(self) -> tuple[Decision, ...]:
         return self.decisions
+
+    def against(self, name: str) -> tuple[Rejection, ...]:
+        return next(decision.rejections for decision in self.decisions if decision.kernel == name)

@@ -65,16 +65,20 @@ class Subject:
 
     def claims_of(self, selection: Selection[Any]) -> _Claim:
         """The same, of the selection for a call."""
-        decision = next(item for item in selection.decisions if item.kernel == self.kernel.name)
-        codes = {rejection.code for rejection in decision.rejections}
+        rejections = selection.against(self.kernel.name)  # `decisions` evaluates the reasons against all others too
+        codes = {rejection.code for rejection in rejections}
         limits = {"quarantined", *self.overruled}
         allowed = {UNTRUSTED, OPT_IN, *limits}
         if self.kernel.needs_packing and self.kernel.packs_to:
             allowed.add("layout")
-        if decision.accepted or (codes and codes <= allowed):
+        if not rejections and selection.explicit:
+            decision = next(item for item in selection.decisions if item.kernel == self.kernel.name)
+            if not decision.accepted:
+                return _Claim(False, "", why=f"{decision.code}: {decision.reason}")
+        if codes <= allowed:
             schema = self.function.op.contract.schema
             return _Claim(True, class_of(schema, selection.problem), not codes.isdisjoint(limits))
-        return _Claim(False, "", why=f"{decision.code}: {decision.reason}")
+        return _Claim(False, "", why=f"{rejections[0].code}: {rejections[0].reason}")
 
     def check(self, case: Case) -> Check | str:
         """Check one case; a sentence if the kernel does not claim it.

@@ -7,6 +7,7 @@ import copy
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -34,7 +35,10 @@ def test_the_first_that_can_run_is_the_best_of_all_that_can(candidates, policy, 
     for one in data.draw(st.lists(st.sampled_from(candidates), max_size=2)):
         machine.cannot_load("toy", one.name, Rejection("load_failed", "gone"))
     selection = choose(*candidates, policy=policy, asked=asked, machine=machine)
-    question, ranking = selection.decide.args[:2]
+    kept: Any = selection.decide
+    question, ranking = kept.inputs, kept.ranking
+    for decision in selection.decisions:
+        assert selection.against(decision.kernel) == decision.rejections
     able = [one for one in ranking if not list(reasons(question, one))]
     wished = as_preferred("toy", able, policy)
     assert selection.kernel is (wished[0] if wished else None)

@@ -114,7 +114,10 @@ def test_links_lead_somewhere(page) -> None:
 
 
 # What has a command that measures for minutes end after one problem class.
-SHORTLY = {"tune": ("--backend", "torch", "--tokens", "1", "--samples", "2", "--budget-s", "0.1")}
+SHORTLY = {
+    "tune": ("--backend", "torch", "--tokens", "1", "--samples", "2", "--budget-s", "0.1"),
+    "verify": ("--budget-s", "1"),
+}
 
 
 def test_commands_of_the_readme_are_understood(capsys) -> None:

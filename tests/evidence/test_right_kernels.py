@@ -15,7 +15,9 @@ FEWEST_CHECKS = 2800
 INTERPRETED = ("merge_attention_states", "write_mla_cache", "paged_mqa_logits", "quantize_mxfp4", "quantize_nvfp4")
 
 
+@pytest.mark.sweep
 def test_all_kernels_that_run_on_a_cpu_pass_all_checks_there() -> None:
+    """As their contracts in tests/backends do, in one call."""
     found = kernelhub.verify(backend=["torch", "cpp", "moe_pairs"], device="cpu", budget_s=600)
     wrong = [(result.op, result.kernel, result.reason) for result in found.results if result.failures]
     assert wrong == []
@@ -26,6 +28,17 @@ def test_all_kernels_that_run_on_a_cpu_pass_all_checks_there() -> None:
     for op in asked:
         selection = kernelhub.explain(op, device="cpu")
         assert "quarantined" not in {decision.code for decision in selection.decisions}
+
+
+@pytest.mark.parametrize("op", ops())
+def test_the_kernel_that_a_cpu_gets_passes_quick_checks(op) -> None:
+    selected = kernelhub.explain(op, device="cpu").selected
+    assert selected is not None
+    found = kernelhub.verify(op, backend=selected, device="cpu", quick=True, budget_s=600)
+    (result,) = found.results
+    assert result.checks
+    assert (result.failures, result.left_out) == ([], 0), result.reason
+    assert kernelhub.explain(op, device="cpu").selected == selected
 
 
 @pytest.mark.skipif(HAS_GPU, reason="Triton compiles here: its interpreter is not used, 5 cases")

@@ -85,3 +85,26 @@ def test_a_path_that_is_named_runs_whole(source: str, asked: str, runs: str) -> 
     assert config.option.markexpr == runs
     left_out = tiers.pytest_ignore_collect(ROOT / "tests" / "providers", config)
     assert bool(left_out) is (runs == tiers.DEFAULT)
+
+
+def interpreted(label: str, *problem: str) -> Any:
+    found = item(Case(label, {}))
+    found.nodeid, found.originalname = f"{tiers.INTERPRETED}TestX::test_case[{label}]", "test_case"
+    found.callspec.params = {"case": SimpleNamespace(problem=problem)}
+    return found
+
+
+@pytest.mark.skipif(tiers.HAS_GPU, reason="no kernel is interpreted here")
+def test_the_full_tier_has_each_pair_of_features_and_a_third_of_the_other_cases() -> None:
+    repeats = tiers.Repeats()
+    cases = [("k=64",), ("k=64", "causal"), ("k=64", "sinks"), ("causal", "k=64", "sinks")]
+    assert [repeats(interpreted("new", *words)) for words in cases] == [False] * 4
+    same = [repeats(interpreted(f"size {size}", "k=64", "causal", "sinks")) for size in range(6)]
+    assert same == [False, True, True, False, True, True]
+
+
+def test_every_right_kernel_and_a_quarter_of_the_wrong_ones_are_verified() -> None:
+    repeats = tiers.Repeats()
+    names = ["op-Truth]", "op-DenseTruth]", "op-TrueExperts]", *(f"op-Lie{place}]" for place in range(5))]
+    told = [repeats(SimpleNamespace(nodeid=tiers.LIES_VERIFIED + name)) for name in names]  # type: ignore[arg-type]
+    assert told == [False] * 4 + [True] * 3 + [False]

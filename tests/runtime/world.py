@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import multiprocessing as mp
 import os
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from multiprocessing.forkserver import ensure_running
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from kernelhub.errors import RanksDisagree
 
@@ -29,10 +32,9 @@ def run_world(
     """
     held = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if store_here else None
     port = held.port if held is not None else _free_port()
-    context = mp.get_context("spawn")
-    ranks = [
-        context.Process(target=_live, args=(act, rank, size, port, store_here, str(folder))) for rank in range(size)
-    ]
+    context = _context()
+    surroundings = (dict(os.environ), os.getcwd(), store_here, str(folder))
+    ranks = [context.Process(target=_live, args=(act, rank, size, port, *surroundings)) for rank in range(size)]
     for rank in ranks:
         rank.start()
     until = time.monotonic() + limit_s
@@ -48,6 +50,18 @@ def run_world(
             rank.join()
     files = [folder / str(rank) for rank in range(size)]
     return [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+@functools.cache
+def _context() -> Any:
+    """A server that has imported torch and forks the ranks, so that not every rank imports it."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed"])
+    with pytest.MonkeyPatch.context() as patch:  # the folder of its socket outlives that of the tests
+        patch.setattr("tempfile.tempdir", None)
+        patch.delenv("TMPDIR", raising=False)
+        ensure_running()
+    return context
 
 
 def attempt(work: Callable[[], Any]) -> dict[str, Any]:
@@ -82,7 +96,19 @@ def variables(**values: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _live(act: Callable[[int, int], Any], rank: int, size: int, port: int, store_there: bool, folder: str) -> None:
+def _live(
+    act: Callable[[int, int], Any],
+    rank: int,
+    size: int,
+    port: int,
+    environment: dict[str, str],
+    place: str,
+    store_there: bool,
+    folder: str,
+) -> None:
+    os.environ.clear()  # the server that forks this process has those of its own start
+    os.environ.update(environment)
+    os.chdir(place)
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0 and not store_there, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))

@@ -46,7 +46,7 @@ def test_no_traffic_of_a_model_that_was_warmed_up_is_refused(name: str) -> None:
     made = []
 
     @settings(
-        max_examples=40 if "deepseek-v3" in name else 150,
+        max_examples=30 if "deepseek-v3" in name else 60,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -60,7 +60,7 @@ def test_no_traffic_of_a_model_that_was_warmed_up_is_refused(name: str) -> None:
         traffic()
         assert kernelhub.report().after_seal == ()
     assert kernelhub.report().work == before
-    assert len(made) >= 30
+    assert len(made) >= 25
 
 
 def test_what_the_model_does_not_have_is_refused() -> None:
@@ -79,7 +79,7 @@ AHEAD: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 # What these launch is interpreted by the test of all models above; `make ahead` compiles them too.
-LEFT_OUT = ("llama in nvfp4", "deepseek-v3.2")
+LEFT_OUT = ("llama in blocks", "llama in nvfp4", "deepseek-v3.2")
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
+from triton.language.semantic import TritonSemantic
 
 from kernelhub.ops.precision import at_own_precision
 
@@ -72,6 +73,7 @@ def repair() -> None:
     interpreter._get_np_dtype = _dtype_once_with(interpreter._get_np_dtype)
     tl.block_type.__init__ = _block_once_with(tl.block_type.__init__)
     tl.tensor.__init__ = _tensor_once_with(tl.tensor.__init__)
+    TritonSemantic.binary_op_sanitize_overflow_impl = _sanitize_with(TritonSemantic.binary_op_sanitize_overflow_impl)
 
 
 def decode(bits: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
@@ -216,6 +218,16 @@ def _reduce_with(original: Callable[..., Any]) -> Callable[..., Any]:
 def _tensor_like(tensor: Any, data: np.ndarray[Any, Any], dtype: Any) -> Any:
     shape = list(tensor.shape) if tensor.type.is_block() else None
     return tl.core.tensor(_Handle(data, dtype), dtype if shape is None else tl.block_type(dtype, shape))
+
+
+def _sanitize_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Integers are checked for overflow where the check is heard: without `debug`, what it finds is dropped."""
+
+    def sanitize(self: Any, left: Any, right: Any, operation: Any) -> None:
+        if self.builder.options.debug or not isinstance(self.builder, interpreter.InterpreterBuilder):
+            original(self, left, right, operation)
+
+    return sanitize
 
 
 def _patch_tensor_with(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -15,7 +16,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,7 @@ def remove(cache: Cache, item: CacheItem) -> str:
     return ""
 
 
+Differs = Callable[[str, str], str]  # how a part of a fingerprint, by name and value, differs from this machine
 _DIGEST = re.compile(r"[0-9a-f]{24}")
 _DISTRIBUTION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 _MOST_BYTES = 1 << 30  # of a compiler's executable
@@ -184,38 +186,42 @@ def caches(*, thorough: bool = False) -> list[Cache]:
     Args:
         thorough: verify the contents of every file, not only the manifests.
     """
+    differs = functools.cache(_differs)  # many entries have the same parts, and reading a library's files takes time
     there = root.readable() or [place for place in root.places() if root.judged(place, False).ok][:1]
     refused = [(place, why[1]) for place in root.places() if place not in there and (why := place.refused())]
     here = manifest.version()
     return [
-        *(Cache("kernelhub", place.path, root.VARIABLE, here, weighed(_items(place, thorough))) for place in there),
+        *(
+            Cache("kernelhub", place.path, root.VARIABLE, here, weighed(_items(place, thorough, differs)))
+            for place in there
+        ),
         *(Cache("kernelhub", place.path, root.VARIABLE, here, (), f"not read: {why}") for place, why in refused),
     ]
 
 
-def _items(place: root.Place, thorough: bool) -> Iterator[CacheItem]:
+def _items(place: root.Place, thorough: bool, differs: Differs) -> Iterator[CacheItem]:
     for folder in (made for kind in folders(place.path) for sm in folders(kind) for made in folders(sm)):
         if not _DIGEST.fullmatch(folder.name):
             continue
         if folder.parent.parent.name == LIBRARIES:
-            yield _of_a_library(folder, place.tree())
+            yield _of_a_library(folder, place.tree(), differs)
         else:
-            yield from filter(None, (_item(path, place.tree(), thorough) for path in entries(folder)))
+            yield from filter(None, (_item(path, place.tree(), thorough, differs) for path in entries(folder)))
 
 
-def _of_a_library(folder: Path, tree: Tree) -> CacheItem:
+def _of_a_library(folder: Path, tree: Tree, differs: Differs) -> CacheItem:
     """The folder of a library whose variable points here; its contents are the library's."""
     content = manifest.read(folder / NOTE, tree)
     if isinstance(content, Flaw):
         return CacheItem(folder, UNKNOWN, content.sentence)
-    differs = _difference(content["parts"])
-    if not differs:
+    difference = _difference(content["parts"], differs)
+    if not difference:
         return CacheItem(folder, CURRENT)
     here = content.get("made", {}).get("host") == socket.gethostname()
-    return CacheItem(folder, STALE if here else ELSEWHERE, differs)
+    return CacheItem(folder, STALE if here else ELSEWHERE, difference)
 
 
-def _item(path: Path, tree: Tree, thorough: bool) -> CacheItem | None:
+def _item(path: Path, tree: Tree, thorough: bool, differs: Differs) -> CacheItem | None:
     if path.is_symlink():
         return CacheItem(path, BROKEN, "it is a symbolic link", "entry_symlink")
     if _OF_A_WRITER.fullmatch(path.name):
@@ -224,8 +230,8 @@ def _item(path: Path, tree: Tree, thorough: bool) -> CacheItem | None:
         return _lock(path)
     if path.is_dir():
         content = manifest.verify(path, tree) if thorough else manifest.read(path / manifest.NAME, tree)
-        return _judged(path, content)
-    return _judged(path, manifest.read(path, tree)) if path.suffix == ".json" else None
+        return _judged(path, content, differs)
+    return _judged(path, manifest.read(path, tree), differs) if path.suffix == ".json" else None
 
 
 def _lock(path: Path) -> CacheItem:
@@ -239,40 +245,44 @@ def _lock(path: Path) -> CacheItem:
     return CacheItem(path, LEFTOVER, f"a lock that {holder or 'an unnamed process'} held {age_s:.0f} s ago")
 
 
-def _judged(path: Path, content: dict[str, Any] | Flaw) -> CacheItem:
+def _judged(path: Path, content: dict[str, Any] | Flaw, differs: Differs) -> CacheItem:
     if isinstance(content, Flaw):
         return CacheItem(path, BROKEN, content.sentence, content.code)
-    made, differs = content.get("made", {}), _difference(content["parts"])
+    made, difference = content.get("made", {}), _difference(content["parts"], differs)
     host, version = made.get("host"), made.get("kernelhub")
-    if differs and host != socket.gethostname():
-        return CacheItem(path, ELSEWHERE, f"made on {host}: {differs}")
-    if differs:
-        return CacheItem(path, STALE, differs)
+    if difference and host != socket.gethostname():
+        return CacheItem(path, ELSEWHERE, f"made on {host}: {difference}")
+    if difference:
+        return CacheItem(path, STALE, difference)
     if version != manifest.version():
         return CacheItem(path, STALE, f"made by kernelhub {version}, this is {manifest.version()}")
     return CacheItem(path, CURRENT)
 
 
-def _difference(parts: dict[str, str]) -> str:
-    """The part of a fingerprint that no longer matches this machine, among those that can be computed again."""
-    for part, value in parts.items():
-        about, _, name = part.rpartition(" ")
-        if part == "abi" and value != host_abi():
-            return f"for {value}, this is {host_abi()}"
-        if part == "compiler":
-            executable, _, digest = value.rpartition(" ")
-            if not _is_compiler(Path(executable), digest):
-                return f"by another compiler than is now at {executable}"
-        if about == "version":
-            now = _version(name)
-            if now != value:
-                return f"with {name} {value}, {now} is installed"
-        if about == "library":
-            if not name.isidentifier():  # a search for a submodule would import its package
-                return f"with {name!r}, which is not a package name"
-            now = library(name)
-            if now != value:
-                return _other_library(name, value.partition(" ")[0], now.partition(" ")[0])
+def _difference(parts: dict[str, str], differs: Differs) -> str:
+    """The first part of a fingerprint that no longer matches this machine, among those that can be computed again."""
+    return next(filter(None, (differs(*part) for part in parts.items())), "")
+
+
+def _differs(part: str, value: str) -> str:
+    """How a part of a fingerprint differs from this machine."""
+    about, _, name = part.rpartition(" ")
+    if part == "abi" and value != host_abi():
+        return f"for {value}, this is {host_abi()}"
+    if part == "compiler":
+        executable, _, digest = value.rpartition(" ")
+        if not _is_compiler(Path(executable), digest):
+            return f"by another compiler than is now at {executable}"
+    if about == "version":
+        now = _version(name)
+        if now != value:
+            return f"with {name} {value}, {now} is installed"
+    if about == "library":
+        if not name.isidentifier():  # a search for a submodule would import its package
+            return f"with {name!r}, which is not a package name"
+        now = library(name)
+        if now != value:
+            return _other_library(name, value.partition(" ")[0], now.partition(" ")[0])
     return ""
 
 
