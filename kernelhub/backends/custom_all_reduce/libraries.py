@@ -16,7 +16,7 @@ SGL = Library(
     (((9, 0), ("sm90/common_ops*.so",)),),
 )
 
-# What adapters pass, as the libraries of vLLM 0.33.0 and of sglang-kernel 0.4.5 and 0.4.10 declare it. Where SGLang's
+# What adapters pass, as the libraries of vLLM 0.33.0 and of sglang-kernel 0.4.10 declare it. Where SGLang's
 # library declares nothing, torch infers types, and numbers the arguments.
 _REDUCE = "(int fa, Tensor inp, Tensor! out, int reg_buffer, int reg_buffer_sz_bytes) -> ()"
 SCHEMAS = {

@@ -65,9 +65,9 @@ FUSED_MOE = (
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/moe_h200.json)"
 
 ROUTE_EXPERTS = (
-    # Times of torch.routing over those of cpp.routing, medians of three runs. 256 experts in groups, sigmoid with a bias,
-    # 1, 8, 64 and 1024 tokens: 33 to 41, 20 to 29, 12 to 19, 9.9 to 12. 128 experts, softmax: 12 to 16, 11 to 14, 6 to 12,
-    # 5.4 to 9.3.
+    # Times of torch.routing over those of cpp.routing, medians of three runs. 256 experts in groups, sigmoid with a
+    # bias, 1, 8, 64 and 1024 tokens: 33 to 41, 20 to 29, 12 to 19, 9.9 to 12. 128 experts, softmax: 12 to 16, 11 to 14,
+    # 6 to 12, 5.4 to 9.3.
     Line(
         "cpu",
         "*",

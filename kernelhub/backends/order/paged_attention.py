@@ -92,10 +92,10 @@ PAGED_ATTENTION = (
         ),
         "measured on an EPYC (benchmarks/results/attention_cpu.json)",
     ),
-    # The same ratio with one thread of a Zen 3, bfloat16, float16, float32 and fp8 KV: steps of 7 to 64 single tokens and a
-    # prompt of 256 or 512 1.6 to 3.6, the prompt with all its keys, 512 of them, 1 to 1.5; with gpt-oss's window 1.6 to
-    # 3.2. With 256 tokens of 2048, no window, 0.6 to 1.1, beside 15 single tokens 0.9 to 1.5. AVX2 has no products of
-    # bfloat16; other CPUs keep the order above until they are measured.
+    # The same ratio with one thread of a Zen 3, bfloat16, float16, float32 and fp8 KV: steps of 7 to 64 single tokens
+    # and a prompt of 256 or 512 1.6 to 3.6, the prompt with all its keys, 512 of them, 1 to 1.5; with gpt-oss's window
+    # 1.6 to 3.2. With 256 tokens of 2048, no window, 0.6 to 1.1, beside 15 single tokens 0.9 to 1.5. AVX2 has no
+    # products of bfloat16; other CPUs keep the order above until they are measured.
     Line(
         "cpu/avx2",
         "mixed",
