@@ -45,6 +45,8 @@ NAMED = {
         "tests/gluon/test_ahead.py",
         "tests/compat/test_transformers.py::TestOtherModels::test_compiled_models",
         "tests/cli/test_warmup.py::TestHere::test_the_chosen_kernels_are_verified_unless_said_otherwise",
+        "tests/cli/test_warmup.py::TestHere::test_everything_is_reported_with_its_kernel_and_a_summary",
+        "tests/compat/test_sglang_plugin.py::TestStart::test_steps_of_serving_are_ready_when_it_has_started",
         "tests/evidence/test_trust.py::TestWarmUp",
         "tests/runtime/test_cache_faults.py::test_a_slower_kernel_for_want_of_a_place_is_said_with_its_code",
         "tests/runtime/test_cache_faults.py::test_many_at_first_use_compile_once",
@@ -98,9 +100,11 @@ NAMED = {
         "tests/fuzz",
     ),
     "repeats, measures, or is large": (
+        "tests/cli/test_main.py::TestHelp::test_every_example_runs",
         "tests/cli/test_schemas.py::TestPrinted::test_it_is_of_its_schema_where_much_runs",
         "tests/cli/test_without_torch.py",
         "tests/backends/test_flashinfer_cutlass.py::TestPrefill::test_tables_are_as_large_as_the_tiles_are_many",
+        "tests/cli/test_demo.py::TestQuick::test_for_people_it_says_what_ran_why_how_exact_and_how_fast",
         "tests/cli/test_demo.py::TestQuick::test_all_lists_every_kernel_with_every_reason",
         "tests/cli/test_demo.py::TestQuick::test_in_a_pipe_progress_is_lines_on_stderr",
         "tests/cli/test_demo.py::TestQuick::test_what_the_user_said_decides",
@@ -109,6 +113,8 @@ NAMED = {
         "tests/docs/test_docs.py::test_examples_run",
         "tests/docs/test_types.py::test_a_type_checker_sees_each_result_and_flags_misspelt_names",
         "tests/evidence/test_tune.py",
+        "tests/ops/test_compile_grouped_gemm.py::test_at_most_two_graphs_over_sizes",
+        "tests/ops/test_compile_quants.py::test_at_most_two_graphs_over_sizes",
         "tests/runtime/test_growth.py",
     ),
 }
@@ -159,7 +165,7 @@ def mark_full(items: list[pytest.Function]) -> None:
     """Mark the tests of the full tier."""
     shown: dict[str, set[object]] = {}
     repeats = Repeats()
-    for item in items:
+    for item in sorted(items, key=_elements):  # of the cases that show the same, the smallest is the first
         if item.get_closest_marker("ahead") or item.get_closest_marker("sweep"):
             continue
         if (
@@ -196,6 +202,12 @@ class Repeats:
     def _is_left_out(self, name: str, one_of: int) -> bool:
         place = self._places[name] = self._places.get(name, -1) + 1
         return place % one_of != 0
+
+
+def _elements(item: pytest.Function) -> int:
+    """Of the largest tensor of a case of a kernel; 0 of other tests."""
+    case = getattr(getattr(item, "callspec", None), "params", {}).get("case")
+    return int(getattr(case, "elements", 0))
 
 
 def _is_named(nodeid: str) -> bool:
