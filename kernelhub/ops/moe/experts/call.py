@@ -115,7 +115,9 @@ def bind(
     as_given = weights in (PLAIN, FP8_BLOCK) and problem.weight_layout == CHECKPOINT
     forms, fits, start = Forms(device), _fits_of(problem, device), _start_of(adapter, tick)
     calls = KnownCalls()
-    repeats = "launch" not in vars(adapter)  # an audit replaces it, and sees all calls
+    # An audit replaces `launch`, and sees all calls.
+    repeats = type(adapter).repeated is not ExpertsAdapter.repeated and "launch" not in vars(adapter)
+    recognise = calls.launches if repeats else calls.holds
     arrange = None if type(adapter).arrange is ExpertsAdapter.arrange else adapter.arrange
 
     def examine(given: Operands) -> None:
@@ -145,7 +147,7 @@ def bind(
                 made = torch.empty_like(x, memory_format=torch.contiguous_format)
             tensors = (*given[:_ALPHA], *given[_ALPHA + 2 : -1], made)
             try:
-                state = calls.launches(key, tensors)
+                state: int = recognise(key, tensors)
             except Exception as error:
                 failed(adapter.launch, error)
                 raise
