@@ -16,7 +16,12 @@ from kernelhub.probes.signature import Call
 
 HERE = Path(calls.__file__).parent
 # Their functions are looked at once loaded.
-MODULES = ("get_gemm_sm90_module", "get_fp4_kv_dequantization_module", "get_fp4_kv_quantization_module")
+MODULES = (
+    "get_gemm_sm90_module",
+    "get_fp4_kv_dequantization_module",
+    "get_fp4_kv_quantization_module",
+    "get_trtllm_comm_module",
+)
 
 
 def table() -> dict[str, list[Call]]:
@@ -30,7 +35,7 @@ def table() -> dict[str, list[Call]]:
 
 
 def written() -> Iterator[tuple[str, str, ast.Call]]:
-    """File, function of the library's, and the call: by name, as `_run` of a class, and `plan` of its wrapper."""
+    """File, function of the library's, and the call: by name, unwrapped, as `_run` of a class, its wrapper's `plan`."""
     for file in sorted(HERE.rglob("*.py")):
         tree = ast.parse(file.read_text())
         names = {
@@ -39,6 +44,10 @@ def written() -> Iterator[tuple[str, str, ast.Call]]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flashinfer"
             for item in node.names
         }
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.value).startswith("inspect.unwrap("):
+                assert isinstance(node.value, ast.Call)
+                names[ast.unparse(node.targets[0])] = names[ast.unparse(node.value.args[0])]
         for part in tree.body if names else ():
             keeps = "_run = staticmethod(" in ast.unparse(part)
             used = [names[node.id] for node in ast.walk(part) if isinstance(node, ast.Name) and node.id in names]

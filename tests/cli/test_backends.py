@@ -84,7 +84,8 @@ class TestMatrix:
         for row in told:
             assert set(row["devices"]) == set(SIMULATED)
             assert set(row["devices"].values()) <= {"yes", "some", "-"}
-            assert "yes" in row["devices"].values() or "some" in row["devices"].values(), "a kernel for no device"
+            if not row["kernel"].startswith("unsupported."):
+                assert "yes" in row["devices"].values() or "some" in row["devices"].values(), "a kernel for no device"
 
     @pytest.mark.usefixtures("no_triton")
     def test_it_does_not_depend_on_this_machine(self, ask, monkeypatch):
@@ -110,6 +111,7 @@ class TestMatrix:
                         "vendor",
                         "capability",
                         "interpreter_off",
+                        "no_adapter",
                     }
 
     def test_it_says_how_a_kernel_stands_where_it_is_taken_and_on_what_evidence(self, ask):
