@@ -20,7 +20,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from kernelhub.backends.cpp import build
 from kernelhub.errors import RanksDisagree
+from kernelhub.probes.toolchain import cxx_compiler
 
 
 def run_world(
@@ -30,6 +32,7 @@ def run_world(
 
     The group's store is held by rank 0, or by this process, as torchrun's agent holds it.
     """
+    _compile()
     held = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if store_here else None
     port = held.port if held is not None else _free_port()
     context = _context()
@@ -62,6 +65,13 @@ def _context() -> Any:
         patch.delenv("TMPDIR", raising=False)
         ensure_running()
     return context
+
+
+@functools.cache
+def _compile() -> None:
+    """Make what ranks call, since they wait for each other for less time than a compiler may take."""
+    if cxx_compiler().ok:
+        build.library("attention.cpp")
 
 
 def attempt(work: Callable[[], Any]) -> dict[str, Any]:
