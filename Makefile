@@ -17,7 +17,7 @@ test:                 ## install what the tests need, and run their default tier
 full:                 ## the full tier: all other tests that a machine without a GPU runs
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m full
 
-ahead:                ## compile every Triton launch for every generation of GPU, which `make full` does for one
+ahead:                ## compile every Triton launch for every generation of GPU, of which `make full` compiles the largest
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m ahead
 
 sweep:                ## every size of the kernels that Triton interprets, and every lie through `verify`

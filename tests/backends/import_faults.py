@@ -26,6 +26,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.comm.inputs import alone
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
@@ -39,7 +40,10 @@ from kernelhub.ops.moe.experts.inputs import moe_inputs
 from tests.backends.fake import flash_mla
 from tests.dispatch.backends import EVERYWHERE
 
-BACKENDS = ("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_mla", "flashinfer", "marlin", "xformers")
+BACKENDS = (
+    *("cudnn", "custom_all_reduce", "cutlass", "deep_gemm", "flash_attn", "flash_mla", "flashinfer", "marlin"),
+    "xformers",
+)
 PACKAGES = (
     *("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_attn_3", "flash_attn_interface", "flash_mla", "flashinfer"),
     *("quack", "sgl_kernel", "tvm_ffi", "vllm", "xformers"),
@@ -63,7 +67,10 @@ def _quantised() -> dict[str, Any]:
     return {"x": x, "scale": scale, "global_scale": global_scale, "out_dtype": torch.float16}
 
 
+_SUM = {"x": torch.ones(2, 128), "group": alone(torch.device("cpu"))}
 INPUTS: dict[str, dict[str, Any]] = {
+    "all_reduce": _SUM,
+    "all_reduce_rms_norm": {**_SUM, "residual": torch.ones(2, 128), "weight": torch.ones(128), "eps": 1e-6},
     "attention": attention_inputs(_SMALL, q_tokens=3),
     "paged_attention": paged_attention_inputs(_SMALL, seq_lens=(5, 9)),
     "mla_attention": mla_attention_inputs(num_heads=4, seq_lens=(5, 9)),
