@@ -58,7 +58,7 @@ class _Kernel:
         workspace = self.connected.get(name)
         if workspace is None:
             workspace = self.connected[name] = workspace_before(self.purpose, group, self.message_bytes)
-        given = dict.fromkeys(_OPERANDS) | operands
+        given = _ABSENT | operands
         with on_device_of(source):
             _run(
                 allreduce_in=source,
@@ -76,17 +76,19 @@ class _Kernel:
             )
 
 
-_OPERANDS = (
-    "allreduce_out",
-    "residual_in",
-    "residual_out",
-    "norm_out",
-    "quant_out",
-    "scale_out",
-    "rms_gamma",
-    "rms_eps",
-    "scale_factor",
-    "layout_code",
+_ABSENT: dict[str, Any] = dict.fromkeys(
+    (
+        "allreduce_out",
+        "residual_in",
+        "residual_out",
+        "norm_out",
+        "quant_out",
+        "scale_out",
+        "rms_gamma",
+        "rms_eps",
+        "scale_factor",
+        "layout_code",
+    )
 )
 
 

@@ -108,19 +108,13 @@ class Experts(ExpertsAdapter, Configurable):
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
-        a1_scale, a2_scale, alpha, limit, expert_map, residual = values
-        given = (x, topk_weights, topk_ids, out, *w13, *w2, a1_scale, a2_scale, expert_map, residual)
-        tensors = [one for one in given if one is not None]
-        key = (x.shape[0], alpha, limit)
-        self._repeated.run(key, tensors, self._launch_rounds, x, w13, w2, topk_weights, topk_ids, values, out)
+        call = _identified(x, w13, w2, topk_weights, topk_ids, values, out)
+        self._repeated.run(*call, self._launch_rounds, x, w13, w2, topk_weights, topk_ids, values, out)
 
     def repeated(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> Any:
-        a1_scale, a2_scale, alpha, limit, expert_map, residual = values
-        given = (x, topk_weights, topk_ids, out, *w13, *w2, a1_scale, a2_scale, expert_map, residual)
-        tensors = [one for one in given if one is not None]
-        return self._repeated.sequence_of((x.shape[0], alpha, limit), tensors)
+        return self._repeated.sequence_of(*_identified(x, w13, w2, topk_weights, topk_ids, values, out))
 
     def _launch_rounds(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
@@ -393,3 +387,12 @@ class Experts(ExpertsAdapter, Configurable):
         hit = min(pairs, self.problem.num_experts)
         tiles = hit + (pairs - hit) // block_m
         return tiles * block_m, tiles
+
+
+def _identified(
+    x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+) -> tuple[Hashable, list[Tensor]]:
+    """The key of a call's launches, and the tensors that they read or write."""
+    a1_scale, a2_scale, alpha, limit, expert_map, residual = values
+    given = (x, topk_weights, topk_ids, out, *w13, *w2, a1_scale, a2_scale, expert_map, residual)
+    return (x.shape[0], alpha, limit), [one for one in given if one is not None]
