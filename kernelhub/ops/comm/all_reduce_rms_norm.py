@@ -47,8 +47,9 @@ def check(
     if residual.shape != x.shape or residual.dtype is not x.dtype:
         refuse(NAME, "residual", f"is {describe(residual)}", f"x is {describe(x)}")
     check_operand(NAME, "weight", weight)
-    if weight.shape != x.shape[-1:] or weight.dtype not in (x.dtype, torch.float32):
-        wanted = f"give [{x.shape[-1]}] in {dtype_name(x.dtype)} or float32"
+    dtypes = dict.fromkeys((x.dtype, torch.float32))
+    if weight.shape != x.shape[-1:] or weight.dtype not in dtypes:
+        wanted = f"give [{x.shape[-1]}] in {' or '.join(map(dtype_name, dtypes))}"
         refuse(NAME, "weight", f"is {describe(weight)}", wanted)
     for parameter, tensor in (("residual", residual), ("weight", weight)):
         check_wants_no_gradient(NAME, parameter, tensor)
