@@ -45,6 +45,7 @@ class Wire:
         self, rows: Tensor, received: int, to_each: Sequence[int] = (), from_each: Sequence[int] = ()
     ) -> Tensor:
         """Rows from all ranks, in their order; equally many to and from each where no numbers are given."""
+        rows = rows.contiguous()  # NCCL refuses others, such as one row that was expanded to all ranks
         made = rows.new_empty((received, *rows.shape[1:]))
         self._wait(self._group.alltoall_base(made, rows, list(from_each), list(to_each)), rows)
         return made
