@@ -1,6 +1,7 @@
 """Expert dispatch and combine: every kernel that can run here, eager and in CUDA graphs, against an all-to-all.
 
     torchrun --nproc-per-node 2 benchmarks/expert_comm.py [--quick] [--json FILE]
+        [--tokens 64] [--formats contiguous masked] [--dtypes bfloat16] [--kernels triton.push]
 
 Tokens are routed at random, each to as many experts as the model sends it to. Times are microseconds of one call, the
 slowest rank's, the least of three rounds: eager by events around 20 calls, in a graph by its replay, of 10 calls. The
@@ -28,6 +29,7 @@ from torch import distributed as dist
 import kernelhub
 from kernelhub.errors import NoKernel
 from kernelhub.ops.comm.experts.inputs import dispatch_inputs
+from kernelhub.ops.comm.experts.problem import FORMATS
 
 ROUNDS, EAGER_CALLS, GRAPH_CALLS = 3, 20, 10
 MOST_BYTES = 4 << 30  # of received rows in bfloat16
@@ -50,6 +52,7 @@ LAYERS = (
 )
 TOKENS = (1, 16, 64, 128, 512, 1024, 4096)
 QUICK_LAYERS, QUICK_TOKENS = LAYERS[:1], (64, 1, 512)
+DTYPES = ("bfloat16", "float8_e4m3fn")
 PAIRS = {  # a dispatch and the combine that follows it
     "torch.all_to_all": "torch.all_to_all",
     "torch.gather": "torch.reduce_scatter",
@@ -58,18 +61,18 @@ PAIRS = {  # a dispatch and the combine that follows it
 }
 
 
-def cases(quick: bool) -> Iterator[tuple[Layer, int, torch.dtype, str]]:
-    for layer in QUICK_LAYERS if quick else LAYERS:
-        for tokens in QUICK_TOKENS if quick else TOKENS:
-            for dtype in (torch.bfloat16, torch.float8_e4m3fn):
-                for format in ("tokens", "contiguous", "masked"):
-                    yield layer, tokens, dtype, format
+def cases(options: argparse.Namespace) -> Iterator[tuple[Layer, int, torch.dtype, str]]:
+    for layer in QUICK_LAYERS if options.quick else LAYERS:
+        for tokens in options.tokens or (QUICK_TOKENS if options.quick else TOKENS):
+            for dtype in options.dtypes:
+                for format in options.formats:
+                    yield layer, tokens, getattr(torch, dtype), format
 
 
-def kernels() -> list[tuple[str, str]]:
+def kernels(asked: list[str] | None) -> list[tuple[str, str]]:
     """Registered pairs of a dispatch and a combine; a kernel that is in no pair combines by its own name."""
     combines = kernelhub.moe_combine.kernels()
-    named = [(name, PAIRS.get(name, name)) for name in kernelhub.moe_dispatch.kernels()]
+    named = [(name, PAIRS.get(name, name)) for name in asked or kernelhub.moe_dispatch.kernels()]
     return [pair for pair in named if pair[1] in combines and not pair[0].startswith("unsupported.")]
 
 
@@ -173,6 +176,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few models and numbers of tokens")
     parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--tokens", type=int, nargs="+", help="numbers of tokens of a rank")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    dispatches = kernelhub.moe_dispatch.kernels()
+    parser.add_argument(
+        "--kernels", nargs="+", metavar="KERNEL", choices=dispatches, help="of the dispatch; all by default"
+    )
     options = parser.parse_args()
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -186,8 +196,8 @@ def main() -> None:
         "python": platform.python_version(),
         "results": results,
     }
-    for layer, tokens, dtype, format in cases(options.quick):
-        for pair in kernels():
+    for layer, tokens, dtype, format in cases(options):
+        for pair in kernels(options.kernels):
             found = measure(layer, tokens, dtype, format, pair)
             if found is None:
                 continue
