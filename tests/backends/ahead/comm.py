@@ -88,6 +88,8 @@ CASES = [
         for name, launch, dtype, top_k, ranks, format in (
             ("dispatch", _dispatch, "bfloat16", 8, 2, FORMATS[0]),
             ("dispatch", _dispatch, FP8, 8, 8, FORMATS[0]),
+            ("dispatch", _dispatch, FP8, 8, 8, FORMATS[1]),
+            ("dispatch", _dispatch, "bfloat16", 32, 2, FORMATS[2]),
             ("combine", _combine, "bfloat16", 8, 2, FORMATS[0]),
             ("combine", _combine, "bfloat16", 8, 8, FORMATS[1]),
         )

@@ -31,7 +31,7 @@ KERNELS = (
         name="triton.push",
         target="kernelhub.backends.triton.comm.experts.adapter:PushRows",
         summary="each token over NVLink once to each rank that owns one of its experts, ids and weights to all; no "
-        "wait; formats per expert by torch from what came; a NaN of all ones may arrive as another NaN",
+        "wait; formats per expert by two more launches; a NaN of all ones may arrive as another NaN",
         band=Band.PORTABLE,
         constraints=(dtype_in("dtype", *FLOATS, FP8), *_RANKS),
         features=frozenset({"scales"}),

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from kernelhub.backends.shared.operands import row_major, up_to
 from kernelhub.backends.triton.comm.connection import Connection, aligned, fresh, is_aligned
+from kernelhub.backends.triton.comm.experts.arrange import Arrange
 from kernelhub.backends.triton.comm.experts.push_rows import push_rows_kernel
 from kernelhub.backends.triton.comm.experts.push_sums import push_sums_kernel
 from kernelhub.backends.triton.comm.tiles import Tile
 from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
 from kernelhub.ops.comm.experts.adapter import CombineAdapter, DispatchAdapter, Outgoing
-from kernelhub.ops.comm.experts.formats import arranged
 from kernelhub.ops.comm.experts.problem import (
     BLOCK,
     FIXED,
@@ -67,6 +67,10 @@ class PushRows(DispatchAdapter):
         self._scales = -(-problem.hidden_size // BLOCK) if problem.scales else 0
         self.record_bytes = sum(up_to(count * _WORD, UNIT) for count in (2 * problem.top_k, self._words, self._scales))
         self._tile = row_tile(self._words * _WORD, _WORD, _OF_ROWS)
+        self._narrow = _lanes(self._tile, max(problem.top_k, self._scales))
+        self._arrange = None
+        if problem.format != TOKENS:
+            self._arrange = Arrange(problem, self._words, self._scales, self._tile, self._narrow)
         self._connections: dict[str, Connection] = {}
 
     def connect(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> None:
@@ -83,11 +87,14 @@ class PushRows(DispatchAdapter):
             "LOCAL": self._local,
             "COUNTED": problem.format == TOKENS,
             "BLOCK": self._tile.bytes // _WORD,
-            "NARROW": _lanes(self._tile, max(problem.top_k, self._scales)),
+            "NARROW": self._narrow,
         }
         connection = Connection("moe_dispatch", push_rows_kernel, static, self._tile, workspace)
-        x, ids, floats = (torch.empty(UNIT, dtype=dtype, device=device) for dtype in (torch.uint8, *_OF_CHOICES))
+        dtypes = (getattr(torch, problem.dtype), *_OF_CHOICES)
+        x, ids, floats = (torch.empty(UNIT, dtype=dtype, device=device) for dtype in dtypes)
         connection.compile((x, floats, ids, floats, x, floats, ids, floats, ids), (1, 0, 1, 1))
+        if self._arrange is not None:
+            self._arrange.compile(x, ids, floats)
         self._connections[group_name] = connection
         return connection
 
@@ -108,16 +115,17 @@ class PushRows(DispatchAdapter):
             ids.new_empty((received, problem.top_k)),
             weights.new_empty((received, problem.top_k)),
         )
-        counts = ids.new_zeros(self._local)
+        arrange = self._arrange
+        counts = ids.new_zeros(self._local) if arrange is None else ids.new_empty(self._local)
         scales, received_scales = weights, None
         if outgoing.scales is not None:
             scales, received_scales = aligned(outgoing.scales), weights.new_empty((received, self._scales))
         operands = (
-            x.view(torch.uint8),
+            x,
             scales,
             ids,
             weights,
-            received_x.view(torch.uint8),
+            received_x,
             local_weights if received_scales is None else received_scales,
             local_ids,
             local_weights,
@@ -127,10 +135,10 @@ class PushRows(DispatchAdapter):
             count = min(rows, most - begin)
             connection(count, operands, (tokens, begin, count, most), timeout_s)
         form = (FORMATS.index(problem.format), ROWS.index(FIXED), problem.world_size, problem.num_experts, tokens, most)
-        if problem.format == TOKENS:
+        if arrange is None:
             handle = handle_of(Header(*form, received), outgoing.topk_ids, local_ids, local_weights)
             return Dispatched(received_x, received_scales, local_ids, local_weights, counts, None, handle)
-        made = arranged(received_x, received_scales, local_ids, local_weights, self._local, problem.format, exact=False)
+        made = arrange(received_x, received_scales, local_ids, local_weights, counts)
         header = Header(*form, made.x.numel() // made.x.shape[-1])
         handle = handle_of(header, outgoing.topk_ids, made.slots, made.weights)
         return Dispatched(made.x, made.scales, None, None, made.counts, made.offsets, handle)

@@ -71,10 +71,10 @@ def push_rows_kernel(
 ):
     """Rows `begin` to `begin + rows` of every rank, of which this one has `tokens`, and each at most `most`.
 
-    x and received_x are bytes, [tokens, X_WORDS * 4] and [WORLD * most, X_WORDS * 4]; scales [tokens, SCALES], not read
+    Rows of x and received_x, [tokens, H] and [WORLD * most, H], are X_WORDS words; scales [tokens, SCALES] are not read
     if SCALES is 0; ids and weights [tokens, TOP_K], local ones [WORLD * most, TOP_K]. LOCAL experts are on a rank;
-    counts [LOCAL] gets the ids of each added if COUNTED. A slot has, for each row, units of 16 bytes with 2 * TOP_K
-    words of ids and weights, with x, and with scales. Arguments of the group are as in `one_shot_kernel`.
+    counts [LOCAL] gets the ids of each added if COUNTED, else zeros. A slot has, for each row, units of 16 bytes with
+    2 * TOP_K words of ids and weights, with x, and with scales. Arguments of the group are as in `one_shot_kernel`.
     """
     slots = (slots0, slots1, slots2, slots3, slots4, slots5, slots6, slots7)
     head: tl.constexpr = (2 * TOP_K + 3) // 4 * 4
@@ -136,6 +136,9 @@ def push_rows_kernel(
                 into = peer * most.to(tl.int64) + begin + receiving
                 tl.store(local_ids + into * TOP_K + lane, tl.full([NARROW], -1, tl.int32), choice)
                 tl.store(local_weights + into * TOP_K + lane, tl.zeros([NARROW], tl.float32), choice)
+    if not COUNTED and first == 0:
+        for start in range(0, LOCAL, NARROW):
+            tl.store(counts + start + lane, tl.zeros([NARROW], tl.int32), start + lane < LOCAL)
     end(counters, parity, late, MOST)
 
 

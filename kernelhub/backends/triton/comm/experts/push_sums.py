@@ -132,6 +132,13 @@ def sum_here(y, places, weights, row, at, H: tl.constexpr, TOP_K: tl.constexpr, 
     """The sum of a received token over the experts of this rank, at some columns, in float32."""
     if SUMMED:
         total = tl.load(y + row * H + at, at < H, other=0.0).to(tl.float32)
+    elif TOP_K <= 8:  # all rows are loaded at once; more would spill
+        total = tl.zeros(at.shape, tl.float32)
+        for choice in tl.static_range(TOP_K):
+            named = tl.load(places + row * TOP_K + choice)
+            weight = tl.load(weights + row * TOP_K + choice, named >= 0, other=0.0)
+            value = tl.load(y + named.to(tl.int64) * H + at, (at < H) & (named >= 0), other=0.0)
+            total += weight * value.to(tl.float32)
     else:
         total = tl.zeros(at.shape, tl.float32)
         for choice in range(TOP_K):

@@ -1,0 +1,65 @@
+"""Launches of `by_expert.py`: received tokens in the formats contiguous and masked."""
+
+from __future__ import annotations
+
+import triton
+from torch import Tensor
+
+from kernelhub.backends.triton.comm.experts.by_expert import places_kernel, rows_kernel
+from kernelhub.backends.triton.comm.tiles import Tile
+from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.ops.comm.experts.formats import Arranged
+from kernelhub.ops.comm.experts.problem import CONTIGUOUS, FEW, DispatchProblem
+
+# Tokens that a program looks at in one step, and its warps. Speed was not measured.
+_STEPS = {True: (512, 4), False: (1024, 8)}
+
+
+class Arrange:
+    """Rows by expert, of tokens that one kind of dispatch received.
+
+    Args:
+        problem: of the dispatch, in format contiguous or masked.
+        words: of a row, of 32 bits.
+        scales: of a row; 0 for none.
+        tile: by which rows are copied.
+        narrow: elements of a vector that holds the choices of a token, or its scales.
+    """
+
+    def __init__(self, problem: DispatchProblem, words: int, scales: int, tile: Tile, narrow: int) -> None:
+        self._local, self._top_k = problem.num_experts // problem.world_size, problem.top_k
+        self._contiguous = problem.format == CONTIGUOUS
+        alike = {"TOP_K": problem.top_k, "ENDS": self._contiguous}
+        step, warps = _STEPS[problem.capacity == FEW]
+        lanes = int(triton.next_power_of_2(self._local))
+        self._places = Launcher(places_kernel, {**alike, "LOCAL": self._local, "BLOCK": step, "LANES": lanes}, warps, 1)
+        of_rows = {"X_WORDS": words, "SCALES": scales, "BLOCK": tile.bytes // 4, "NARROW": narrow}
+        self._rows = Launcher(rows_kernel, {**alike, **of_rows}, tile.warps, 1)
+
+    def compile(self, x: Tensor, ids: Tensor, floats: Tensor) -> None:
+        """Compile and load what such operands need."""
+        device = x.device
+        with device_of(x):
+            self._places.prepare(1, device, ids, floats, ids, ids, ids, 1)
+            self._rows.prepare(1, device, x, floats, ids, ids, ids, ids, x, floats, 1)
+
+    def __call__(self, x: Tensor, scales: Tensor | None, ids: Tensor, weights: Tensor, ends: Tensor) -> Arranged:
+        """Launch on the current stream.
+
+        Args:
+            x: received tokens ``[R, H]``.
+            scales: ``[R, S]``, or None.
+            ids: int32 ``[R, top_k]``, local; negative for no expert of this rank.
+            weights: float32 ``[R, top_k]``, 0 where the id is negative; they become those of the result.
+            ends: int32 ``[E / W]`` zeros; they become the offsets of the result.
+        """
+        received, columns = x.shape
+        form = (received * min(self._top_k, self._local),) if self._contiguous else (self._local, received)
+        made_x = x.new_empty((*form, columns))
+        made_scales = None if scales is None else scales.new_empty((*form, scales.shape[1]))
+        slots, counts = ids.new_empty(ids.shape), ids.new_empty(self._local)
+        of_scales = (weights, weights) if scales is None else (scales, made_scales)
+        with device_of(x):
+            self._places(self._local, x.device, ids, weights, slots, counts, ends, received)
+            self._rows(received, x.device, x, of_scales[0], ids, slots, counts, ends, made_x, of_scales[1], received)
+        return Arranged(made_x, made_scales, counts, ends if self._contiguous else None, slots, weights)
