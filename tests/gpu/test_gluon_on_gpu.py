@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import pytest
 
+from kernelhub.ops.models.shapes import AttentionModel
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.mla_attention import MlaContract
 
 pytestmark = pytest.mark.gpu
+WIDE = AttentionModel("four heads of 128", 4, 2, 128, 128)  # gluon.prefill takes no heads of 64
 
 
 class TestPrefill(DenseContract):
     kernel = "gluon.prefill"
+    model = WIDE
 
 
 class TestPagedPrefill(PagedContract):
     kernel = "gluon.prefill"
+    model = WIDE
+    rich = PagedContract.plain | {"q_lens": 3}
 
 
 class TestPrefillAny(DenseContract):
@@ -28,3 +33,6 @@ class TestPagedPrefillAny(PagedContract):
 
 class TestDecode(MlaContract):
     kernel = "gluon.decode"
+    widths = (512, 64)
+    page_size = 64
+    fewest_cases = 10

@@ -8,7 +8,7 @@ Results are stored by pointers with a mask, since the rows behind a group's last
 
 from __future__ import annotations
 
-from kernelhub.backends.gluon.gemm.grouped.groups import after_group, group_at
+from kernelhub.backends.gluon.gemm.grouped.groups import first_tile, group_at
 from kernelhub.backends.gluon.gemm.scaled_sums import finished, scaled_sums, store_rows
 from kernelhub.backends.gluon.language import fence_async_shared, gl, gluon, mbarrier, tma_load
 
@@ -21,7 +21,6 @@ def load_groups(
     step = 0
     before = 0
     begin = 0
-    t = gl.program_id(0)
     programs = gl.num_programs(0)
     for g in range(groups):
         first, size, before = group_at(lengths, g, before, total, MASKED)
@@ -29,7 +28,7 @@ def load_groups(
             first = g * room
         tiles_m = gl.cdiv(size, BM)
         end = begin + tiles_m * tiles_n
-        for tile in range(t, end, programs):
+        for tile in range(first_tile(begin), end, programs):
             at_a = first + (tile - begin) % tiles_m * BM
             at_b = g * rows_of_b + (tile - begin) // tiles_m * BN
             for kb in range(gl.cdiv(k, BK)):
@@ -39,7 +38,6 @@ def load_groups(
                 tma_load(a_desc, [at_a, kb * BK], full.index(s), a_bufs.index(s))
                 tma_load(b_desc, [at_b, kb * BK], full.index(s), b_bufs.index(s))
                 step += 1
-        t = after_group(t, end, programs)
         begin = end
 
 
@@ -68,7 +66,6 @@ def multiply_groups(
     before = 0
     begin = 0
     blocks = gl.cdiv(k, 128)
-    t = gl.program_id(0)
     programs = gl.num_programs(0)
     for g in range(groups):
         first, size, before = group_at(lengths, g, before, total, MASKED)
@@ -85,7 +82,7 @@ def multiply_groups(
             bias_from = bias + group * stride_bias_g
         tiles_m = gl.cdiv(size, BM)
         end = begin + tiles_m * tiles_n
-        for tile in range(t, end, programs):
+        for tile in range(first_tile(begin), end, programs):
             row = (tile - begin) % tiles_m * BM + WHICH * ROWS
             column = (tile - begin) // tiles_m * BN
             if row < size:
@@ -113,7 +110,6 @@ def multiply_groups(
             else:
                 skip_stages(full, empty, step, blocks, STAGES)
             step += blocks
-        t = after_group(t, end, programs)
         begin = end
 
 

@@ -29,6 +29,11 @@ def group_at(lengths, g, before, total, MASKED: gl.constexpr):
 
 
 @gluon.jit
-def after_group(t, end, programs):
-    """The first tile from t on, in steps of the programs, that is not before `end`."""
-    return t + gl.cdiv(gl.maximum(end - t, 0), programs) * programs
+def first_tile(begin):
+    """The first tile of this program from `begin` on: its number is the program's own modulo the programs.
+
+    It is not carried from group to group, since Triton 3.6 and 3.7 compile `t += cdiv(max(end - t, 0), n) * n` in this
+    loop to nothing: each program then computed all tiles of later groups from tiles of the first.
+    """
+    programs = gl.num_programs(0)
+    return begin + (gl.program_id(0) + programs - begin % programs) % programs

@@ -7,7 +7,7 @@ Each of two warpgroups holds 64 rows and 256 columns. While one waits for its pr
 from __future__ import annotations
 
 from kernelhub.backends.gluon.gemm.grouped.fp8 import load_groups, skip_stages
-from kernelhub.backends.gluon.gemm.grouped.groups import after_group, group_at
+from kernelhub.backends.gluon.gemm.grouped.groups import first_tile, group_at
 from kernelhub.backends.gluon.gemm.scaled_sums import store_rows
 from kernelhub.backends.gluon.language import (
     fence_async_shared,
@@ -31,7 +31,6 @@ def multiply_groups(
     before = 0
     begin = 0
     blocks = gl.cdiv(k, BK)
-    t = gl.program_id(0)
     programs = gl.num_programs(0)
     for g in range(groups):
         first, size, before = group_at(lengths, g, before, total, MASKED)
@@ -41,7 +40,7 @@ def multiply_groups(
             out_from = out + first.to(gl.int64) * stride_om
         tiles_m = gl.cdiv(size, BM)
         end = begin + tiles_m * tiles_n
-        for tile in range(t, end, programs):
+        for tile in range(first_tile(begin), end, programs):
             row = (tile - begin) % tiles_m * BM + WHICH * 64
             column = (tile - begin) // tiles_m * BN
             if row < size:
@@ -64,7 +63,6 @@ def multiply_groups(
             else:
                 skip_stages(full, empty, step, blocks, STAGES)
             step += blocks
-        t = after_group(t, end, programs)
         begin = end
 
 
