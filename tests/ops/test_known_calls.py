@@ -31,6 +31,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "all_reduce": {"tokens": 3},
     "all_gather": {"tokens": 3},
     "all_reduce_rms_norm": {"tokens": 3, "hidden_size": 256},
+    "moe_dispatch": {"tokens": 3, "hidden_size": 256, "num_experts": 8, "top_k": 2, "max_tokens": 4},
+    "moe_combine": {"tokens": 3, "hidden_size": 256, "num_experts": 8, "top_k": 2, "max_tokens": 4},
     "fused_moe": {
         "tokens": 3,
         "num_experts": 4,
@@ -111,7 +113,8 @@ def outcome(op: Any, given: dict[str, Any]) -> Any:
     except Exception as error:
         return type(error)
     results = results if isinstance(results, tuple) else (results,)
-    return [None if one is None else (one.dtype, one.shape) for one in results]
+    parts = [part for one in results for part in (one if isinstance(one, list) else [one])]
+    return [None if one is None else (one.dtype, one.shape) for one in parts]
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -262,3 +265,34 @@ def test_forms_that_take_turns_are_learned_ever_less_often(monkeypatch) -> None:
     for _ in range(100):
         calls.learn(4, (torch.ones(4),), 0)
     assert len(learned) == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [("num_experts", 7.0), ("num_experts", True), ("max_tokens", 4.0), ("format", ["tokens"])]
+)
+def test_a_number_of_another_type_is_no_known_dispatch(name, number, known) -> None:
+    op, good = call_of("moe_dispatch")
+    good["num_experts"] = 1 if number is True else 8  # True is equal to 1
+    for _ in range(3):
+        op(**good)
+    assert known[-1]
+    with pytest.raises(kernelhub.errors.InvalidArgument) as error:
+        op(**good | {name: number})
+    assert error.value.parameter == name
+
+
+def test_a_handle_of_another_kind_is_no_known_one(known) -> None:
+    op, good = call_of("moe_combine")
+    for _ in range(3):
+        op(**good)
+    assert known[-1]
+    header, *rest = good["handle"]
+    for wrong in (header.to("meta"), header.int(), header[:-1], header.to_sparse(), header + 1, None, 7):
+        with pytest.raises(kernelhub.errors.InvalidArgument) as error:
+            op(**good | {"handle": [wrong, *rest]})
+        assert error.value.parameter == "handle"
+    with pytest.raises(kernelhub.errors.InvalidArgument, match="is no handle"):
+        op(**good | {"handle": [header, *(part.double() for part in rest)]})
+    other = op(**good | {"handle": tuple(good["handle"]), "out": None})
+    assert not known[-1]
+    assert torch.equal(other, op(**good))

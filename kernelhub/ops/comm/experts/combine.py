@@ -21,10 +21,12 @@ from kernelhub.ops.comm.experts.checks import COMBINE as NAME
 from kernelhub.ops.comm.experts.checks import capacity_named, check_combine, rows_named
 from kernelhub.ops.comm.experts.prepared import prepared
 from kernelhub.ops.comm.experts.problem import FORMATS, MOE_COMBINE, CombineProblem
-from kernelhub.ops.comm.experts.received import Handle, Header, header_of
+from kernelhub.ops.comm.experts.received import Handle, Header, header_of, numbers_of
 from kernelhub.ops.comm.experts.reference import moe_combine_reference
 from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.known import group_type
 from kernelhub.ops.comm.topology import linked
+from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.operators import Traced
 from kernelhub.probes.device import facts_of
 
@@ -67,20 +69,30 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch. A rank without rows launches, too."""
-    launch, timeout_s = adapter.launch, HUB.settings[_TIMEOUT]
+    launch, timeout_s, groups, calls = adapter.launch, HUB.settings[_TIMEOUT], group_type(), KnownCalls()
     dtype = getattr(torch, problem.dtype)
     form = (problem.capacity, problem.format, problem.rows)
     facets = (dtype, problem.hidden_size, problem.top_k, problem.num_experts, problem.world_size, *form)
 
     def run(y: Tensor, handle: Sequence[Tensor], group: ProcessGroup | str, out: Tensor | None) -> Tensor:
-        pg, header = check_combine(y, handle, group, out)
-        if y.get_device() != device:
-            there: Tensor = elsewhere(y.get_device())(y, handle, pg, out)
-            return there
-        mine = _facets(y, handle[1].shape[1], header)
-        if mine != facets:
-            at = next(at for at, (one, other) in enumerate(zip(mine, facets, strict=True)) if one != other)
-            refuse(NAME, "y" if at < 2 else "handle", f"makes {mine[at]}", f"the plan is for {facets[at]}")
+        numbers = numbers_of(handle)
+        key: Any = None if numbers is None or getattr(y, "is_nested", True) else (y.shape, numbers, out is None)
+        operands = () if numbers is None else (y, *handle[1:], out)
+        group = resolved(NAME, group) if type(group) is str else group
+        known = type(group) is groups and calls.holds(key, operands)
+        if known and numbers is not None and numbers.world_size == group.size():  # type: ignore[union-attr]
+            pg: Any = group
+            header = numbers
+        else:
+            pg, header = check_combine(y, handle, group, out)
+            if y.get_device() != device:
+                there: Tensor = elsewhere(y.get_device())(y, handle, pg, out)
+                return there
+            mine = _facets(y, handle[1].shape[1], header)
+            if mine != facets:
+                at = next(at for at, (one, other) in enumerate(zip(mine, facets, strict=True)) if one != other)
+                refuse(NAME, "y" if at < 2 else "handle", f"makes {mine[at]}", f"the plan is for {facets[at]}")
+            calls.learn(key, operands, 1)
         if out is None:
             out = torch.empty(header.tokens, y.shape[-1], dtype=dtype, device=y.device)
         tick()
@@ -215,5 +227,5 @@ def moe_combine(
     if run is None:
         check_combine(y, handle, group, out)
         run = _op.decide(key, y.get_device(), backend)
-    result: Tensor = run(y, handle, group, out)
+    result: Tensor = run(y, handle, pg, out)
     return result

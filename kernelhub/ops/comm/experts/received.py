@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelhub.ops.comm.experts.problem import FIXED, FORMATS, ROWS, TOKENS
 
 EXPERTS, COMBINE = "experts", "combine"
+_MOST_SHARED = 256  # headers; each number of tokens has its own
 
 
 class Dispatched(NamedTuple):
@@ -105,16 +106,44 @@ def handle_of(header: Header, topk_ids: Tensor, slots: Tensor, weights: Tensor, 
     return [numbers, topk_ids, slots, weights, splits, sent]
 
 
+class Handles:
+    """Makes the handles of one kernel with a capacity, on one device: what depends on sizes alone is made once."""
+
+    def __init__(self) -> None:
+        self._shared: dict[Header, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def of(self, header: Header, topk_ids: Tensor, slots: Tensor, weights: Tensor) -> list[Tensor]:
+        """A handle, as of `handle_of`."""
+        shared = self._shared.get(header)
+        if shared is None:
+            if len(self._shared) >= _MOST_SHARED:
+                self._shared.clear()
+            numbers, *_, splits, sent = handle_of(header, topk_ids, slots, weights)
+            shared = self._shared[header] = (numbers, splits, sent)
+        numbers, splits, sent = shared
+        return [numbers, topk_ids, slots, weights, splits, sent]
+
+
 def header_of(handle: Sequence[Tensor]) -> Header:
     """The numbers of a handle."""
     return Header(*handle[0].tolist())
+
+
+def numbers_of(handle: Any) -> Header | None:
+    """The same of a list that may be a handle; None of anything else, and of tensors of other types."""
+    if type(handle) is not list or len(handle) != len(Handle._fields):
+        return None
+    header = handle[0]
+    if type(header) is not Tensor or not header.is_cpu or header.is_nested or header.layout is not torch.strided:
+        return None
+    return header_of(handle) if header.dtype is torch.int64 and header.shape == (len(Header._fields),) else None
 
 
 def is_handle(handle: object) -> bool:
     """Whether an argument has the form of a handle."""
     if not isinstance(handle, list | tuple) or len(handle) != len(Handle._fields):
         return False
-    if not all(isinstance(part, Tensor) for part in handle):
+    if not all(isinstance(part, Tensor) and not part.is_nested and part.layout is torch.strided for part in handle):
         return False
     header = handle[0]
     if header.dtype is not torch.int64 or header.shape != (len(Header._fields),) or not header.is_cpu:

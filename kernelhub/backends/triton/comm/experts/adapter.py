@@ -25,7 +25,7 @@ from kernelhub.ops.comm.experts.problem import (
     CombineProblem,
     DispatchProblem,
 )
-from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header, handle_of
+from kernelhub.ops.comm.experts.received import Dispatched, Handle, Handles, Header
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -71,6 +71,8 @@ class PushRows(DispatchAdapter):
         self._arrange = None
         if problem.format != TOKENS:
             self._arrange = Arrange(problem, self._words, self._scales, self._tile, self._narrow)
+        self._form = (FORMATS.index(problem.format), ROWS.index(FIXED), problem.world_size, problem.num_experts)
+        self._handles = Handles()
         self._connections: dict[str, Connection] = {}
 
     def connect(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> None:
@@ -134,13 +136,13 @@ class PushRows(DispatchAdapter):
         for begin in range(0, most, rows):
             count = min(rows, most - begin)
             connection(count, operands, (tokens, begin, count, most), timeout_s)
-        form = (FORMATS.index(problem.format), ROWS.index(FIXED), problem.world_size, problem.num_experts, tokens, most)
+        form = (*self._form, tokens, most)
         if arrange is None:
-            handle = handle_of(Header(*form, received), outgoing.topk_ids, local_ids, local_weights)
+            handle = self._handles.of(Header(*form, received), outgoing.topk_ids, local_ids, local_weights)
             return Dispatched(received_x, received_scales, local_ids, local_weights, counts, None, handle)
         made = arrange(received_x, received_scales, local_ids, local_weights, counts)
         header = Header(*form, made.x.numel() // made.x.shape[-1])
-        handle = handle_of(header, outgoing.topk_ids, made.slots, made.weights)
+        handle = self._handles.of(header, outgoing.topk_ids, made.slots, made.weights)
         return Dispatched(made.x, made.scales, None, None, made.counts, made.offsets, handle)
 
 
