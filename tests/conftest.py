@@ -35,11 +35,15 @@ _CONTRACT = pytest.StashKey[Any]()  # the class of the last test, if that was a 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Temporary files of a run, those of its processes too, lie in one folder, which goes when the run ends."""
+    """Temporary files of a run, those of its processes too, lie in one folder, which goes when the run ends.
+
+    So does the cache: what the user verified, quarantined and tuned on this machine decides no test.
+    """
     if hasattr(config, "workerinput"):
         return
     folder = config.stash[_TEMPORARY] = tempfile.mkdtemp(prefix="kernelhub-tests-")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")
     config.option.basetemp = config.option.basetemp or os.path.join(folder, "pytest")
     _remember_what_is_compiled(Path(folder))
 
