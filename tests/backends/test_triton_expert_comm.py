@@ -121,9 +121,15 @@ def test_four_ranks_exchange_every_bit() -> None:
 
 
 def test_many_rows_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two ranks, of which one has no tokens; a row each, which is more than a set may have."""
+    """Of two ranks, of which one has no tokens; a row each, which is more than a set may have, and sums in parts."""
     monkeypatch.setattr(adapter_module, "_SET", 1)
+    monkeypatch.setattr(adapter_module, "_OF_SUMS", (128, 64))
     check(2, WAYS[2:3], 1024)
+
+
+def test_sums_of_several_parts_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_module, "_OF_SUMS", (128, 64))
+    check(2, (WAYS[0], WAYS[1]))
 
 
 def all_ones(rank: int, workspace: Any) -> list[Any]:

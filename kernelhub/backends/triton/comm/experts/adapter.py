@@ -154,6 +154,7 @@ class PushSums(CombineAdapter):
         self._dtype = getattr(torch, problem.dtype)
         self._row_bytes: int = problem.hidden_size * self._dtype.itemsize
         self._tile = row_tile(self._row_bytes, self._dtype.itemsize, _OF_SUMS)
+        self._parts = -(-self._row_bytes // self._tile.bytes)  # of a row
         self._connections: dict[str, Connection] = {}
 
     def connect(self, y: Tensor, handle: Handle, header: Header, group: ProcessGroup, timeout_s: float) -> None:
@@ -196,6 +197,6 @@ class PushSums(CombineAdapter):
         operands = (aligned(y), aligned(handle.slots), aligned(handle.weights), aligned(handle.topk_ids), target)
         for begin in range(0, most, rows):
             count = min(rows, most - begin)
-            connection(count, operands, (header.tokens, begin, count, most), timeout_s)
+            connection(count * self._parts, operands, (header.tokens, begin, count, most), timeout_s)
         if target is not out:
             out.copy_(target)

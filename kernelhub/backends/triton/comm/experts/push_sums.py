@@ -9,6 +9,8 @@ is not sent. Sums of ranks are added in float32 in the order of ranks. So the re
 
 Sender and owner decide by the same ids whether a sum is sent. A rank may get no sum from another, so each call begins a
 slot with a unit of 16 bytes that every rank sends to every rank: see `slots.py`.
+
+A program sends and adds up one part of a row at a time, so that few rows are spread over the whole GPU.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ def push_sums_kernel(
     first = tl.program_id(0)
     lane = tl.arange(0, NARROW)
     choice = lane < TOP_K
+    PARTS: tl.constexpr = (H + BLOCK - 1) // BLOCK
     if parity >= 0:
         sender = capacity.to(tl.int64) * 16
         here = parity * (WORLD - 1) * sender
@@ -78,40 +81,36 @@ def push_sums_kernel(
                 peer = tl.where(other < RANK, other, other + 1)
                 greeting = words_at(slot_on(slots, peer, here, sender, RANK, WORLD))
                 tl.store(greeting + lane, tl.zeros([NARROW], tl.int32), lane < 4)
-        for sending in range(first, rows + ahead * step, step):
+        for sending in range(first, rows * PARTS + ahead * step, step):
             receiving = sending - ahead * step
-            if sending < rows:
+            if sending < rows * PARTS:
+                at = sending % PARTS * BLOCK + tl.arange(0, BLOCK)
                 for other in range(WORLD - 1):
                     peer = tl.where(other < RANK, other, other + 1)
-                    row = peer * most.to(tl.int64) + begin + sending
+                    row = peer * most.to(tl.int64) + begin + sending // PARTS
                     named = tl.load(places + row * TOP_K + lane, choice, other=-1)
                     if tl.max(named, 0) >= 0:
-                        slot = slot_at(slot_on(slots, peer, here, sender, RANK, WORLD) + 16, y) + sending * H
-                        for start in range(0, H, BLOCK):
-                            at = start + tl.arange(0, BLOCK)
-                            total = sum_here(y, places, weights, row, at, H, TOP_K, SUMMED)
-                            tl.store(slot + at, bits_of(total.to(y.dtype.element_ty)), at < H)
-            if (receiving >= 0) & (begin + receiving < tokens):
-                own = (begin + receiving).to(tl.int64)
+                        slot = slot_at(slot_on(slots, peer, here, sender, RANK, WORLD) + 16, y)
+                        total = sum_here(y, places, weights, row, at, H, TOP_K, SUMMED)
+                        tl.store(slot + sending // PARTS * H + at, bits_of(total.to(y.dtype.element_ty)), at < H)
+            own = (begin + receiving // PARTS).to(tl.int64)
+            if (receiving >= 0) & (own < tokens):
+                at = receiving % PARTS * BLOCK + tl.arange(0, BLOCK)
                 ids = tl.load(topk_ids + own * TOP_K + lane, choice, other=-1)
-                for start in range(0, H, BLOCK):
-                    at = start + tl.arange(0, BLOCK)
-                    total = tl.zeros([BLOCK], tl.float32)
-                    for peer in range(WORLD):
-                        if is_needed(ids, choice, peer * LOCAL, LOCAL):
-                            if peer == RANK:
-                                row = RANK * most.to(tl.int64) + own
-                                value = sum_here(y, places, weights, row, at, H, TOP_K, SUMMED)
-                                value = value.to(y.dtype.element_ty).to(tl.float32)
-                            else:
-                                other = tl.where(peer < RANK, peer, peer - 1)
-                                slot = slot_at(slots[RANK] + here + other * sender + 16, y)
-                                slot += receiving * H + at
-                                value, late = receive(
-                                    slot, at < H, y.dtype.element_ty, missing, peer, until, late, CLOCK
-                                )
-                            total += value
-                    tl.store(out + own * H + at, total.to(out.dtype.element_ty), at < H)
+                total = tl.zeros([BLOCK], tl.float32)
+                for peer in range(WORLD):
+                    if is_needed(ids, choice, peer * LOCAL, LOCAL):
+                        if peer == RANK:
+                            row = RANK * most.to(tl.int64) + own
+                            value = sum_here(y, places, weights, row, at, H, TOP_K, SUMMED)
+                            value = value.to(y.dtype.element_ty).to(tl.float32)
+                        else:
+                            other = tl.where(peer < RANK, peer, peer - 1)
+                            slot = slot_at(slots[RANK] + here + other * sender + 16, y)
+                            slot += receiving // PARTS * H + at
+                            value, late = receive(slot, at < H, y.dtype.element_ty, missing, peer, until, late, CLOCK)
+                        total += value
+                tl.store(out + own * H + at, total.to(out.dtype.element_ty), at < H)
         if first == 0:
             for other in range(WORLD - 1):
                 peer = tl.where(other < RANK, other, other + 1)
@@ -132,7 +131,7 @@ def sum_here(y, places, weights, row, at, H: tl.constexpr, TOP_K: tl.constexpr, 
     """The sum of a received token over the experts of this rank, at some columns, in float32."""
     if SUMMED:
         total = tl.load(y + row * H + at, at < H, other=0.0).to(tl.float32)
-    elif TOP_K <= 8:  # all rows are loaded at once; more would spill
+    elif TOP_K <= 8:  # all rows are loaded at once, for which the registers suffice
         total = tl.zeros(at.shape, tl.float32)
         for choice in tl.static_range(TOP_K):
             named = tl.load(places + row * TOP_K + choice)
