@@ -8,7 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernelhub.backends.shared.operands import row_major, up_to
+from kernelhub.backends.shared.operands import up_to
 from kernelhub.backends.triton.comm.connection import Connection, aligned, fresh, is_aligned
 from kernelhub.backends.triton.comm.experts.arrange import Arrange
 from kernelhub.backends.triton.comm.experts.push_rows import push_rows_kernel
@@ -109,7 +109,7 @@ class PushRows(DispatchAdapter):
         connection = self._connections.get(group.group_name)
         if connection is None or connection.slot_bytes < rows * self.record_bytes:
             connection = self.attach(group.group_name, workspace_before(group, rows * self.record_bytes))
-        x, tokens = row_major(outgoing.x), outgoing.x.shape[0]
+        x, tokens = aligned(outgoing.x), outgoing.x.shape[0]
         ids, weights = aligned(outgoing.topk_ids), aligned(outgoing.topk_weights)
         received = problem.world_size * most
         received_x = x.new_empty((received, x.shape[1]))
