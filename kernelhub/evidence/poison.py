@@ -90,14 +90,15 @@ def largest_difference(results: Mapping[str, Tensor], want: Mapping[str, Tensor]
 
 def copied(arguments: Arguments) -> Arguments:
     """Copies of the arguments with the same strides; arguments that share memory also do so in the copies."""
-    memory: dict[int, torch.UntypedStorage] = {}
+    memory: dict[tuple[torch.device, int], torch.UntypedStorage] = {}
 
     def copy(tensor: Tensor) -> Tensor:
         there = tensor.untyped_storage()
-        if there.data_ptr() not in memory:
-            memory[there.data_ptr()] = there.clone()
+        place = tensor.device, there.data_ptr()  # what is empty has address 0 on every device
+        if place not in memory:
+            memory[place] = there.clone()
         made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return made.set_(memory[there.data_ptr()], tensor.storage_offset(), tensor.shape, tensor.stride())
+        return made.set_(memory[place], tensor.storage_offset(), tensor.shape, tensor.stride())
 
     return each(copy, arguments)
 

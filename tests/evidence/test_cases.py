@@ -9,7 +9,7 @@ import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.checks import Subject
-from kernelhub.evidence.poison import apart
+from kernelhub.evidence.poison import apart, copied
 from kernelhub.ops import functions
 from kernelhub.ops.case import bytes_of
 
@@ -94,3 +94,10 @@ def test_the_reference_answers_a_call_once_however_often_the_kernel_is_asked(op,
     found = Subject(HUB.function(op), kernel, cases, CPU).check(case)
     assert found.ok
     assert len(asked) == 2  # of the call, and of a later one with other values in the same memory
+
+
+def test_empty_arguments_of_two_devices_are_copied_apart() -> None:
+    """As of a handle, which has numbers in CPU memory; both have address 0."""
+    made = copied({"handle": [torch.empty(0), torch.empty(0, device="meta"), torch.ones(2)]})["handle"]
+    assert [part.device.type for part in made] == ["cpu", "meta", "cpu"]
+    assert made[2].tolist() == [1.0, 1.0]

@@ -115,5 +115,6 @@ def test_a_right_kernel_is_never_accused(op) -> None:
         function(**arguments)
         audits()
     told = [item for item in audits() if item.op == op]
-    assert sum(item.checked for item in told) > 0
+    # Those of experts need the tokens of all ranks, and are passed over.
+    assert sum(item.checked + item.skipped.get("collective", 0) for item in told) > 0
     assert [str(item) for item in told if item.wrong or item.disputed or item.skipped.get("failed")] == []
