@@ -6,6 +6,7 @@ TRITON_INTERPRET is read when Triton is imported, so it is set here, before anyt
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import shlex
 import shutil
@@ -66,6 +67,17 @@ def _remember_what_is_compiled(folder: Path) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if folder := config.stash.get(_TEMPORARY, None):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected stays until the run ends: the garbage collector does not go through it, then or in a test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
