@@ -309,10 +309,10 @@ def _lines(op: str) -> Iterator[str]:
         yield ""
         yield f"## installed: {packages}"
         yield _row("", DEVICES)
+        machine = SimulatedMachine(installed)
         for model in family.models if family else ():
             for phase, written in PHASES[op].items():
                 facets = family.facets_of(model, CONTRACTS[op], written)
-                machine = SimulatedMachine(installed)
                 chosen = [
                     kernelhub.explain(op, device=device, machine=machine, **facets).selected or "-"
                     for device in DEVICES
@@ -324,10 +324,11 @@ def reasons(op: str) -> str:
     """What is said of every kernel, for one plain problem per phase."""
     lines = [f"# {op}: code of every kernel's decision. Written by python -m tests.golden.tables --write"]
     for installed in INSTALLED[:2]:
+        machine = SimulatedMachine(installed)
         for phase, facets in PHASES[op].items():
             lines += ["", f"## {phase}, triton {installed['triton']}"]
             for device in DEVICES:
-                selection = kernelhub.explain(op, device=device, machine=SimulatedMachine(installed), **facets)
+                selection = kernelhub.explain(op, device=device, machine=machine, **facets)
                 codes = "  ".join(f"{decision.kernel}:{decision.code}" for decision in selection.decisions)
                 lines.append(f"{device:<9}{codes}")
     return "\n".join(lines) + "\n"
