@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+from collections.abc import Iterable
 
 import pytest
 
-import kernelhub
+from tests.laws.sources import FILES, ROOT, nodes, together
 
-ROOT = Path(kernelhub.__file__).parent
+pytestmark = together
 # What makes a tensor, or decides where one is made, from nothing; of the second their dtype is that of integers.
 FLOATS = ("empty", "empty_strided", "zeros", "ones", "full", "linspace", "logspace", "eye", "rand", "randn", "tensor")
 FLOATS = (*FLOATS, "as_tensor", "asarray", "scalar_tensor", "normal", "hann_window")
 WHOLE = ("arange", "randint", "randperm", "tril_indices", "triu_indices", "Generator")
 
 
-def forgotten(source: str) -> list[str]:
+def forgotten(tree: Iterable[ast.AST]) -> list[str]:
     """Factory calls of torch that do not say where, or of what dtype, a tensor is."""
     found = []
-    tree = ast.parse(source)
     plain = {
         alias.asname or alias.name: alias.name
-        for node in ast.walk(tree)
+        for node in tree
         if isinstance(node, ast.ImportFrom) and node.module == "torch"
         for alias in node.names
     }
-    for node in ast.walk(tree):
+    for node in tree:
         if not isinstance(node, ast.Call):
             continue
         name = None
@@ -46,7 +45,7 @@ def forgotten(source: str) -> list[str]:
 
 
 def test_every_new_tensor_says_where_it_is_and_of_what_dtype() -> None:
-    wrong = {str(path.relative_to(ROOT)): forgotten(path.read_text()) for path in sorted(ROOT.rglob("*.py"))}
+    wrong = {str(path.relative_to(ROOT)): forgotten(nodes(path)) for path in FILES}
     assert {path: lines for path, lines in wrong.items() if lines} == {}
 
 
@@ -61,4 +60,4 @@ def test_every_new_tensor_says_where_it_is_and_of_what_dtype() -> None:
     ],
 )
 def test_the_law_sees_what_is_forgotten(source: str) -> None:
-    assert len(forgotten(source)) == 1
+    assert len(forgotten(list(ast.walk(ast.parse(source))))) == 1

@@ -104,7 +104,7 @@ def test_it_works_without_a_home_and_with_an_unwritable_one(tmp_path: Path) -> N
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
     for home in ("/nonexistent", str(locked), ""):
-        assert record(call, HOME=home)["events"] == []
+        assert record(call, HOME=home, XDG_CACHE_HOME="")["events"] == []
 
 
 def test_a_wrong_variable_does_not_break_the_import_only_the_first_decision() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -11,9 +12,9 @@ import pytest
 
 import kernelhub
 from kernelhub.dispatch.hub import HUB
+from tests.laws.sources import FILES, ROOT, nodes, parsed, together
 
-ROOT = Path(kernelhub.__file__).parent
-FILES = sorted(ROOT.rglob("*.py"))
+pytestmark = together
 BACKENDS = {path.parent.name for path in (ROOT / "backends").glob("*/kernels.py")}
 
 
@@ -22,17 +23,18 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path) -> set[str]:
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
     """Absolute names that a file imports, anywhere in it."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             assert node.module is not None
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return names
+    return frozenset(names)
 
 
 def room(name: str) -> str:
@@ -73,10 +75,9 @@ def edges() -> dict[str, set[str]]:
 
     reached: dict[str, set[str]] = {}
     for name, path in modules.items():
-        code = ast.parse(path.read_text())
         names = {imported for imported in imports(path) if imported.split(".")[0] == "kernelhub"}
         if name != "kernelhub.homes" and room(name) != "backends":
-            strings = (node.value for node in ast.walk(code) if isinstance(node, ast.Constant))
+            strings = (node.value for node in nodes(path) if isinstance(node, ast.Constant))
             named = (re.fullmatch(r"(kernelhub(\.\w+)+)(:\w+)?", text) for text in strings if isinstance(text, str))
             names |= {match[1] for match in named if match} - NAMES_OF_ROOMS.get(name, set())
         reached[name] = {module(imported) for imported in names} - {name, "kernelhub"}
@@ -93,15 +94,16 @@ def test_imports_have_no_circle() -> None:
     TopologicalSorter(edges()).prepare()
 
 
-@pytest.mark.parametrize("path", FILES, ids=module_of)
-def test_a_room_imports_only_rooms_below_it(path: Path) -> None:
-    name = module_of(path)
-    if room(name) not in ORDER:  # the package itself and __main__
-        return
-    allowed = {*ORDER[: ORDER.index(room(name)) + 1], "__version__"}
-    for imported in imports(path):
-        if imported.startswith("kernelhub."):
-            assert room(imported) in allowed, f"{name} imports {imported}"
+@pytest.mark.parametrize("upper", ORDER)
+def test_a_room_imports_only_rooms_below_it(upper: str) -> None:
+    """The package itself and __main__ are in no room."""
+    inside = [path for path in FILES if room(module_of(path)) == upper]
+    assert inside
+    allowed = {*ORDER[: ORDER.index(upper) + 1], "__version__"}
+    for path in inside:
+        for imported in imports(path):
+            if imported.startswith("kernelhub."):
+                assert room(imported) in allowed, f"{module_of(path)} imports {imported}"
 
 
 def test_ops_and_dispatch_import_the_package_for_no_name() -> None:
@@ -111,21 +113,23 @@ def test_ops_and_dispatch_import_the_package_for_no_name() -> None:
             assert "kernelhub" not in imports(path), path
 
 
-@pytest.mark.parametrize(
-    "path",
-    [p for p in FILES if room(module_of(p)) in ("ops", "dispatch") or module_of(p) == "kernelhub.evidence.cases"],
-    ids=module_of,
-)
-def test_ops_dispatch_and_cases_name_no_backend(path: Path) -> None:
-    code = ast.parse(path.read_text())
+@pytest.mark.parametrize("part", ["ops", "dispatch", "evidence.cases"])
+def test_ops_dispatch_and_cases_name_no_backend(part: str) -> None:
+    inside = [path for path in FILES if f"{module_of(path)}.".startswith(f"kernelhub.{part}.")]
+    assert inside
+    for path in inside:
+        check_names_no_backend(path)
+
+
+def check_names_no_backend(path: Path) -> None:
     docstrings = {
         id(node.body[0].value)
-        for node in ast.walk(code)
+        for node in nodes(path)
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node)
     }
     # torch is no stranger to ops, and "cuda" is its name of a type of device; "cuda.NAME" is a kernel of ours.
     vendors = BACKENDS - {"torch", "cuda"} | {"flashinfer", "deep_gemm", "flash_attn", "flash_mla", "cudnn", "cutlass"}
-    for node in ast.walk(code):
+    for node in nodes(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             words = set(re.findall(r"[a-z_]+", node.value))
             assert not words & vendors, f"{path}:{node.lineno} names {words & vendors}"
@@ -160,7 +164,7 @@ def test_only_order_files_name_kernels_of_several_backends() -> None:
         if "order" in path.parts or room(module_of(path)) != "backends":
             continue
         own = path.relative_to(ROOT / "backends").parts[0]
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 found = re.fullmatch(r"(\w+)\.(\w+)", node.value)
                 assert not (found and found[1] in BACKENDS - {own}), f"{path}:{node.lineno} names {node.value}"
@@ -180,6 +184,6 @@ def test_every_target_of_a_record_is_defined() -> None:
     assert len(targets) > 100
     for target in targets:
         module, _, name = target.partition(":")
-        body = ast.parse((ROOT.parent / (module.replace(".", "/") + ".py")).read_text()).body
+        body = parsed(ROOT.parent / (module.replace(".", "/") + ".py")).body
         defined = {node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
         assert name in defined, f"{target} is not defined"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import kernelhub
+from tests.laws.sources import FILES, ROOT, nodes, parsed, together
 
-ROOT = Path(kernelhub.__file__).parent
+pytestmark = together
 
 # Variables of modules that functions change, with what they hold. A table that grows has a bound, by its keys or its
 # code, which is said too.
@@ -66,24 +66,24 @@ _CHANGES = frozenset(
 
 def changed(path: Path) -> set[str]:
     """Names of a module's variables that its functions rebind or change."""
-    code = ast.parse(path.read_text())
     own: set[str] = set()
-    for node in code.body:
+    for node in parsed(path).body:
         targets = (
             node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
         )
         own |= {target.id for target in targets if isinstance(target, ast.Name)}
     found: set[str] = set()
-    for function in ast.walk(code):
+    for function in nodes(path):
         if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
-        local = {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)}
-        rebound = {name for node in ast.walk(function) if isinstance(node, ast.Global) for name in node.names}
-        for node in ast.walk(function):
+        inside = list(ast.walk(function))
+        local = {node.arg for node in inside if isinstance(node, ast.arg)}
+        rebound = {name for node in inside if isinstance(node, ast.Global) for name in node.names}
+        for node in inside:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 local |= {node.id} - rebound
         found |= rebound
-        for node in ast.walk(function):
+        for node in inside:
             target: ast.expr | None = None
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
                 target = node.func.value
@@ -96,8 +96,6 @@ def changed(path: Path) -> set[str]:
 
 def test_every_variable_that_a_module_changes_is_listed() -> None:
     found = {
-        ".".join(path.relative_to(ROOT).with_suffix("").parts): names
-        for path in sorted(ROOT.rglob("*.py"))
-        if (names := changed(path))
+        ".".join(path.relative_to(ROOT).with_suffix("").parts): names for path in FILES if (names := changed(path))
     }
     assert found == {module: set(names) for module, names in STATE.items()}

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.laws.sources import parsed, together
+
+pytestmark = together
 PACKAGE = Path(__file__).parents[2] / "kernelhub"
 ROOMS = ("backends", "cli", "compat", "dispatch", "evidence", "ops", "probes", "runtime", "warming")
 
@@ -40,7 +43,7 @@ _PATTERN = re.compile(rf"\b(?:{'|'.join(f'(?:{words})' for words in BANNED)})\b"
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:
     """Line and text of each string constant outside of jitted kernels."""
-    nodes: list[ast.AST] = [ast.parse(path.read_text())]
+    nodes: list[ast.AST] = [parsed(path)]
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(item) for item in node.decorator_list):
