@@ -480,6 +480,7 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
 
 // How many tasks a product is, one of so many at the same time; they may run at once.
 int64_t divide(Call &c, int64_t products) {
+    if (!c.m) return 0;  // `few_rows` takes one row at least
     if (c.m * c.terms <= FEW) return (c.n + CHUNK - 1) / CHUNK;
     const int64_t panels = (c.n + PANEL - 1) / PANEL;
     int64_t rows = c.m < MOST_ROWS ? c.m : MOST_ROWS;

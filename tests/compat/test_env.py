@@ -242,7 +242,7 @@ class TestWhoIsStronger:
         """vLLM's FlashAttention has latent attention; the backend of that name here has none."""
         environment(VLLM_ATTENTION_BACKEND=name)
         selection = kernelhub.explain("mla_attention", device="H200")
-        assert (selection.selected, selection.source) == ("triton.split_kv", "order")
+        assert (selection.selected, selection.source) == ("gluon.decode", "order")
         (item,) = read_variables().engines
         assert read_variables().became_of(item) == (
             "ignored: mla_attention runs on flash_attn or fails, and no kernel of flash_attn is registered here for "

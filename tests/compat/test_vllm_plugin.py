@@ -536,7 +536,7 @@ class TestLatentAttention:
             assert ask(WIDE, torch.bfloat16, cache, 64, True, False, False, False, hopper) is None
             assert ask(WIDE, torch.bfloat16, cache, 64, True, False, False, hopper) is None  # before 0.24
         assert "dense" in ask(WIDE, torch.bfloat16, "auto", 64, True, False, True, False, hopper)
-        with kernelhub.use(disable=["torch", "triton"]):
+        with kernelhub.use(disable=["torch", "triton", "gluon"]):
             reason = ask(WIDE, torch.bfloat16, "auto", 64, True, False, False, False, hopper)
         assert "remove it from use(disable=" in reason
 
@@ -584,7 +584,7 @@ class TestRefusals:
         assert ask(*plain, None) is None
         assert ask(*plain[:-1], hopper) is None  # as vLLM asks before 0.24
         assert "dense" in ask(128, torch.bfloat16, "auto", 16, True, False, False, False, hopper)
-        with kernelhub.use(disable=["torch", "triton"]):
+        with kernelhub.use(disable=["torch", "triton", "gluon"]):
             reason = ask(*plain, hopper)
             assert ask(*plain[:-1], hopper) == reason
         assert "disabled by use(disable=" in reason

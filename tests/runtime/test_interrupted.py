@@ -43,7 +43,11 @@ LIMIT_S = 60.0  # half of the time limit of an import that waits for its own cal
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no timers that send signals: this one case")
 def test_a_signal_handler_that_calls_an_op_during_the_first_call() -> None:
     begun = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=LIMIT_S)
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=LIMIT_S)
+        # A signal between two lines of Python's own import lock (before 3.12) breaks its books, whoever imports.
+        if "<frozen importlib._bootstrap>" not in done.stderr or "\nKeyError: " not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert told["shape"] == [1, 4, 4, 16]

@@ -7,7 +7,7 @@ from typing import Any
 from kernelhub.backends.custom_all_reduce.requirements import SGL_MACHINE, VLLM_MACHINE
 from kernelhub.dispatch.constraint import Constraint, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import untested
+from kernelhub.dispatch.standing import Standing, untested, verified
 from kernelhub.ops.comm.links import messages_to
 from kernelhub.ops.comm.problem import ACCESS, ATOMICS, FLOATS, NVLINK
 
@@ -30,7 +30,17 @@ _LIMITS: tuple[Any, ...] = (
 )
 
 
-def _kernel(name: str, adapter: str, origin: str, families: tuple[str, ...], *machine: Constraint) -> Kernel:
+_OF_VLLM = (
+    verified(
+        "hopper",
+        evidence="2 NVIDIA H200 with NVLink, 2026-11-26, torch 2.11.0+cu130, library of vLLM 0.33.0: nothing wrong "
+        "in tests/gpu/comm_conformance.py, 2000 calls (benchmarks/results/comm_h200.json); not run with more ranks",
+    ),
+    untested("ampere", "blackwell"),
+)
+
+
+def _kernel(name: str, adapter: str, origin: str, standings: tuple[Standing, ...], *machine: Constraint) -> Kernel:
     return Kernel(
         op="all_reduce",
         name=f"custom_all_reduce.{name}",
@@ -42,7 +52,7 @@ def _kernel(name: str, adapter: str, origin: str, families: tuple[str, ...], *ma
         graph=GraphLevel.FULL,
         deterministic=True,  # not batch invariant: the part that an element is in decides which rank's value is first
         source="vLLM's custom all-reduce",
-        standings=(untested(*families),),
+        standings=standings,
     )
 
 
@@ -51,14 +61,14 @@ KERNELS = (
         "vllm",
         "OfVllm",
         "the operators of vLLM's library",
-        ("ampere", "hopper", "blackwell"),
+        _OF_VLLM,
         *VLLM_MACHINE,
     ),
     _kernel(
         "sgl_kernel",
         "OfSgl",
         "the operators of SGLang's library",
-        ("hopper", "blackwell"),
+        (untested("hopper", "blackwell"),),
         *SGL_MACHINE,
     ),
 )

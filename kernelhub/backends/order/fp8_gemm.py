@@ -39,8 +39,9 @@ FP8_GEMM = (
     ),
     Line("hopper", "row_decode", (_VLLM, _TRITON, "torch.scaled_mm_rowwise", *_ROW_NOT_RUN, _LAST), _H200),
     # Gluon's on an H100: 4096 and 1024 rows with 8192 x 8192 0.396 and 0.126 ms, torch's 0.445 and 0.119,
-    # Triton's 0.564 and 0.146; 4096 with 7168 x 2304 0.116, 0.119 and 0.157.
-    Line("hopper", "row_prefill", (_VLLM, _GLUON, "torch.scaled_mm_rowwise", _TRITON, *_ROW_NOT_RUN, _LAST), _H100),
+    # Triton's 0.564 and 0.146; 4096 with 7168 x 2304 0.116, 0.119 and 0.157. In graphs with a warm cache
+    # (gluon_h100.json) 4096, 1024 and 256 rows with 8192 x 8192 0.429, 0.119 and 0.036, torch's 0.403, 0.105 and 0.032.
+    Line("hopper", "row_prefill", (_VLLM, "torch.scaled_mm_rowwise", _GLUON, _TRITON, *_ROW_NOT_RUN, _LAST), _H100),
     # 1, 64, 256 and 4096 rows with 8192 x 8192: 0.030, 0.035, 0.037, 0.427 ms; ours 0.031, 0.035, 0.050, 0.580.
     Line("*", "tensor", _TENSOR, _H200),
     Line(
@@ -90,7 +91,9 @@ FP8_GEMM = (
     # On an H100 Gluon's took less time than Triton's in each of nine shapes, 4096, 1024, 256 and 128 rows with
     # 7168 x 18432 1.06, 0.271, 0.084, 0.078 ms against 1.32, 0.363, 0.120, 0.088; less than torch's with 24576 x 1536
     # and 7168 x 2304 (4096 rows 0.282 and 0.122, torch's 0.299 and 0.292), more with 7168 x 18432 (0.873, 0.234, 0.073,
-    # 0.071), where it since takes turns: 0.886 against 0.941.
+    # 0.071), where it since takes turns: 0.886 against 0.941. In graphs with a warm cache (gluon_h100.json) DeepGEMM's,
+    # Gluon's and torch's with 7168 x 18432, 4096, 1024 and 128 rows: 0.811, 0.859, 0.907; 0.255, 0.245, 0.258; 0.053,
+    # 0.070, 0.060.
     Line("hopper", "block_prefill", first((_DEEP, _GLUON), _BLOCK_PREFILL), _H100),
     # With scales that are powers of two DeepGEMM multiplies by them in the tensor cores; it takes no others.
     *(

@@ -19,7 +19,7 @@ from kernelhub.dispatch.constraint import (
     dtype_in,
 )
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import untested
+from kernelhub.dispatch.standing import untested, verified
 from kernelhub.ops.comm.links import ONE_NODE_SIZES, messages_to
 from kernelhub.ops.comm.problem import ACCESS, ATOMICS, NVLINK
 
@@ -49,6 +49,16 @@ _VARIANTS = (
     ("two_shot", "TwoShot", "32MB", "every rank adds up some of the rows over NVLink and sends the sum to every rank"),
 )
 
+_RAN = (
+    verified(
+        "hopper",
+        evidence="2 NVIDIA H200 with NVLink, 2026-11-26, torch 2.11.0+cu130, FlashInfer 0.6.18.post1: nothing wrong in "
+        "tests/gpu/comm_conformance.py, 1000 calls (benchmarks/results/comm_h200.json); not run with more ranks",
+    ),
+    untested("blackwell"),
+)
+_NOT_RUN = (untested("hopper", "blackwell"),)  # two shots with the norm: right in a benchmark, no conformance
+
 KERNELS = tuple(
     Kernel(
         op=op,
@@ -61,7 +71,7 @@ KERNELS = tuple(
         deterministic=True,
         batch_invariant=not own,  # how many threads a row is summed by depends on the number of rows
         source="TensorRT-LLM, in FlashInfer",
-        standings=(untested("hopper", "blackwell"),),
+        standings=_NOT_RUN if own and name == "two_shot" else _RAN,
     )
     for op, suffix, own, also in (
         ("all_reduce", "", (), ""),

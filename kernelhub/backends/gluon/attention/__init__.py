@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.gluon.requirements import MACHINE
-from kernelhub.backends.gluon.standings import NOT_RUN
+from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import Constraint, OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem
@@ -37,7 +37,9 @@ _PREFILL = "a loading warp and two warpgroups of 64 rows, softmax beside the nex
 _ANY = "the same with a left window, for heads of 64, and for keys of 192 with values of 128"
 
 
-def _record(op: str, name: str, summary: str, constraints: tuple[Constraint, ...], features: frozenset[str]) -> Kernel:
+def _record(
+    op: str, name: str, summary: str, constraints: tuple[Constraint, ...], features: frozenset[str], passed: int
+) -> Kernel:
     return Kernel(
         op=op,
         name=name,
@@ -50,19 +52,20 @@ def _record(op: str, name: str, summary: str, constraints: tuple[Constraint, ...
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
-        standings=NOT_RUN,
+        standings=standings(passed),
     )
 
 
 KERNELS = (
-    _record("attention", "gluon.prefill", _PREFILL, _FASTER, _FEATURES - {"window_left"}),
-    _record("attention", "gluon.prefill_any", _ANY, (), _FEATURES),
+    _record("attention", "gluon.prefill", _PREFILL, _FASTER, _FEATURES - {"window_left"}, 51),
+    _record("attention", "gluon.prefill_any", _ANY, (), _FEATURES, 137),
     _record(
         "paged_attention",
         "gluon.prefill",
         f"{_PREFILL}; pages by TMA",
         (*_FASTER, _PAGES),
         (_FEATURES | {"kv_layout=HND"}) - {"window_left"},
+        66,
     ),
-    _record("paged_attention", "gluon.prefill_any", _ANY, (_PAGES,), _FEATURES | {"kv_layout=HND"}),
+    _record("paged_attention", "gluon.prefill_any", _ANY, (_PAGES,), _FEATURES | {"kv_layout=HND"}, 167),
 )

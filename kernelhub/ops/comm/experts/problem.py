@@ -104,8 +104,11 @@ def contradiction_of_combine(problem: CombineProblem) -> str | None:
     return contradiction_of_links(problem)
 
 
-def _phase(problem: DispatchProblem | CombineProblem) -> str:
-    return problem.capacity
+REGIMES = (*CAPACITIES, *(f"2 ranks, {capacity}" for capacity in (FEW, MANY)))
+
+
+def _regime(problem: DispatchProblem | CombineProblem) -> str:
+    return f"2 ranks, {problem.capacity}" if problem.world_size == 2 and problem.capacity != EXACT else problem.capacity
 
 
 MOE_DISPATCH = OpRecord(
@@ -114,8 +117,8 @@ MOE_DISPATCH = OpRecord(
     problem=DispatchProblem,
     complete=complete,
     contradiction=contradiction,
-    regimes=CAPACITIES,
-    regime=_phase,
+    regimes=REGIMES,
+    regime=_regime,
 )
 MOE_COMBINE = OpRecord(
     name="moe_combine",
@@ -123,6 +126,6 @@ MOE_COMBINE = OpRecord(
     problem=CombineProblem,
     complete=complete_combine,
     contradiction=contradiction_of_combine,
-    regimes=CAPACITIES,
-    regime=_phase,
+    regimes=REGIMES,
+    regime=_regime,
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.gluon import standings
 from kernelhub.backends.gluon.requirements import MACHINE
+from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import MultipleOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.gemm.grouped.problem import BLOCKS, FLOATS, FP8, GROUPS
@@ -34,7 +34,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source="DeepSeek-V3 (2024), section 3.3; the tiles are those of DeepGEMM on Hopper",
-        standings=standings.NOT_RUN,
+        standings=standings(186),
     ),
     Kernel(
         op="grouped_gemm",
@@ -53,6 +53,6 @@ KERNELS = (
         features=frozenset({"masked", "bias"}),
         graph=GraphLevel.FULL,
         deterministic=True,
-        standings=standings.NOT_RUN,
+        standings=standings(97),
     ),
 )
