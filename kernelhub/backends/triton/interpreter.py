@@ -6,9 +6,9 @@ float8 loses carries, and no error is given. `repair()` replaces the operations 
 that decode to float32, compute, and round to nearest even; float8 saturates, as the conversions of GPUs do.
 `tl.maximum` and `tl.minimum` of NaN and a number give the number, as they do there.
 Functions that a kernel calls do not make the interpreter replace Triton's language once more at each call, which took a
-fifth of a launch, and a shape is looked at once, not for every value of it, which took a third. It also lets `range()`
-take a loaded bound under numpy 2.4, and masks be spread out from a scalar: Triton 3.9 makes those integers, and then
-refuses them.
+fifth of a launch, and a shape is looked at once, not for every value of it or pair of values, which took two fifths.
+It also lets `range()` take a loaded bound under numpy 2.4, and masks be spread out from a scalar: Triton 3.9 makes
+those integers, and then refuses them.
 
 The adapters call it when they are imported under the interpreter. It changes nothing on a GPU.
 """
@@ -74,6 +74,9 @@ def repair() -> None:
     tl.block_type.__init__ = _block_once_with(tl.block_type.__init__)
     tl.tensor.__init__ = _tensor_once_with(tl.tensor.__init__)
     TritonSemantic.binary_op_sanitize_overflow_impl = _sanitize_with(TritonSemantic.binary_op_sanitize_overflow_impl)
+    tl.dtype.__eq__ = _same_with(tl.dtype.__eq__)
+    tl.core._unwrap_if_constexpr = _unwrap_with(tl.core._unwrap_if_constexpr)
+    TritonSemantic.broadcast_impl_value = _broadcast_with(TritonSemantic.broadcast_impl_value)
 
 
 def decode(bits: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
@@ -258,17 +261,27 @@ def _block_once_with(original: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def block(self: Any, element_ty: Any, shape: Any) -> None:
-        sizes = (size.value if isinstance(size, tl.constexpr) else size for size in shape)
-        key = (str(element_ty), *sizes)
-        made = known.get(key)
+        sizes = _plain(shape)
+        made = known.get((element_ty.name, sizes))
         if made is None:
             original(self, element_ty, shape)
-            known[key] = vars(self).copy()
+            self._kernelhub_sizes = sizes
+            known[element_ty.name, sizes] = vars(self).copy()
         else:
-            vars(self).update(made)
+            self.__dict__.update(made)
             self.element_ty = element_ty
 
     return block
+
+
+def _plain(shape: Any) -> tuple[int, ...]:
+    return tuple([size.value if isinstance(size, tl.constexpr) else size for size in shape])
+
+
+def _sizes(kind: Any) -> tuple[int, ...]:
+    """The shape of a type of blocks, as numbers."""
+    known: tuple[int, ...] | None = kind.__dict__.get("_kernelhub_sizes")
+    return _plain(kind.shape) if known is None else known
 
 
 def _tensor_once_with(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -276,16 +289,53 @@ def _tensor_once_with(original: Callable[..., Any]) -> Callable[..., Any]:
     known: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def tensor(self: Any, handle: Any, type: Any) -> None:
-        key = tuple(type.shape) if type.is_block() else ()
+        key = _sizes(type) if type.is_block() else ()
         made = known.get(key)
         if made is None:
             original(self, handle, type)
             known[key] = {name: value for name, value in vars(self).items() if name not in ("handle", "type", "dtype")}
         else:
-            vars(self).update(made)
+            self.__dict__.update(made)
             self.handle, self.type, self.dtype = handle, type, type.scalar
 
     return tensor
+
+
+def _broadcast_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Nothing is looked at of two values of one shape; of a number and a block only what is made of the number."""
+
+    def filled(self: Any, number: Any, block: Any) -> Any:
+        kind = block.type.with_element_ty(number.type.scalar)
+        return self.tensor(self.builder.create_splat(kind, number.handle), kind)
+
+    def broadcast(self: Any, left: Any, right: Any) -> Any:
+        if not isinstance(self.builder, interpreter.InterpreterBuilder):
+            return original(self, left, right)
+        one, other = left.type, right.type
+        if one.is_block():
+            if not other.is_block():
+                return left, filled(self, right, left)
+            return (left, right) if _sizes(one) == _sizes(other) else original(self, left, right)
+        return (filled(self, left, right), right) if other.is_block() else (left, right)
+
+    return broadcast
+
+
+def _same_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    def same(self: Any, other: Any) -> Any:
+        return self is other or original(self, other)
+
+    return same
+
+
+def _unwrap_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Values and numbers are no constants that wrap something, and most of what is asked about."""
+    plain = {tl.tensor, int, float, bool}
+
+    def unwrap(value: Any) -> Any:
+        return value if type(value) in plain else original(value)
+
+    return unwrap
 
 
 def _patch_once_with(original: Callable[..., Any]) -> Callable[..., Any]:
