@@ -46,9 +46,19 @@ def test_the_stub_is_made_from_the_signatures() -> None:
     assert generate_stub.STUB.read_text() == generate_stub.text(), "run scripts/generate_stub.py"
 
 
+@pytest.fixture(scope="module")
+def known(tmp_path_factory) -> Path:
+    """Where the type checker keeps what it saw of torch, which is the same beside either installation."""
+    return tmp_path_factory.mktemp("known")
+
+
+@pytest.mark.xdist_group("types")
 @pytest.mark.parametrize("kind", ["wheel", "editable"])
-def test_a_type_checker_sees_each_result_and_flags_misspelt_names(kind, tmp_path) -> None:
+def test_a_type_checker_sees_each_result_and_flags_misspelt_names(kind, tmp_path, known: Path) -> None:
     site = _installed(kind, tmp_path)
+    for folder in ("kernelhub", "user"):
+        for kept in known.glob(f"*/{folder}*"):
+            shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
     user = tmp_path / "user.py"
     lines = [f"reveal_type({line})" for line in EXPECTED]
     user.write_text("\n".join(["import torch", "import kernelhub", "def use(t: torch.Tensor, some: bool) -> None:"]))
@@ -58,7 +68,7 @@ def test_a_type_checker_sees_each_result_and_flags_misspelt_names(kind, tmp_path
     # Beside the tree it would read the tree, and not what is installed.
     told = (
         subprocess.run(
-            [*command, "--python-executable", str(python), "--cache-dir", os.devnull, str(user)],
+            [*command, "--python-executable", str(python), "--no-sqlite-cache", "--cache-dir", str(known), str(user)],
             cwd=tmp_path,
             capture_output=True,
             text=True,
