@@ -71,21 +71,23 @@ class Activations(NamedTuple):
         values = (self._code(groups / factor).to(dtype) * factor.to(dtype)).flatten(1)
         return values[:, : rows.shape[1]]
 
-    def variance(self, rows: Tensor, std: Tensor, scale: Tensor | None, least: float = SMALLEST_AMAX) -> Tensor:
+    def variance(
+        self, rows: Tensor, std: Tensor, reach: Tensor, scale: Tensor | None, least: float = SMALLEST_AMAX
+    ) -> Tensor:
         """The mean square of how far `rounded` values move if rows, float64, move by numbers of these deviations.
 
-        The scale of a group is that of its largest magnitude, or of one three deviations up or down, whichever moves
-        values most.
+        The scale of a group is that of its largest magnitude, or of one that moved by its reach, up or down, whichever
+        moves values most.
         """
         if self.wide:
             return std.square()
-        groups, moves = self._groups(rows, scale), self._groups(std, scale)
+        groups, moves, farthest = (self._groups(one, scale) for one in (rows, std, reach))
         sizes = groups.abs()
         usual = self._scale(sizes.float().amax(2, keepdim=True), scale, least)
         before = self._code((groups / usual.double()).float()).double() * usual.double()
         largest = torch.zeros_like(groups)
-        for way in (-3.0, 0.0, 3.0):
-            factor = self._scale((sizes + way * moves).float().amax(2, keepdim=True), scale, least).double()
+        for way in (-1.0, 0.0, 1.0):
+            factor = self._scale((sizes + way * farthest).float().amax(2, keepdim=True), scale, least).double()
             moved = torch.zeros_like(groups)
             for far, chance in MOVES:
                 after = self._code(((groups + far * moves) / factor).float()).double() * factor

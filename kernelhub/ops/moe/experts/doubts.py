@@ -5,7 +5,8 @@ number on the way is followed by its deviation in kernels that are right:
 
 * tokens: none, but of fp8_block 2^-26, since kernels multiply by reciprocals, which are rounded. Quotients of bfloat16
   numbers are simple: one in 160 is half way between two codes, and one in five of those goes the other way then;
-* gate and up: a 2^-14th of what a random walk of their terms reaches (tensor cores that keep 14 bits), and the tokens';
+* gate and up: a 2^-13th of what a random walk of their terms reaches (tensor cores that keep 14 bits and cut off the
+  rest), and the tokens';
 * what joins them: activations rise by at most 1.13 for 1;
 * codes and roundings: how far they move on average, if what is rounded moves so. Little where the next code is far, but
   by a whole step where it is near; and by steps of a whole group where its scale may be another.
@@ -33,29 +34,45 @@ from kernelhub.ops.moe.experts.problem import (
 from kernelhub.ops.moe.experts.reference import activations_of, joined, layer_of, local_ids
 from kernelhub.ops.moe.experts.weights import dequantized
 
-NEAR, SUMS = 2.0**-26, 2.0**-14
+NEAR, SUMS = 2.0**-26, 2.0**-13
 _STEEPEST = 1.13
+_MOST = 4.0  # deviations
 _LAYER = tuple(side + part for side in ("w13", "w2") for part in ("", "_scale", "_global_scale", "_bias"))
 
 
 class Doubtful(NamedTuple):
-    """Numbers of the reference, and their deviations in kernels that are right; float64 of one shape."""
+    """Numbers of the reference in kernels that are right; float64 of one shape.
+
+    Attributes:
+        value: the numbers.
+        std: their deviations.
+        farthest: how far one may be at most; None for four deviations. A deviation says little of a number that is
+            rounded and seldom goes the other way, but then moves the scale of its whole group.
+    """
 
     value: Tensor
     std: Tensor
+    farthest: Tensor | None = None
+
+    @property
+    def reach(self) -> Tensor:
+        """How far a number may be at most."""
+        return _MOST * self.std if self.farthest is None else self.farthest
 
     def rounded(self, dtype: torch.dtype) -> Doubtful:
         """The values rounded to a dtype."""
         value = self.value.to(dtype).double()
-        moved = torch.zeros_like(value)
+        moved, farthest = torch.zeros_like(value), torch.zeros_like(value)
         for far, chance in MOVES:
             moved += chance * ((self.value + far * self.std).to(dtype).double() - value).square()
-        return Doubtful(value, moved.sqrt())
+        for way in (-1.0, 1.0):
+            farthest = torch.maximum(farthest, ((self.value + way * self.reach).to(dtype).double() - value).abs())
+        return Doubtful(value, moved.sqrt(), farthest)
 
     def coded(self, activations: Activations, scale: Tensor | None, least: float) -> Doubtful:
         """The values rounded to a format."""
         value = activations.rounded(self.value, scale, torch.float64, least)
-        return Doubtful(value, activations.variance(self.value, self.std, scale, least).sqrt())
+        return Doubtful(value, activations.variance(self.value, self.std, self.reach, scale, least).sqrt())
 
     def times(self, weight: Tensor) -> Doubtful:
         """Rows [R, K] by weights [N, K]."""
@@ -145,5 +162,9 @@ def _joined(both: Doubtful, arguments: dict[str, Any]) -> Doubtful:
     gate = joined(torch.cat([both.value[:, :half], one], 1), activation, alpha, limit)
     if activation != SWIGLU_OAI:
         gate = torch.where(one > 0.0, gate / one, 0.0)
-    of_gate, of_up = (part.square() for part in both.std.chunk(2, 1))
-    return Doubtful(value, (_STEEPEST**2 * of_gate * (up.square() + of_up) + gate.square() * of_up).sqrt())
+
+    def spread(of_both: Tensor) -> Tensor:
+        of_gate, of_up = (part.square() for part in of_both.chunk(2, 1))
+        return (_STEEPEST**2 * of_gate * (up.square() + of_up) + gate.square() * of_up).sqrt()
+
+    return Doubtful(value, spread(both.std), spread(both.reach))
