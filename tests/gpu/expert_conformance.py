@@ -13,6 +13,7 @@ import json
 import os
 import random
 import tempfile
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -301,8 +302,9 @@ def main() -> None:
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for rank in ranks:
             rank.start()
+        until = time.monotonic() + options.limit_s
         for rank in ranks:
-            rank.join(options.limit_s)
+            rank.join(max(0.0, until - time.monotonic()))
         for rank in ranks:
             if rank.is_alive():
                 rank.kill()
