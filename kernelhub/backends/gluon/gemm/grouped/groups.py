@@ -32,8 +32,8 @@ def group_at(lengths, g, before, total, MASKED: gl.constexpr):
 def first_tile(begin):
     """The first tile of this program from `begin` on: its number is the program's own modulo the programs.
 
-    It is not carried from group to group, since Triton 3.6 and 3.7 compile `t += cdiv(max(end - t, 0), n) * n` in this
-    loop to nothing: each program then computed all tiles of later groups from tiles of the first.
+    It is not carried from group to group: Triton 3.6 and 3.7 take a carried number that is a bound of an inner loop for
+    what it was at first (tests/gluon/test_loops.py), and each program then took its first tile in every group.
     """
     programs = gl.num_programs(0)
     return begin + (gl.program_id(0) + programs - begin % programs) % programs
