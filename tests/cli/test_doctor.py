@@ -130,7 +130,7 @@ class TestWithAGpu:
         assert "uncorrectable ECC error" in about(answer, "GPU 0")["meaning"]
 
     def test_no_kernel_at_all_is_a_problem(self, ask, monkeypatch):
-        monkeypatch.setenv("KERNELHUB_DISABLE", "paged_attention=torch,triton")
+        monkeypatch.setenv("KERNELHUB_DISABLE", "paged_attention=torch,triton,gluon")
         answer = ask("doctor", "--json")
         assert answer.code == 1
         fact = about(answer, "paged_attention on NVIDIA H200")

@@ -236,8 +236,8 @@ class TestForPeople:
 
     def test_each_kernel_has_a_row_with_its_first_reason(self, ask):
         answer = ask("explain", "attention", "--device", "H200", "--softcap", *TRITON)
-        assert answer.row("triton.prefill").split()[1] == "selected"
-        assert answer.row("torch.blocked").split()[1] == "supported"
+        assert answer.row("gluon.prefill").split()[1] == "selected"
+        assert answer.row("triton.prefill").split()[1] == "supported"
         assert answer.row("torch:").endswith("rejected   does not support softcap")
 
     def test_help_on_an_op_lists_every_facet_in_the_ops_words(self, ask):

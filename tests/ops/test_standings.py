@@ -22,7 +22,14 @@ FAMILIES = {"cpu": "cpu", "hopper": "h200"}  # that tests have run on: the word 
 # Runs of parts of the tests: of kernels beside a library, or of ops that are younger than the results of all tests.
 RUNS = {
     "cpu": ("ranks_cpu.json", "own_ops_cpu.json"),
-    "hopper": ("libraries_h200.json", "cuda_h100.json", "nvlink_h100.json"),
+    "hopper": (
+        "libraries_h200.json",
+        "cuda_h100.json",
+        "nvlink_h100.json",
+        "gluon_h100.json",
+        "comm_h200.json",
+        "expert_comm_h200.json",
+    ),
 }
 FAMILY_OF = {name: device.family for name, device in SIMULATED.items()}
 
