@@ -61,7 +61,8 @@ class PushRows(DispatchAdapter):
 
     def __init__(self, problem: DispatchProblem) -> None:
         super().__init__(problem)
-        dtype = getattr(torch, problem.dtype)
+        self._dtype = dtype = getattr(torch, problem.dtype)
+        self._as_bytes = dtype.itemsize == 1  # Triton compiles e4m3 from sm_89 on, and rows are moved as words anyway
         self._local = problem.num_experts // problem.world_size
         self._words = problem.hidden_size * dtype.itemsize // _WORD
         self._scales = -(-problem.hidden_size // BLOCK) if problem.scales else 0
@@ -92,7 +93,7 @@ class PushRows(DispatchAdapter):
             "NARROW": self._narrow,
         }
         connection = Connection("moe_dispatch", push_rows_kernel, static, self._tile, workspace)
-        dtypes = (getattr(torch, problem.dtype), *_OF_CHOICES)
+        dtypes = (torch.uint8 if self._as_bytes else self._dtype, *_OF_CHOICES)
         x, ids, floats = (torch.empty(UNIT, dtype=dtype, device=device) for dtype in dtypes)
         connection.compile((x, floats, ids, floats, x, floats, ids, floats, ids), (1, 0, 1, 1))
         if self._arrange is not None:
@@ -110,6 +111,8 @@ class PushRows(DispatchAdapter):
         if connection is None or connection.slot_bytes < rows * self.record_bytes:
             connection = self.attach(group.group_name, workspace_before(group, rows * self.record_bytes))
         x, tokens = aligned(outgoing.x), outgoing.x.shape[0]
+        if self._as_bytes:
+            x = x.view(torch.uint8)
         ids, weights = aligned(outgoing.topk_ids), aligned(outgoing.topk_weights)
         received = problem.world_size * most
         received_x = x.new_empty((received, x.shape[1]))
@@ -139,11 +142,13 @@ class PushRows(DispatchAdapter):
         form = (*self._form, tokens, most)
         if arrange is None:
             handle = self._handles.of(Header(*form, received), outgoing.topk_ids, local_ids, local_weights)
-            return Dispatched(received_x, received_scales, local_ids, local_weights, counts, None, handle)
+            x = received_x.view(self._dtype) if self._as_bytes else received_x
+            return Dispatched(x, received_scales, local_ids, local_weights, counts, None, handle)
         made = arrange(received_x, received_scales, local_ids, local_weights, counts)
         header = Header(*form, made.x.numel() // made.x.shape[-1])
         handle = self._handles.of(header, outgoing.topk_ids, made.slots, made.weights)
-        return Dispatched(made.x, made.scales, None, None, made.counts, made.offsets, handle)
+        x = made.x.view(self._dtype) if self._as_bytes else made.x
+        return Dispatched(x, made.scales, None, None, made.counts, made.offsets, handle)
 
 
 class PushSums(CombineAdapter):
