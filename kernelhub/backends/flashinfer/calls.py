@@ -505,6 +505,19 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     QUANTIZE_GROUPS,
 )
 
+# Which of them a call gives depends on the pattern; the others are None.
+ALL_REDUCE_OPERANDS = (
+    "allreduce_out",
+    "residual_in",
+    "residual_out",
+    "norm_out",
+    "quant_out",
+    "scale_out",
+    "rms_gamma",
+    "rms_eps",
+    "scale_factor",
+    "layout_code",
+)
 ALL_REDUCE = Call(
     "flashinfer.comm.trtllm_ar:trtllm_allreduce_fusion",
     keywords=(
@@ -519,16 +532,7 @@ ALL_REDUCE = Call(
         "fp32_acc",
         "pattern_code",
         "use_oneshot",
-        "allreduce_out",
-        "residual_in",
-        "residual_out",
-        "norm_out",
-        "quant_out",
-        "scale_out",
-        "rms_gamma",
-        "rms_eps",
-        "scale_factor",
-        "layout_code",
+        *ALL_REDUCE_OPERANDS,
     ),
 )
 

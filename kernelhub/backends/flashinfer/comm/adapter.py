@@ -14,6 +14,7 @@ import torch
 from flashinfer.comm.trtllm_ar import get_trtllm_comm_module, trtllm_allreduce_fusion
 from torch import Tensor
 
+from kernelhub.backends.flashinfer.calls import ALL_REDUCE_OPERANDS
 from kernelhub.backends.flashinfer.comm.rows import UNIT, rows_of
 from kernelhub.backends.flashinfer.comm.workspace import (
     ONE_SHOT,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _SUM, _SUM_RESIDUAL_NORM = 0, 1  # AllReduceFusionPattern.kAllReduce, kARResidualRMSNorm
+_ABSENT: dict[str, Any] = dict.fromkeys(ALL_REDUCE_OPERANDS)
 _run = inspect.unwrap(trtllm_allreduce_fusion)  # it is marked as deprecated, which warns at each call
 
 
@@ -74,22 +76,6 @@ class _Kernel:
                 use_oneshot=self.purpose == ONE_SHOT,
                 **given,
             )
-
-
-_ABSENT: dict[str, Any] = dict.fromkeys(
-    (
-        "allreduce_out",
-        "residual_in",
-        "residual_out",
-        "norm_out",
-        "quant_out",
-        "scale_out",
-        "rms_gamma",
-        "rms_eps",
-        "scale_factor",
-        "layout_code",
-    )
-)
 
 
 class OneShot(AllReduceAdapter):
