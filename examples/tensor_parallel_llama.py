@@ -1,12 +1,15 @@
-"""Two layers of Llama on two ranks: column- and row-parallel products, and sums fused with residual and RMSNorm.
+"""Two layers of Llama on several ranks: column- and row-parallel products, sums fused with residual and RMSNorm.
 
-``python examples/tensor_parallel_llama.py`` starts the ranks: on two GPUs with NCCL, also in a CUDA graph, else on the
-CPU with gloo. Each rank has half of the heads and of the hidden units. The result is compared with that of one process
-that has all of them.
+    python examples/tensor_parallel_llama.py            # 2 ranks: on as many GPUs, else on the CPU
+    python examples/tensor_parallel_llama.py --ranks 4
+
+On GPUs the ranks use NCCL, and run the layers in a CUDA graph, too; on the CPU they use gloo. Each rank has an equal
+part of the heads and of the hidden units. The result is compared with that of one process that has all of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 from dataclasses import dataclass
@@ -23,7 +26,7 @@ from torch.nn.functional import linear, silu
 import kernelhub
 from kernelhub.ops.comm.inputs import alone
 
-RANKS, LAYERS, TOKENS = 2, 2, 24
+LAYERS, TOKENS = 2, 24
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, INTERMEDIATE, EPS = 512, 8, 4, 64, 1024, 1e-5
 
 
@@ -104,15 +107,15 @@ class Block:
         return linear(silu(gate) * up, layer.down)
 
 
-def run(rank: int, port: int, on_gpus: bool) -> None:
+def run(rank: int, ranks: int, port: int, on_gpus: bool) -> None:
     device = torch.device("cuda", rank) if on_gpus else torch.device("cpu")
     like = {"dtype": torch.bfloat16 if on_gpus else torch.float32, "device": device}
     if on_gpus:
         torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     backend = "nccl" if on_gpus else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    block = Block(rank, RANKS, dist.group.WORLD, like)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    block = Block(rank, ranks, dist.group.WORLD, like)
     random = torch.Generator(device="cpu").manual_seed(7)
     x = torch.randn(TOKENS, HIDDEN, generator=random, device="cpu").to(**like)
     with torch.no_grad():
@@ -123,7 +126,7 @@ def run(rank: int, port: int, on_gpus: bool) -> None:
         off = float((found.float() - want.float()).abs().max())
         assert off <= bound, f"off by {off}"
         lines = [
-            f"{block.sum_and_norm.kernel}, {RANKS} ranks over {block.sum_and_norm.connection.link}: off by {off:.1g}"
+            f"{block.sum_and_norm.kernel}, {ranks} ranks over {block.sum_and_norm.connection.link}: off by {off:.1g}"
         ]
         if on_gpus:
             lines.append(replayed(block, x, found))
@@ -145,8 +148,11 @@ def replayed(block: Block, x: Tensor, want: Tensor) -> str:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, choices=(1, 2, 4))  # each has one key-value head at least
+    ranks = parser.parse_args().ranks
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    enough = torch.cuda.is_available() and torch.cuda.device_count() >= RANKS
-    torch.multiprocessing.spawn(run, (port, enough), nprocs=RANKS)
+    enough = torch.cuda.is_available() and torch.cuda.device_count() >= ranks
+    torch.multiprocessing.spawn(run, (ranks, port, enough), nprocs=ranks)

@@ -43,8 +43,9 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 class Scenes:
     """The scenes of one kernel on one rank."""
 
-    def __init__(self, op: str, kernel: str, rank: int, size: int, calls: int) -> None:
+    def __init__(self, op: str, kernel: str, rank: int, size: int, calls: int, most_rows: int) -> None:
         self.op, self.kernel, self.rank, self.size, self.calls = op, kernel, rank, size, calls
+        self.most_rows = most_rows
         self.device = torch.device("cuda", rank)
         self.group = dist.group.WORLD
         self.plans: dict[torch.dtype, Any] = {}
@@ -66,8 +67,9 @@ class Scenes:
         return self.plans[dtype]
 
     def integers(self, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
-        chosen = torch.Generator(device="cpu").manual_seed(seed)
-        return torch.randint(-8, 9, shape, generator=chosen).to(dtype).to(self.device)
+        # On the GPU: the processor takes minutes for the largest messages. GPUs of one model give equal numbers.
+        chosen = torch.Generator(device=self.device).manual_seed(seed)
+        return torch.randint(-8, 9, shape, generator=chosen, device=self.device).to(dtype)
 
     def shape(self, rows: int) -> tuple[int, ...]:
         return (rows * self.size if self.op == "reduce_scatter" else rows, HIDDEN)
@@ -113,7 +115,8 @@ class Scenes:
         row = HIDDEN * dtype.itemsize * (self.size if self.op == "reduce_scatter" else 1)
         plan = self.plan(dtype)
         edges = [size // row for name, size in MESSAGE_BYTES.items() if plan.kernels.get(name) == self.kernel]
-        return sorted({0, 1, 3, *(edge + step for edge in edges for step in (-1, 0, 1))} - {-1})
+        rows = {0, 1, 3, *(edge + step for edge in edges for step in (-1, 0, 1))} - {-1}
+        return sorted(count for count in rows if count <= self.most_rows)
 
     def sums(self) -> list[str]:
         """Every size, dtype and way to call."""
@@ -280,12 +283,12 @@ class Scenes:
             write(answers)
 
 
-def live(rank: int, size: int, port: int, op: str, kernel: str, calls: int, folder: str) -> None:
+def live(rank: int, size: int, port: int, op: str, kernel: str, calls: int, most_rows: int, folder: str) -> None:
     torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     _ = HUB.settings
-    Scenes(op, kernel, rank, size, calls).act(
+    Scenes(op, kernel, rank, size, calls, most_rows).act(
         lambda answers: (Path(folder) / str(rank)).write_text(json.dumps(answers))
     )
     dist.barrier()
@@ -298,11 +301,12 @@ def main() -> None:
     parser.add_argument("kernel")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--calls", type=int, default=10_000, help="calls of the scene `many`")
+    parser.add_argument("--most-rows", type=int, default=1 << 20, help="of a message; fewer under compute-sanitizer")
     parser.add_argument("--limit-s", type=float, default=120.0)
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        given = (options.ranks, _free_port(), options.op, options.kernel, options.calls, folder)
+        given = (options.ranks, _free_port(), options.op, options.kernel, options.calls, options.most_rows, folder)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for rank in ranks:
             rank.start()
