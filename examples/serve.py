@@ -48,6 +48,11 @@ class Request:
     results: queue.SimpleQueue[tuple[int | None, str]] = dataclasses.field(default_factory=queue.SimpleQueue)
 
 
+def slots_of(pages: Tensor, positions: Tensor) -> Tensor:
+    """Where tokens are written in these pages of the cache: -1, nowhere, for page 0."""
+    return (pages * PAGE + positions % PAGE).where(pages > 0, -1)
+
+
 class Engine:
     """Continuous batching: each step computes one token of every running sequence, and a part of new prompts."""
 
@@ -61,18 +66,22 @@ class Engine:
         shape = (num_pages, PAGE, config.kv_heads, config.head_dim)
         new: dict[str, Any] = {"device": self.device, "dtype": model.embed.dtype}
         self.caches = [(torch.zeros(shape, **new), torch.zeros(shape, **new)) for _ in range(config.layers)]
-        self.free = list(range(1, num_pages))  # page 0 is for the writes of padding
+        self.free = list(range(1, num_pages))  # page 0 is of no sequence
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.ready = threading.Condition()
         self.generated, self.preempted, self.rate = 0, 0, 0.0
         self.graphs: dict[int, Callable[[], Tensor]] = {}
-        ints: dict[str, Any] = {"dtype": torch.int32, "device": self.device}
-        self.buffers = {name: torch.zeros(self.max_seqs, **ints) for name in ("tokens", "positions", "slots", "lens")}
-        self.buffers["table"] = torch.zeros(self.max_seqs, self.columns, **ints)
+        self.made: list[tuple[Request, int | None, str]] = []  # results that the clients have not been given
+        # Tokens, lengths and pages of a step's sequences: one copy from the host brings them.
+        ints: dict[str, Any] = {"dtype": torch.int32}
+        size = self.max_seqs * (2 + self.columns)
+        self.staged = torch.zeros(size, **ints, pin_memory=self.device.type == "cuda")
+        self.given = torch.zeros(size, **ints, device=self.device)
+        self.rows: list[tuple[list[int], int]] = [([], 0)] * self.max_seqs  # whose pages, how many, are in a row
         q = torch.zeros(1, config.heads, config.head_dim, **new)
-        table, lens = self.buffers["table"][:1], self.buffers["lens"][:1]
-        starts = torch.tensor([0, 1], **ints)
+        _, lens, table = self._parts(self.given, 1)
+        starts = torch.tensor([0, 1], **ints, device=self.device)
         self.decode = kernelhub.paged_attention.prepare(q, *self.caches[0], table, lens)
         self.mixed = kernelhub.paged_attention.prepare(q, *self.caches[0], table, lens, starts)
 
@@ -109,14 +118,24 @@ class Engine:
             if count > 1:
                 self._run([one, (Request([0] * count, 1), min(count - 1, self.max_len))])
 
+    def _parts(self, flat: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens, lengths and the block table of so many sequences."""
+        tokens, lens, table = flat.split([self.max_seqs, self.max_seqs, self.max_seqs * self.columns])
+        return tokens[:size], lens[:size], table.view(self.max_seqs, self.columns)[:size]
+
+    def _decode(self, size: int, lens_cpu: list[int] | None) -> Tensor:
+        """Logits of a decode step of so many sequences; those of length 0 are padding."""
+        tokens, lens, table = self._parts(self.given, size)
+        step = self.decode.begin(table, lens, seq_lens_cpu=lens_cpu)
+        positions = (lens - 1).clamp(min=0).long()
+        pages = table.gather(1, positions[:, None] // PAGE)[:, 0].where(lens > 0, 0)
+        return self.model.forward(tokens.long(), positions, slots_of(pages, positions), self.caches, step.run)
+
     def _captured(self, size: int) -> Callable[[], Tensor]:
-        """A decode step of so many sequences as a CUDA graph that reads the buffers."""
-        given = {name: buffer[:size] for name, buffer in self.buffers.items()}
-        step = self.decode.begin(given["table"], given["lens"])
+        """A decode step of so many sequences as a CUDA graph."""
         graph = torch.cuda.CUDAGraph()
         with torch.inference_mode(), torch.cuda.graph(graph):
-            tokens, positions, slots = (given[name].long() for name in ("tokens", "positions", "slots"))
-            logits = self.model.forward(tokens, positions, slots, self.caches, step.run)
+            logits = self._decode(size, None)
 
         def replay() -> Tensor:
             graph.replay()
@@ -185,50 +204,45 @@ class Engine:
     def _finish(self, request: Request, reason: str) -> None:
         self._release(request)
         (self.running if request in self.running else self.waiting).remove(request)
-        request.results.put((None, reason))
+        self.made.append((request, None, reason))
+
+    def _publish(self) -> None:
+        """Give the clients their results; their threads then take Python's time for a while."""
+        for request, token, reason in self.made:
+            request.results.put((token, reason))
+        self.made.clear()
 
     def _run(self, batch: list[tuple[Request, int]]) -> Tensor:
         """Logits of the last new token of each request."""
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        lens: list[int] = []
-        starts: list[int] = [0]
-        table: list[list[int]] = []
-        for request, count in batch:
-            pages, begin = request.pages or [0] * self.columns, request.computed
-            tokens += request.ids[begin : begin + count]
-            positions += range(begin, begin + count)
-            slots += [pages[at // PAGE] * PAGE + at % PAGE for at in range(begin, begin + count)]
-            lens.append(begin + count)
-            starts.append(starts[-1] + count)
-            table.append(pages + [0] * (self.columns - len(pages)))
-        columns: dict[str, Any] = {
-            "tokens": tokens,
-            "positions": positions,
-            "slots": slots,
-            "lens": lens,
-            "table": table,
-        }
-        count = len(batch)
-        decode = len(tokens) == count
-        size = next((size for size in self.graphs if size >= count), None) if decode else None
-        if size is not None:
-            for name, values in columns.items():
-                buffer = self.buffers[name][:size]
-                buffer[count:] = 0  # padding: length 0, page 0
-                buffer[:count].copy_(torch.tensor(values, dtype=torch.int32), non_blocking=True)
-            return self.graphs[size]()[:count]
-        given = {name: torch.tensor(values, dtype=torch.int32).to(self.device) for name, values in columns.items()}
+        count, tokens, lens, starts = len(batch), [], [], [0]
+        staged_tokens, staged_lens, staged_table = self._parts(self.staged, self.max_seqs)
+        for row, (request, new) in enumerate(batch):
+            tokens += request.ids[request.computed : request.computed + new]
+            lens.append(request.computed + new)
+            starts.append(starts[-1] + new)
+            pages = request.pages
+            if self.rows[row][0] is not pages or self.rows[row][1] != len(pages):  # else the row has them already
+                self.rows[row] = pages, len(pages)
+                staged_table[row] = torch.tensor(pages + [0] * (self.columns - len(pages)))
+        size = count
+        if decode := len(tokens) == count:
+            size = next((size for size in self.graphs if size >= count), count)
+            staged_tokens[:count] = torch.tensor(tokens)
+        staged_lens[:count] = torch.tensor(lens)
+        staged_lens[count:size] = 0
+        used = self.max_seqs * 2 + size * self.columns
+        self.given[:used].copy_(self.staged[:used], non_blocking=True)
         if decode:
-            step, last = self.decode.begin(given["table"], given["lens"], seq_lens_cpu=lens), None
-        else:
-            offsets = torch.tensor(starts, dtype=torch.int32).to(self.device)
-            metadata = given["table"], given["lens"], offsets
-            step = self.mixed.begin(*metadata, seq_lens_cpu=lens, cu_seqlens_q_cpu=starts)
-            last = offsets[1:].long() - 1
-        inputs = given["tokens"].long(), given["positions"].long(), given["slots"].long()
-        return self.model.forward(*inputs, self.caches, step.run, last)
+            return self.graphs[size]()[:count] if size in self.graphs else self._decode(count, lens)
+        ends = torch.tensor(starts)
+        row_of = torch.repeat_interleave(ends.diff())
+        positions = torch.arange(len(tokens)) + (torch.tensor(lens) - ends[1:])[row_of]
+        row_of, positions, ids = torch.stack([row_of, positions, torch.tensor(tokens)]).to(self.device)
+        _, lengths, table = self._parts(self.given, count)
+        slots = slots_of(table[row_of, positions // PAGE], positions)
+        offsets = ends.int().to(self.device)
+        step = self.mixed.begin(table, lengths, offsets, seq_lens_cpu=lens, cu_seqlens_q_cpu=starts)
+        return self.model.forward(ids, positions, slots, self.caches, step.run, offsets[1:].long() - 1)
 
     @torch.inference_mode()
     def step(self) -> int:
@@ -236,12 +250,14 @@ class Engine:
         with self.ready:
             batch = self._schedule()
         if not batch:
+            self._publish()
             return 0
-        logits = self._run(batch).float()
+        logits = self._run(batch)
+        self._publish()  # while the GPU works
         picked = logits.argmax(-1)
         if any(request.temperature > 0 for request, _ in batch):
             heat = torch.tensor([request.temperature for request, _ in batch]).to(self.device)
-            drawn = torch.multinomial((logits / heat.clamp(min=1e-5)[:, None]).softmax(-1), 1)[:, 0]
+            drawn = torch.multinomial((logits.float() / heat.clamp(min=1e-5)[:, None]).softmax(-1), 1)[:, 0]
             picked = torch.where(heat > 0, drawn, picked)
         chosen = picked.tolist()
         made = 0
@@ -253,12 +269,14 @@ class Engine:
                 request.ids.append(token)
                 request.generated += 1
                 made += 1
-                request.results.put((token, ""))
+                self.made.append((request, token, ""))
                 if token in self.model.config.eos and not request.ignore_eos:
                     self._finish(request, "stop")
                 elif request.generated == request.max_tokens:
                     self._finish(request, "length")
         self.generated += made
+        if self.device.type == "cpu" or not self.running:
+            self._publish()
         return made
 
     def serve(self) -> None:
@@ -276,6 +294,7 @@ class Engine:
                 with self.ready:
                     for request in (*self.running, *self.waiting):
                         self._finish(request, f"error: {error}")
+                self._publish()
                 continue
             while marks[-1][0] - marks[0][0] > 2.0:
                 marks.popleft()
@@ -290,7 +309,8 @@ class Engine:
             graph = "in CUDA graphs" if plan is self.decode and self.graphs else "eager"
             rows.append({"layers": every, "part": name, "kernel": plan.kernel, "runs": graph})
         ran = {row.op: row.kernel for row in kernelhub.report().rows}
-        for op in ("route_experts", "fused_moe") if config.experts else ():
+        parts = ("route_experts", "fused_moe") if config.experts else ("silu_and_mul_quant",)
+        for op in ("write_kv_cache", "rms_norm_quant", *parts):
             rows.append({"layers": every, "part": op, "kernel": ran.get(op, "not yet"), "runs": ""})
         return rows
 
@@ -370,7 +390,7 @@ def parsed(body: bytes, tokenizer: Tokenizer) -> tuple[Request, bool]:
 
 
 def pieces(request: Request, tokenizer: Tokenizer) -> Iterator[tuple[str, str | None]]:
-    """New text and, at last, why it ended; a character whose bytes are not all there waits."""
+    """The new text of each token and, at last, why it ended; a character whose bytes are not all there waits."""
     ids: list[int] = []
     before, shown = 0, 0  # of ids: those before are not decoded again; those up to `shown` have been yielded
     while True:
@@ -379,8 +399,9 @@ def pieces(request: Request, tokenizer: Tokenizer) -> Iterator[tuple[str, str | 
             ids.append(token)
         # A tokenizer's text of a token depends on the ones before it, so the last piece is decoded with the new one.
         text, known = tokenizer.decode(ids[before:]), tokenizer.decode(ids[before:shown])
-        if token is None or not text.endswith("\ufffd"):
-            yield text[len(known) :], reason if token is None else None
+        whole = token is None or not text.endswith("\ufffd")
+        yield text[len(known) :] if whole else "", reason if token is None else None
+        if whole:
             before, shown = shown, len(ids)
         if token is None:
             return
@@ -467,6 +488,16 @@ def _choice(text: str, reason: str | None) -> dict[str, Any]:
     return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
 
 
+def pages_that_fit(config: Config, device: torch.device, dtype: torch.dtype, wanted: int) -> int:
+    """Pages of a KV cache for all sequences, `wanted`, or as many as leave 15 % of the memory to steps."""
+    if device.type == "cpu":
+        return min(wanted, 2048)
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    page = 2 * config.layers * PAGE * config.kv_heads * config.head_dim * dtype.itemsize
+    return min(wanted, int(free - 0.15 * total) // page)
+
+
 def build(model: str, device: torch.device, dtype: torch.dtype, **sizes: int) -> tuple[Engine, Tokenizer]:
     """An engine that is ready, and its tokenizer."""
     folder = None if model in SHAPES else Path(model)
@@ -477,7 +508,13 @@ def build(model: str, device: torch.device, dtype: torch.dtype, **sizes: int) ->
         weights = load_weights(folder, config, device, dtype)
     else:
         weights = random_weights(config, device, dtype)
-    engine = Engine(Model(config, weights), **sizes)
+    made = Model(config, weights)
+    if not sizes["num_pages"]:
+        wanted = 1 + sizes["max_seqs"] * -(-sizes["max_len"] // PAGE)
+        sizes["num_pages"] = pages_that_fit(config, device, dtype, wanted)
+    if sizes["num_pages"] < 2:
+        raise SystemExit(f"{model} leaves no memory for a KV cache of {PAGE} tokens: use a larger GPU")
+    engine = Engine(made, **sizes)
     engine.start()
     return engine, tokenizer_of(folder)
 
@@ -489,17 +526,19 @@ def main() -> None:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000, help="0 for any that is free")
-    parser.add_argument("--num-pages", type=int, default=2048, help=f"pages of {PAGE} tokens in the KV cache")
+    parser.add_argument("--num-pages", type=int, default=0, help=f"pages of {PAGE} tokens; 0: as memory allows")
     parser.add_argument("--max-seqs", type=int, default=64, help="sequences of a step")
-    parser.add_argument("--max-tokens", type=int, default=2048, help="new tokens of a step")
+    parser.add_argument("--max-tokens", type=int, default=0, help="new tokens of a step; 0: 8192 on a GPU, else 2048")
     parser.add_argument("--max-len", type=int, default=2048, help="tokens of a sequence")
     given = parser.parse_args()
+    given.max_tokens = given.max_tokens or (8192 if given.device.startswith("cuda") else 2048)
     sizes = {name: getattr(given, name) for name in ("num_pages", "max_seqs", "max_tokens", "max_len")}
     engine, tokenizer = build(given.model, torch.device(given.device), getattr(torch, given.dtype), **sizes)
     threading.Thread(target=engine.serve, daemon=True).start()
     server = ThreadingHTTPServer((given.host, given.port), handler(engine, tokenizer, given.model))
     for row in engine.kernels():
         print(f"layers {row['layers']}: {row['part']}: {row['kernel']} {row['runs']}")
+    print(f"a KV cache of {PAGE * len(engine.free)} tokens, {engine.max_len} of a sequence")
     print(f"serving {given.model} at http://{given.host}:{server.server_port}", flush=True)
     server.serve_forever()
 

@@ -129,7 +129,7 @@ def load_weights(folder: Path, config: Config, device: torch.device, dtype: torc
 
 
 class Model:
-    """A decoder. Attention, routing and experts run through kernelhub, the rest in torch."""
+    """A decoder. Products of dense weights and the rotation run in torch, all else through kernelhub."""
 
     def __init__(self, config: Config, weights: dict[str, Tensor]) -> None:
         self.config = config
@@ -154,7 +154,7 @@ class Model:
         return made | {"w13": w13[0], "w2": w2[0]}
 
     def _rotation(self, device: torch.device) -> Tensor:
-        """Cosines and sines of every position: ``[max_len, head_dim]``, float32."""
+        """Factors of x, and of x rolled by half a head, at every position: ``[max_len, 2 * head_dim]``, float32."""
         half = torch.arange(0, self.config.head_dim, 2, device=device, dtype=torch.float32) / self.config.head_dim
         frequency = self.config.theta**-half
         if self.config.rope_scaling is not None:
@@ -163,11 +163,11 @@ class Model:
             keep = ((turns - low) / (high - low)).clamp(0, 1)
             frequency = keep * frequency + (1 - keep) * frequency / factor
         angle = torch.arange(self.config.max_len, device=device, dtype=torch.float32)[:, None] * frequency
-        return torch.cat([angle.cos(), angle.sin()], -1)
+        cos, sin = angle.cos(), angle.sin()
+        return torch.cat([cos, cos, -sin, sin], -1)
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        one, two = x.float().chunk(2, -1)
-        return torch.cat([one * cos - two * sin, two * cos + one * sin], -1).to(x.dtype)
+        return torch.addcmul(x * cos, x.roll(self.config.head_dim // 2, -1), sin).to(x.dtype)
 
     def forward(
         self,
@@ -178,29 +178,35 @@ class Model:
         attend: Callable[[Tensor, Tensor, Tensor], Tensor],
         last: Tensor | None = None,
     ) -> Tensor:
-        """Logits of the rows `last`, or of all: tokens, positions and slots are ``[T]``."""
+        """Logits of the rows `last`, or of all. Tokens, positions and slots are ``[T]``; slot -1 is not written."""
         config, width = self.config, self.config.head_dim
-        x = F.embedding(tokens, self.embed)
+        x, residual = F.embedding(tokens, self.embed), None
         cos, sin = self.rotation[positions][:, None].chunk(2, -1)
-        sizes = [config.heads * width, config.kv_heads * width, config.kv_heads * width]
+        heads = [config.heads + config.kv_heads, config.kv_heads]
         for layer, (k_cache, v_cache) in zip(self.layers, caches, strict=True):
-            normed = F.rms_norm(x, (config.hidden,), layer["norm1"], config.eps)
-            q, k, v = (part.unflatten(-1, (-1, width)) for part in F.linear(normed, layer["qkv"]).split(sizes, -1))
+            normed, residual = self._normed(x, layer["norm1"], residual)
+            qk, v = F.linear(normed, layer["qkv"]).unflatten(-1, (-1, width)).split(heads, 1)
             if config.qk_norm:
+                q, k = qk.split([config.heads, config.kv_heads], 1)
                 q = F.rms_norm(q, (width,), layer["q_norm"], config.eps)
-                k = F.rms_norm(k, (width,), layer["k_norm"], config.eps)
-            q, k = self._rotate(q, cos, sin), self._rotate(k, cos, sin)
-            k_cache.flatten(0, 1).index_copy_(0, slots, k)
-            v_cache.flatten(0, 1).index_copy_(0, slots, v)
-            x = x + F.linear(attend(q, k_cache, v_cache).flatten(1), layer["o"])
-            normed = F.rms_norm(x, (config.hidden,), layer["norm2"], config.eps)
+                qk = torch.cat([q, F.rms_norm(k, (width,), layer["k_norm"], config.eps)], 1)
+            q, k = self._rotate(qk, cos, sin).split([config.heads, config.kv_heads], 1)
+            kernelhub.write_kv_cache(k, v, k_cache, v_cache, slots)
+            x = F.linear(attend(q, k_cache, v_cache).flatten(1), layer["o"])
+            normed, residual = self._normed(x, layer["norm2"], residual)
             if config.experts:
-                routed = kernelhub.route_experts(
-                    F.linear(normed, layer["router"]), config.top_k, renormalize=config.renormalize
-                )
-                x = kernelhub.fused_moe(normed, layer["w13"], layer["w2"], *routed, residual=x)
+                logits = F.linear(normed, layer["router"])
+                routed = kernelhub.route_experts(logits, config.top_k, renormalize=config.renormalize)
+                x = kernelhub.fused_moe(normed, layer["w13"], layer["w2"], *routed)
             else:
-                gate, up = F.linear(normed, layer["w13"]).chunk(2, -1)
-                x = x + F.linear(F.silu(gate) * up, layer["w2"])
-        x = F.rms_norm(x if last is None else x[last], (config.hidden,), self.norm, config.eps)
-        return F.linear(x, self.head)
+                x = F.linear(kernelhub.silu_and_mul_quant(F.linear(normed, layer["w13"])), layer["w2"])
+        if last is not None:
+            x, residual = x[last], None if residual is None else residual[last]
+        return F.linear(self._normed(x, self.norm, residual)[0], self.head)
+
+    def _normed(self, x: Tensor, weight: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """RMSNorm of x, added to the residual, and that sum."""
+        if residual is None:
+            return kernelhub.rms_norm_quant(x, weight, self.config.eps), x
+        normed, total = kernelhub.rms_norm_quant(x, weight, self.config.eps, residual)
+        return normed, total

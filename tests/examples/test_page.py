@@ -52,7 +52,7 @@ def test_it_shows_the_kernels_and_completes_a_prompt(address, tmp_path) -> None:
         page.wait_for_selector("#layers tr")
         rows = page.locator("#layers tr").all_inner_texts()
         mixed = kernelhub.explain("paged_attention", q_len="many", ragged=True, causal=True).selected
-        assert [row.split("\t")[2] for row in rows] == ["cpp.split_kv", mixed]
+        assert [row.split("\t")[2] for row in rows[:2]] == ["cpp.split_kv", mixed]
         assert page.inner_text("#model") == "llama-tiny"
         page.fill("#most", "24")
         page.click("button")
