@@ -66,6 +66,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--engine", type=json.loads, default={}, help="JSON, more arguments of vllm.LLM")
     parser.add_argument("--weights", choices=("random", "copying"), default="random")
+    parser.add_argument("--repeating", action="store_true", help="the prompts that runs with speculation have")
     parser.add_argument("--tag", help="name of the run in --out")
     parser.add_argument("--out", type=Path, help="JSON file of all runs")
     parser.add_argument("--show", action="store_true", help="print the tables of --out, and run nothing")
@@ -111,12 +112,13 @@ class Engine:
         self.vocabulary = self.llm.llm_engine.model_config.get_vocab_size()
         speculative = self.llm.llm_engine.vllm_config.speculative_config
         self.queries = 1 if speculative is None else 1 + speculative.num_speculative_tokens
+        self.repeating = options.repeating or self.queries > 1
 
     def prompt(self, length: int, seed: int) -> dict[str, list[int]]:
-        """Random tokens; for speculation, whose proposals are taken from the prompt, the same ones three times."""
+        """Random tokens; for speculation, and with --repeating, the same ones three times."""
         draw = random.Random(seed)
         ids = [draw.randrange(2, self.vocabulary) for _ in range(length)]
-        return {"prompt_token_ids": ids if self.queries == 1 else (ids[: -(-length // 3)] * 3)[:length]}
+        return {"prompt_token_ids": (ids[: -(-length // 3)] * 3)[:length] if self.repeating else ids}
 
     def sampling(self, tokens: int, **more: Any) -> Any:
         return self.params(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False, **more)
