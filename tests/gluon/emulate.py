@@ -66,6 +66,16 @@ class Values(np.ndarray):
     def __getitem__(self, key: Any) -> Any:
         return np.asarray(np.asarray(self)[key]).view(Values)
 
+    # Registers are values: what a function adds to its argument is not added to its caller's.
+    def __iadd__(self, other: Any) -> Any:
+        return self + other
+
+    def __isub__(self, other: Any) -> Any:
+        return self - other
+
+    def __imul__(self, other: Any) -> Any:
+        return self * other
+
 
 def values(x: Any) -> Values:
     """As registers."""
@@ -601,6 +611,8 @@ _ELEMENTWISE: dict[str, Any] = {
     "exp2": _quietly(np.exp2),
     "log2": _quietly(np.log2),
     "abs": _quietly(np.abs),
+    "div_rn": _quietly(np.divide),
+    "erf": lambda x: values(torch.erf(torch.from_numpy(np.asarray(x, np.float32))).numpy()),
     "zeros_like": lambda x, *_: values(np.zeros_like(np.asarray(x))),
     "associative_scan": lambda x, axis, combine: values(np.cumsum(np.asarray(x), axis)),
     "max": lambda x, axis=None, **_: values(np.max(x, axis)),
