@@ -89,6 +89,7 @@ NAMED = {
         "tests/gluon/test_mla.py::test_planted_faults_are_found",
         "tests/gluon/test_fp8_gemm.py::TestFp8Gemm",
         "tests/gluon/test_fp8_gemm.py::test_planted_faults_are_found",
+        "tests/gluon/test_experts.py",
         "tests/gluon/test_grouped_gemm.py",
         "tests/backends/test_weight_only.py::test_tiles_of_other_gpus_are_right",
         "tests/cli/test_verify.py::test_it_says_whose_code_runs_and_leaves_third_parties_out_where_asked",

@@ -27,13 +27,26 @@ def some_of(weights: Tensor, experts: list[int]) -> Tensor:
     return weights.view(torch.uint8)[experts].view(weights.dtype) if weights.itemsize == 1 else weights[experts]
 
 
+def rolled(scale: Tensor) -> Tensor:
+    """Scales of the next expert and rows, which are never those that are right."""
+    return scale.view(torch.uint8).roll(1, 2).view(scale.dtype) if scale.itemsize == 1 else scale.roll((1, 1), (0, 1))
+
+
 class ExpertsContract(OpContract):
-    """On a CPU the cases of the op's smaller shape; where Triton interprets, features with plain weights only."""
+    """On a CPU the cases of the op's smaller shape; where Triton interprets, features with plain weights only.
+
+    Attributes:
+        weights: their format where a test does not ask for others.
+        wide: tokens are then multiplied as they are.
+        formats: of weights that the kernel has.
+    """
 
     op = "fused_moe"
     device = DEVICE
     most_elements = None if HAS_GPU else 210_000
-    weights: ClassVar[str] = "plain"  # where a test does not ask for others; multiplied by tokens as they are
+    weights: ClassVar[str] = "plain"
+    wide: ClassVar[bool] = True
+    formats: ClassVar[tuple[str, ...]] = FORMATS
 
     @classmethod
     def accepted_cases(cls) -> list[KernelCase]:
@@ -48,7 +61,15 @@ class ExpertsContract(OpContract):
     def inputs(self, **changes: Any) -> dict[str, Any]:
         usual = {"model": PLAIN, "tokens": 5, "device": self.device, "weights": self.weights}
         arguments = moe_inputs(**usual | changes)
-        return arguments if "weights" in changes else arguments | {"activation_dtype": arguments["x"].dtype}
+        as_they_are = self.wide and "weights" not in changes
+        return arguments | {"activation_dtype": arguments["x"].dtype} if as_they_are else arguments
+
+    def those_of(self, *formats: str) -> list[str]:
+        """Those that the kernel has, of formats that a test is for."""
+        found = [weights for weights in formats if weights in self.formats]
+        if not found:
+            pytest.skip(f"{self.kernel} has not {', '.join(formats)}: one test")
+        return found
 
     def run(self, arguments: dict[str, Any], **more: Any) -> Tensor:
         return kernelhub.fused_moe(**arguments, **more, backend=self.kernel)
@@ -59,7 +80,7 @@ class ExpertsContract(OpContract):
         assert agreement.ok, str(agreement)
 
     def test_static_scales_of_activations(self) -> None:
-        for weights in ("fp8_tensor", "fp8_channel"):
+        for weights in self.those_of("fp8_tensor", "fp8_channel"):
             arguments = self.inputs(weights=weights)
             scales = {
                 "a1_scale": torch.tensor(3.0 / 448, device=self.device),
@@ -96,7 +117,7 @@ class ExpertsContract(OpContract):
         assert not self.run(asked | {"x": torch.zeros_like(x)}).any()
 
     def test_scales_of_either_shape(self) -> None:
-        for weights in ("fp8_tensor", "fp8_channel", "nvfp4", "mxfp4"):
+        for weights in self.those_of("fp8_tensor", "fp8_channel", "nvfp4", "mxfp4"):
             arguments = self.inputs(weights=weights, **NARROW)
             want = self.run(arguments)
             names = [name for name in ("w13_scale", "w2_scale") if arguments[name].ndim < 3]
@@ -110,7 +131,10 @@ class ExpertsContract(OpContract):
                 assert torch.equal(self.run(arguments | pairs), want)
 
     def test_every_argument_changes_the_result(self) -> None:
-        base = self.inputs(model=BIASED, weights="nvfp4", **NARROW) | {"activation": "swiglu_oai", "limit": 0.5}
+        nvfp4 = "nvfp4" in self.formats
+        sizes: dict[str, Any] = NARROW if nvfp4 else {}
+        base = self.inputs(model=BIASED, weights="nvfp4" if nvfp4 else self.weights, **sizes)
+        base |= {"activation": "swiglu_oai", "limit": 0.5}
         out = self.run(base)
         self.check(out, base)
         x = base["x"]
@@ -124,10 +148,8 @@ class ExpertsContract(OpContract):
             {"residual": x},
             {"topk_weights": base["topk_weights"].flip(1)},
             {"topk_ids": base["topk_ids"].flip(1)},
-            {"w13_global_scale": 1.05 * base["w13_global_scale"]},
-            {"w2_global_scale": 1.05 * base["w2_global_scale"]},
-            {"w2_scale": base["w2_scale"].view(torch.uint8).roll(1, 2).view(torch.float8_e4m3fn)},
-            {"w13_scale": base["w13_scale"].view(torch.uint8).roll(1, 2).view(torch.float8_e4m3fn)},
+            *({name: 1.05 * base[name]} for name in ("w13_global_scale", "w2_global_scale") if name in base),
+            *({name: rolled(base[name])} for name in ("w13_scale", "w2_scale")),
             {"expert_map": torch.tensor([1, 0, 2, 3, 4], dtype=torch.int32, device=self.device)},
         ):
             assert not compare(out, base | change).ok, change.keys()
@@ -165,7 +187,8 @@ class ExpertsContract(OpContract):
             expert = int(arguments["topk_ids"][0, place])
             down = arguments["w2"][expert].double().sum(1)
             if self.weights != "plain":
-                down *= arguments["w2_scale"][expert]
+                scale = arguments["w2_scale"][expert]
+                down *= scale[:, 0].repeat_interleave(128)[:160] if scale.ndim == 2 else scale
             want += float(arguments["topk_weights"][0, place]) * inner * down
         torch.testing.assert_close(self.run(arguments)[0].double(), want, rtol=1e-4, atol=1e-5)
 
@@ -226,7 +249,7 @@ class ExpertsContract(OpContract):
         assert self.run(arguments | moved).is_contiguous()
 
     def test_nan_stays_with_its_token(self) -> None:
-        for arguments in (self.inputs(), self.inputs(weights="fp8_channel")):
+        for arguments in (self.inputs(), *(self.inputs(weights=one) for one in self.formats if one == "fp8_channel")):
             want = self.run(arguments)
             x = arguments["x"].clone()
             x[1, 3] = torch.nan
@@ -236,7 +259,7 @@ class ExpertsContract(OpContract):
             assert torch.equal(out[others], want[others])
 
     def test_tiny_scales_and_zeros_stay_finite(self) -> None:
-        for weights in ("fp8_block", "fp8_channel"):
+        for weights in self.those_of("fp8_block", "fp8_channel"):
             arguments = self.inputs(weights=weights)
             arguments["x"][0] = 0.0
             arguments["w2_scale"] = arguments["w2_scale"] * 1e-23

@@ -11,8 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from triton.runtime.interpreter import InterpretedFunction
 
 import kernelhub
+import kernelhub.testing
 from kernelhub.backends.gluon import kernels as records
 from kernelhub.backends.gluon.launch import Launcher
 from kernelhub.backends.gluon.requirements import MACHINE
@@ -33,6 +35,9 @@ def emulated(seed: int = 0) -> Iterator[None]:
 
     def run_here(self: Launcher, grid: Any, _variant: Any, *arguments: Any) -> None:
         nonlocal count
+        if isinstance(self.kernel, InterpretedFunction):  # one of Triton, beside those of Gluon
+            self.kernel[grid if isinstance(grid, tuple) else (grid,)](*arguments, **self.static)
+            return
         run(self.kernel, grid, arguments, self.static, seed + count)
         count += 1
 
@@ -63,6 +68,9 @@ def on_the_cpu() -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+kernelhub.testing.repair_interpreter()
 
 
 class Emulated:

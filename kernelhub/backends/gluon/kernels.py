@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.gluon import attention, gemm, mla
+from kernelhub.backends.gluon import attention, gemm, mla, moe
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend(
@@ -12,4 +12,4 @@ BACKEND = Backend(
     homepage="https://triton-lang.org",
 )
 
-KERNELS = (*attention.KERNELS, *gemm.KERNELS, *mla.KERNELS)
+KERNELS = (*attention.KERNELS, *gemm.KERNELS, *mla.KERNELS, *moe.KERNELS)

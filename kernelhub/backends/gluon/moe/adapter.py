@@ -1,0 +1,264 @@
+"""From a call of `fused_moe` to its launches: place, spread, multiply, multiply, sum.
+
+Nothing is read back from the device, and grids depend on the number of tokens alone, so a call can be captured.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from kernelhub.backends.gluon.gemm.grouped.adapter import as_rows
+from kernelhub.backends.gluon.language import gl
+from kernelhub.backends.gluon.launch import Launcher, descriptor
+from kernelhub.backends.gluon.moe.places import count_kernel, place_kernel
+from kernelhub.backends.gluon.moe.product import experts_kernel
+from kernelhub.backends.gluon.moe.rows import spread_kernel, sum_kernel
+from kernelhub.backends.shared.operands import on_device_of
+from kernelhub.ops.formats import E4M3
+from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
+from kernelhub.ops.moe.experts.problem import FP8_BLOCK_UE8M0, ExpertsProblem
+from kernelhub.ops.moe.experts.weights import BLOCK, Matrix
+
+# Bytes of what experts add; more tokens than that come in several rounds.
+_MOST_ADDED = 1 << 30
+_PIECE = 512  # pairs that a program sorts
+_COUNTED_ALONE = 4  # pieces that every program counts for itself, against the launch of another kernel
+_SPREAD_AT_ONCE = 8  # times 128 columns
+_SUMMED_AT_ONCE = 1024
+_FEW_ROWS = 48  # of an expert on average, up to which tiles of 64 are taken
+_TYPES = {torch.float32: gl.float32, torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
+class Placed(NamedTuple):
+    """Where pairs and tiles are, int32 on the device.
+
+    Attributes:
+        places: of pairs, -1 for those that are left out.
+        experts, rows, ends: of tiles: whose they are, where they begin and where the expert's rows end.
+        num_tiles: how many there are.
+    """
+
+    places: Tensor
+    experts: Tensor
+    rows: Tensor
+    ends: Tensor
+    num_tiles: Tensor
+
+
+class Experts(ExpertsAdapter):
+    """float8 scaled by blocks: rows sorted by expert, both products over one list of tiles."""
+
+    def __init__(self, problem: ExpertsProblem) -> None:
+        super().__init__(problem)
+        self._dtype: torch.dtype = getattr(torch, problem.dtype)
+        # What experts add may be beyond float16 where their sum is not.
+        self._added_dtype = torch.bfloat16 if self._dtype is torch.bfloat16 else torch.float32
+        self._padded = triton.next_power_of_2(problem.num_experts + 1)
+        choices = {
+            "TOP_K": problem.top_k,
+            "EXPERTS": problem.num_experts,
+            "EXPERTS_PAD": self._padded,
+            "HAS_MAP": problem.expert_map,
+            "PIECE": _PIECE,
+        }
+        self._count = Launcher(count_kernel, choices)
+        self._place = {
+            (counted, rows): Launcher(place_kernel, {**choices, "HAS_COUNTS": counted, "BM": rows}, num_warps=8)
+            for counted in (False, True)
+            for rows in (64, 128)
+        }
+        on_input = {"TOP_K": problem.top_k, "ON_INPUT": problem.apply_router_weight_on_input}
+        self._spread = Launcher(spread_kernel, {"K": problem.hidden_size, **on_input, "BLOCK": _SPREAD_AT_ONCE})
+        self._sum = Launcher(
+            sum_kernel,
+            {"N": problem.hidden_size, **on_input, "HAS_RESIDUAL": problem.residual, "BLOCK": _SUMMED_AT_ONCE},
+        )
+        self._products = {
+            (first, rows): Launcher(experts_kernel, self._static(first, rows))
+            for first in (True, False)
+            for rows in (64, 128)
+        }
+
+    def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
+        """Weights that TMA can read as they are, or copies."""
+        return w13._replace(weight=_readable(w13.weight)), w2._replace(weight=_readable(w2.weight))
+
+    def launch(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> None:
+        step = self._round(x.shape[0])
+        with on_device_of(x):
+            if step == x.shape[0]:
+                self._launch(x, w13, w2, topk_weights, topk_ids, values, out)
+                return
+            for start in range(0, x.shape[0], step):
+                rows = slice(start, start + step)
+                residual = None if values.residual is None else values.residual[rows]
+                routed = (topk_weights[rows], topk_ids[rows])
+                self._launch(x[rows], w13, w2, *routed, values._replace(residual=residual), out[rows])
+
+    def tiles(self, num_tokens: int) -> str:
+        return f"{self._rows(self._round(num_tokens))} x (128 + 128), 128 columns a step"
+
+    def workspace_bytes(self, num_tokens: int) -> int:
+        problem, step = self.problem, self._round(num_tokens)
+        pairs = step * problem.top_k
+        coded = sum(width + 4 * -(-width // BLOCK) for width in (problem.hidden_size, problem.intermediate_size))
+        added = problem.hidden_size * self._added_dtype.itemsize
+        router = 4 if problem.apply_router_weight_on_input else 0
+        metadata = pairs + 3 * self._most_tiles(pairs, 64) + 1 + -(-pairs // _PIECE) * self._padded
+        return int(pairs * (coded + added + router) + 4 * metadata)
+
+    def _launch(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> None:
+        """One round."""
+        problem, (tokens, hidden), pairs = self.problem, x.shape, topk_ids.numel()
+        inner, height = problem.intermediate_size, self._rows(x.shape[0])
+        placed = self._sort(topk_ids, values.expert_map, height)
+        of_x, of_weights, device = x.stride(), topk_weights.stride(), x.get_device()
+        aligned = not x.data_ptr() & 15
+        codes = x.new_empty((pairs, hidden), dtype=E4M3)
+        scales = x.new_empty((-(-hidden // BLOCK), pairs), dtype=torch.float32)
+        router = x.new_empty(pairs, dtype=torch.float32) if problem.apply_router_weight_on_input else None
+        self._spread(
+            tokens * -(-scales.shape[0] // _SPREAD_AT_ONCE),
+            (device, of_x) if aligned else None,
+            x,
+            placed.places,
+            topk_weights,
+            codes,
+            scales,
+            router,
+            pairs,
+            *of_x,
+            *of_weights,
+        )
+        joined = x.new_empty((pairs, inner), dtype=E4M3)
+        joined_scales = x.new_empty((inner // BLOCK, pairs), dtype=torch.float32)
+        self._multiply(True, height, codes, scales, w13, router, placed, values, joined, joined_scales)
+        added = x.new_empty((pairs, hidden), dtype=self._added_dtype)
+        self._multiply(False, height, joined, joined_scales, w2, None, placed, values, added, None)
+        residual = values.residual
+        of_residual = (0, 0) if residual is None else residual.stride()
+        of_out = out.stride()
+        aligned = not (out.data_ptr() | (0 if residual is None else residual.data_ptr())) & 15
+        self._sum(
+            tokens * -(-hidden // _SUMMED_AT_ONCE),
+            (device, of_residual, of_out) if aligned else None,
+            added,
+            placed.places,
+            topk_weights,
+            residual,
+            out,
+            *of_weights,
+            *of_residual,
+            *of_out,
+        )
+
+    def _sort(self, topk_ids: Tensor, expert_map: Tensor | None, height: int) -> Placed:
+        """Places of pairs, and tiles of so many rows."""
+        pairs = topk_ids.numel()
+        pieces = -(-pairs // _PIECE)
+        counted = pieces > _COUNTED_ALONE
+        most = self._most_tiles(pairs, height)
+        sizes = (pairs, most, most, most, 1, pieces * self._padded if counted else 0)
+        *results, counts = topk_ids.new_empty(sum(sizes)).split_with_sizes(sizes)
+        placed = Placed(*results)
+        table = (0, 0) if expert_map is None else (expert_map.numel(), expert_map.stride(0))
+        varying = (table[0], *topk_ids.stride(), table[1])
+        variant = (topk_ids.get_device(),)
+        if counted:
+            self._count(pieces, variant, topk_ids, expert_map, counts, pairs, *varying)
+        place = self._place[counted, height]
+        place(pieces, variant, topk_ids, expert_map, counts, *placed, pairs, pieces, *varying)
+        return placed
+
+    def _multiply(
+        self,
+        first: bool,
+        height: int,
+        a: Tensor,
+        a_scale: Tensor,
+        matrix: Matrix,
+        router: Tensor | None,
+        placed: Placed,
+        values: Values,
+        out: Tensor,
+        out_scale: Tensor | None,
+    ) -> None:
+        """One product of all experts."""
+        problem, (pairs, n), bias = self.problem, out.shape, matrix.bias
+        weight, scale = as_rows(matrix.weight), matrix.scale
+        assert scale is not None
+        across = -(-n // (128 if first else 256))
+        strides = (*scale.stride(), *((0, 0) if bias is None else bias.stride()))
+        self._products[first, height](
+            min(problem.device.num_sms, self._most_tiles(pairs, height) * across),
+            (out.get_device(), strides[:3], None if bias is None else bias.dtype),
+            descriptor(a, (height, 128)),
+            descriptor(weight.matrix, (128, 128)),
+            out,
+            out_scale,
+            a_scale,
+            scale,
+            bias,
+            router,
+            placed.experts,
+            placed.rows,
+            placed.ends,
+            placed.num_tiles,
+            across,
+            n if first else 128,
+            n,
+            a.shape[1],
+            weight.apart,
+            pairs,
+            *strides,
+            n,
+            pairs,
+            float(values.alpha),
+            float(values.limit),
+        )
+
+    def _static(self, first: bool, rows: int) -> dict[str, Any]:
+        problem = self.problem
+        return {
+            "BM": rows,
+            "STAGES": 4 if rows == 128 else 5,
+            "B_E8M0": problem.weights == FP8_BLOCK_UE8M0,
+            "HAS_BIAS": problem.w13_bias if first else problem.w2_bias,
+            "ON_INPUT": first and problem.apply_router_weight_on_input,
+            "JOIN": first,
+            "ACTIVATION": problem.activation,
+            "HALF": _TYPES[self._dtype],
+            "TURNS": rows == 128,
+            # float32 fills sectors of memory as it is, and is too wide for the shared memory that is left.
+            "BY_LINES": first or self._added_dtype is torch.bfloat16,
+        }
+
+    def _rows(self, num_tokens: int) -> int:
+        """Of a tile."""
+        return 64 if num_tokens * self.problem.top_k <= _FEW_ROWS * self.problem.num_experts else 128
+
+    def _round(self, num_tokens: int) -> int:
+        """Tokens at a time."""
+        row_bytes = self.problem.top_k * self.problem.hidden_size * self._added_dtype.itemsize
+        return max(1, min(num_tokens, _MOST_ADDED // row_bytes))
+
+    def _most_tiles(self, pairs: int, height: int) -> int:
+        """The most tiles that pairs can come to, however they are spread."""
+        hit = min(pairs, self.problem.num_experts)
+        return hit + (pairs - hit) // height
+
+
+def _readable(weight: Tensor) -> Tensor:
+    """Weights [E, N, K] that `as_rows` takes as they are: these, or a copy."""
+    rows, apart = as_rows(weight)
+    if rows.data_ptr() == weight.data_ptr():
+        return weight
+    return rows.as_strided(weight.shape, (apart * rows.stride(0), rows.stride(0), 1))

@@ -1,0 +1,146 @@
+"""The Gluon experts in the emulator: their contract, their tiles under many interleavings, and planted faults."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernelhub.backends.gluon.moe import adapter, product
+from kernelhub.backends.gluon.moe.adapter import Experts
+from kernelhub.ops.formats import to_e4m3
+from kernelhub.ops.moe.experts.adapter import Values
+from kernelhub.ops.moe.experts.inputs import moe_inputs
+from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP8, FP8_BLOCK, ExpertsProblem
+from kernelhub.ops.moe.experts.tolerance import compare
+from kernelhub.ops.moe.experts.weights import Matrix
+from kernelhub.probes.device import simulated
+from tests.contract.experts import ExpertsContract
+from tests.gluon.emulate import EmulationError
+from tests.gluon.emulated import Emulated, emulated
+from tests.gluon.planted import planted
+
+ONE_SM = dataclasses.replace(simulated("H200"), num_sms=1)
+
+
+class TestExperts(Emulated, ExpertsContract):
+    kernel = "emulated.experts"
+    labels = tuple(
+        f"{name}, fp8_block, 5 experts"
+        for name in (
+            *("0 tokens", "17 tokens", "float16", "w2_bias"),
+            *("activation gelu", "activation gelu_tanh", "activation swiglu_clamped", "activation swiglu_step"),
+        )
+    )
+    weights = "fp8_block"
+    wide = False
+    formats = BLOCK_FORMATS
+
+
+def problem(**facets: Any) -> ExpertsProblem:
+    return ExpertsProblem(device=ONE_SM, weights=FP8_BLOCK, activation_dtype=FP8, **facets)
+
+
+class TestPlaces:
+    @pytest.mark.parametrize("pieces", [0, 4], ids=["counted before", "one launch"])
+    @pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 1), (7, 3, 5), (700, 2, 6), (40, 22, 60)])
+    def test_pairs_stand_expert_by_expert_in_their_order(
+        self, tokens: int, top_k: int, experts: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(adapter, "_COUNTED_ALONE", pieces)
+        random = torch.Generator().manual_seed(0)
+        ids = torch.randint(-1, experts + 3, (tokens, top_k), generator=random, dtype=torch.int32)
+        table = torch.arange(experts + 1, dtype=torch.int32).roll(1).sub(1)  # one is -1, the last is missing
+        with emulated():
+            placed = Experts(problem(num_experts=experts, top_k=top_k, expert_map=True))._sort(ids, table, 64)
+        flat = ids.flatten()
+        known = (flat >= 0) & (flat < len(table))
+        local = torch.where(known, table[flat.clamp(0, len(table) - 1)], -1)
+        local[(local < 0) | (local >= experts)] = experts
+        order = local.argsort(stable=True)
+        counts = local.bincount(minlength=experts + 1)[:experts]
+        want = torch.full_like(flat, -1)
+        want[order[: counts.sum()]] = torch.arange(int(counts.sum()), dtype=torch.int32)
+        assert torch.equal(placed.places, want)
+        ends = counts.cumsum(0)
+        tiles = [
+            (expert, row, int(ends[expert]))
+            for expert in range(experts)
+            for row in range(int(ends[expert] - counts[expert]), int(ends[expert]), 64)
+        ]
+        assert int(placed.num_tiles) == len(tiles) <= placed.experts.numel()
+        assert [tuple(int(part[at]) for part in placed[1:4]) for at in range(len(tiles))] == tiles
+
+
+def right(seed: int, kernel: Any, monkeypatch: pytest.MonkeyPatch, rows: int = 128) -> bool:
+    """Whether both products of one program give the reference: full tiles, one of few rows, more steps than stages."""
+    monkeypatch.setattr(adapter, "experts_kernel", kernel)
+    sizes = {"num_experts": 3, "top_k": 1, "hidden_size": 272, "intermediate_size": 256}
+    arguments = moe_inputs(tokens=135, weights=FP8_BLOCK, **sizes)
+    x, ids, first, second = (arguments[name] for name in ("x", "topk_ids", "w13", "w2"))
+    arguments["topk_weights"].fill_(1.0)
+    ids.fill_(0)
+    ids[[3, 133]], ids[70] = 2, 1
+    ours = Experts(problem(**sizes))
+    made = torch.empty(135, 256, dtype=torch.float8_e4m3fn), torch.empty(2, 135), torch.empty(135, 272).bfloat16()
+    with emulated(seed):
+        placed = ours._sort(ids, None, rows)
+        order = placed.places.argsort()
+        groups = torch.nn.functional.pad(x[order].float(), (0, 112)).unflatten(1, (3, 128))
+        scales = groups.abs().amax(2) / 448.0
+        codes = to_e4m3(groups / scales.unsqueeze(2)).flatten(1)[:, :272].contiguous().to(torch.float8_e4m3fn)
+        whole = (placed, Values())
+        ours._multiply(
+            True, rows, codes, scales.t().contiguous(), Matrix(first, arguments["w13_scale"], None, None), None, *whole,
+            *made[:2],
+        )  # fmt: skip
+        ours._multiply(
+            False, rows, *made[:2], Matrix(second, arguments["w2_scale"], None, None), None, *whole, made[2], None
+        )
+    some = {name: arguments[name][60:] for name in ("x", "topk_ids", "topk_weights")}
+    return compare(made[2][placed.places[60:].long()], arguments | some).ok
+
+
+@pytest.mark.parametrize("rows", [128, 64])
+def test_every_interleaving_gives_the_reference(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(2):
+        assert right(seed, product.experts_kernel, monkeypatch, rows)
+
+
+FAULTS = {
+    "the loader does not wait for an empty stage": (
+        "mbarrier.wait(empty.index(s), ((step // STAGES) & 1) ^ 1)",
+        "pass",
+    ),
+    "no wait for the operands": ("mbarrier.wait(full.index(s), (step // STAGES) & 1)\n        a =", "a ="),
+    "bytes of one block of weights are awaited": ("2 * b_desc.block_type", "b_desc.block_type"),
+    "the stage is released before the second product": (
+        "        sums0 += p0",
+        "        mbarrier.arrive(empty.index(s), count=1)\n        sums0 += p0",
+    ),
+    "no wait for the first product": ("p0 = warpgroup_mma_wait(0, deps=(p0,))", "pass"),
+    "a turn is not passed on": ("mbarrier.arrive(turn.index(1 - WHICH), count=1)\n        f0", "pass\n        f0"),
+    "a warpgroup without rows passes no turns": (
+        "if TURNS:\n            mbarrier.wait(turn.index(WHICH), 1 - WHICH)\n            mbarrier.arrive",
+        "if False:\n            mbarrier.wait(turn.index(WHICH), 1 - WHICH)\n            mbarrier.arrive",
+    ),
+    "scales of weights do not change": ("gl.load(b1_scale + ahead", "gl.load(b1_scale + 0"),
+    "rows of the next expert are stored": ("(rows < left)[:, None]", "(rows < 64)[:, None]"),
+    "gate and up trade places": ("joined(sums0, sums1,", "joined(sums1, sums0,"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = planted(product, *FAULTS[fault], tmp_path).experts_kernel
+
+    def wrong(seed: int) -> bool:
+        try:
+            return not right(seed, kernel, monkeypatch)
+        except (EmulationError, TypeError):
+            return True
+
+    assert any(wrong(seed) for seed in range(12))
