@@ -28,7 +28,9 @@ RUNS = {
         "nvlink_h100.json",
         "gluon_h100.json",
         "comm_h200.json",
+        "comm_4_ranks_h200.json",
         "expert_comm_h200.json",
+        "expert_comm_4_ranks_h200.json",
     ),
 }
 FAMILY_OF = {name: device.family for name, device in SIMULATED.items()}

@@ -23,15 +23,17 @@ _H100 = (
     "(benchmarks/results/comm_h200.json)"
 )
 _H200 = (
-    f"in CUDA graphs on 4 NVIDIA H200, 2026-11-22, {_VERSIONS}, without the copy to a workspace: torch's one-shot, its "
-    "two-shot and NCCL take 8.5, 9.3 and 16.0 us for 64 KB, 18.3, 13.1 and 26.3 for 1 MB, 86.8, 49.4 and 62.9 for 8 "
-    "MB; Triton's kernels, which were faster on 2 ranks, have not run on more"
+    f"in CUDA graphs on 4 NVIDIA H200, 2026-11-26, {_VERSIONS}, 8 KB, 64 KB, 256 KB, 1 MB and 8 MB: Triton's one-shot "
+    "takes 3.7, 4.3, 5.9, 13.6 and 84.2 us, its two-shot 6.2, 6.9, 7.4, 10.3 and 53.5, FlashInfer's one-shot 3.6, 4.2, "
+    "6.0 and 13.2, torch's two-shot 10.4, 13.1, 14.0, 17.3 and 54.9, NCCL 14.3, 15.7, 16.0, 22.7 and 67.1 "
+    "(benchmarks/results/comm_4_ranks_h200.json); more than 8 MB was not measured"
 )
 # By number of ranks, the kernels that are first in each bucket, and the evidence. Other GPUs are expected as Hopper.
 _ONE_FIRST, _TWO_FIRST = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO), (_PUSH_TWO, _PUSH_ONE, _TWO, _ONE)
-# What ran on the number of ranks goes before what did not: Triton's kernels have run on 2.
+# What ran on the number of ranks goes before what did not: Triton's kernels have run on 2 and 4.
 _SMALL_RAN, _LARGE_RAN = (_ONE, _TWO, _NCCL), (_TWO, _ONE, _NCCL)
 _LARGE = {"1MB": _LARGE_RAN, "8MB": _LARGE_RAN, "32MB": _LARGE_RAN, "more": (_NCCL,)}
+_TWO_OF_FOUR = (_PUSH_TWO, _TWO, _PUSH_ONE, _ONE, _NCCL)
 _FIRST = {
     2: (
         {
@@ -44,7 +46,17 @@ _FIRST = {
         },
         _H100,
     ),
-    4: ({**_LARGE, "32KB": _SMALL_RAN, "256KB": _SMALL_RAN}, _H200),
+    4: (
+        {
+            "32KB": _ONE_FIRST,
+            "256KB": _ONE_FIRST,
+            "1MB": _TWO_FIRST,
+            "8MB": _TWO_OF_FOUR,
+            "32MB": (_TWO, _PUSH_TWO, _NCCL),
+            "more": (_NCCL,),
+        },
+        _H200,
+    ),
     8: ({**_LARGE, "32KB": _SMALL_RAN, "256KB": _LARGE_RAN}, f"extrapolated from what was measured {_H200}"),
 }
 
@@ -53,7 +65,12 @@ _PUSHED = (
     "tokens of a rank as tokens: triton.push 9.3, 13.9 and 58.6 us, torch.gather_fixed with torch.reduce_scatter_fixed "
     "61, 91 and 228, torch.all_to_all_fixed 74, 106 and 290 (benchmarks/results/expert_comm_h200.json)"
 )
-_MORE = f"triton.push has not run on more than 2 ranks; {_PUSHED}"
+_PUSHED_BY_FOUR = (
+    f"in CUDA graphs on 4 NVIDIA H200, 2026-11-26, {_VERSIONS}, DeepSeek-V3.2, dispatch and combine of 1, 64 and 512 "
+    "tokens of a rank as tokens: triton.push 17.9, 32.5 and 180 us, torch.gather_fixed with torch.reduce_scatter_fixed "
+    "67, 140 and 380, torch.all_to_all_fixed 82, 146 and 492 (benchmarks/results/expert_comm_4_ranks_h200.json)"
+)
+_MORE = f"triton.push has not run on other numbers of ranks than 2 and 4; {_PUSHED}"
 _EXPERTS = ("torch.gather_fixed", "torch.all_to_all", "torch.all_to_all_fixed", "torch.gather", "triton.push")
 _SUMS = (
     "torch.all_to_all",
@@ -63,18 +80,23 @@ _SUMS = (
     "triton.push",
 )
 _OTHER = "kernels over peer memory have not run on 3, 5, 6 or 7 ranks"
-_OF_TWO = ("2 ranks, few", "2 ranks, many")
+_EVIDENCE = {"2 ranks": _PUSHED, "4 ranks": _PUSHED_BY_FOUR}
 
 ORDER = {
     "moe_dispatch": (
         Line("*", "*", _EXPERTS, _MORE),
-        *(Line("hopper", regime, first(("triton.push",), _EXPERTS), _PUSHED) for regime in _OF_TWO),
+        *(
+            Line("hopper", f"{ranks}, {count}", first(("triton.push",), _EXPERTS), evidence)
+            for ranks, evidence in _EVIDENCE.items()
+            for count in ("few", "many")
+        ),
     ),
     "moe_combine": (
         Line("*", "*", _SUMS, _MORE),
         *(
-            Line("hopper", regime, first(("triton.push", "torch.reduce_scatter_fixed"), _SUMS), _PUSHED)
-            for regime in _OF_TWO
+            Line("hopper", f"{ranks}, {count}", first(("triton.push", "torch.reduce_scatter_fixed"), _SUMS), evidence)
+            for ranks, evidence in _EVIDENCE.items()
+            for count in ("few", "many")
         ),
     ),
     "all_reduce_rms_norm": (
@@ -82,7 +104,9 @@ ORDER = {
             "*",
             "*",
             (_PUSH_ONE, _NCCL, *_FUSED),
-            f"{_H100}; with the norm, 8 KB and 1 MB: Triton's 3.5 and 6.7, FlashInfer's 4.9 and 8.1",
+            f"{_H100}; with the norm, 8 KB and 1 MB: Triton's 3.5 and 6.7, FlashInfer's 4.9 and 8.1; on 4 H200, 8 KB, "
+            "1 MB and 8 MB (benchmarks/results/comm_4_ranks_h200.json): Triton's 5.4, 16.2 and 95.9, FlashInfer's 5.9, "
+            "14.6 and, in two shots, 68.0, NCCL with the norm 33.6, 55.2 and 166",
         ),
     ),
     "all_reduce": (

@@ -104,11 +104,13 @@ def contradiction_of_combine(problem: CombineProblem) -> str | None:
     return contradiction_of_links(problem)
 
 
-REGIMES = (*CAPACITIES, *(f"2 ranks, {capacity}" for capacity in (FEW, MANY)))
+_MEASURED = (2, 4)  # ranks, whose regimes are apart
+REGIMES = (*CAPACITIES, *(f"{ranks} ranks, {capacity}" for ranks in _MEASURED for capacity in (FEW, MANY)))
 
 
 def _regime(problem: DispatchProblem | CombineProblem) -> str:
-    return f"2 ranks, {problem.capacity}" if problem.world_size == 2 and problem.capacity != EXACT else problem.capacity
+    apart = problem.world_size in _MEASURED and problem.capacity != EXACT
+    return f"{problem.world_size} ranks, {problem.capacity}" if apart else problem.capacity
 
 
 MOE_DISPATCH = OpRecord(

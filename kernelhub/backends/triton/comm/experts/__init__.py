@@ -27,7 +27,9 @@ _STANDINGS = (
     verified(
         "hopper",
         evidence="NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink: 7 tests passed, "
-        "none failed, 3000 calls (benchmarks/results/expert_comm_h200.json); not run with more ranks",
+        "none failed, 3000 calls (benchmarks/results/expert_comm_h200.json); four ranks over NVLink: 7 tests passed, "
+        "none failed, 5000 calls (benchmarks/results/expert_comm_4_ranks_h200.json); not run with other numbers of "
+        "ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
