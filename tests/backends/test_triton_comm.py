@@ -11,9 +11,14 @@ import torch
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.comm import adapter as adapter_module
 from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot
+from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
+from kernelhub.backends.triton.fused_quant.adapter import Norm
 from kernelhub.errors import KernelUnavailable, RanksDisagree
+from kernelhub.ops.case import bytes_of
 from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, MORE, NVLINK, AllReduceProblem, AllReduceRmsNormProblem
-from kernelhub.probes.device import simulated
+from kernelhub.ops.fused_quant.formats import Results
+from kernelhub.ops.fused_quant.problem import NormProblem
+from kernelhub.probes.device import facts_of, simulated
 from tests.backends.simulated_ranks import GROUP, Ranks, run_ranks
 from tests.conftest import HAS_GPU
 
@@ -118,6 +123,56 @@ def norms(rank: int, world_size: int, workspace: Any) -> list[str]:
     return wrong
 
 
+FORMS: tuple[dict[str, Any], ...] = (
+    {"format": "fp8_tensor"},
+    {"format": "fp8_token"},
+    {"format": "fp8_token", "ue8m0": True, "scale_dtype": "float8_e8m0fnu"},
+    {"format": "fp8_group"},
+    {"format": "fp8_group", "column": True},
+    {"format": "mxfp8"},
+    {"format": "nvfp4"},
+)
+
+
+def bits(tensor: torch.Tensor | None) -> list[Any]:
+    return [] if tensor is None else bytes_of(tensor).tolist()
+
+
+def quantised_norms(
+    rank: int, world_size: int, workspace: Any, rows: int = 3, width: int = 160, forms: Any = FORMS
+) -> list[str]:
+    """What is wrong of sums with a residual whose norms are quantised: codes are those of `triton.rows` of the sum."""
+    wrong = []
+    facets = {**FACETS, "device": facts_of(-1), "weight_dtype": "float32", "world_size": world_size}
+    others = ((torch.float16, FORMS[1]), (torch.float32, FORMS[3])) if forms is FORMS else ()
+    for dtype, form in (*((torch.bfloat16, form) for form in forms), *others):
+        problem = AllReduceRmsNormProblem(**{**facets, "dtype": str(dtype)[6:]}, hidden_size=width, **form)
+        adapter = OneShotRmsNormQuant(problem)
+        adapter.attach(GROUP.group_name, workspace)
+        own = {"width": width, "weight_dtype": "float32", "dtype": str(dtype)[6:], **form, "residual": False}
+        alone = Norm(NormProblem(device=facts_of(-1), **own))
+        x, residual = values(rank, (rows, width), dtype), values(99, (rows, width), dtype)
+        weight, given = values(98, (width,), torch.float32), torch.full((1,), 0.02)
+        total = sum_of([values(other, (rows, width), dtype) for other in range(world_size)]) + residual.float()
+        results = Results("rms_norm_quant", alone.problem, -1)
+        want, want_scale = results.completed(x, (rows, width), None, None)
+        alone.launch(total.to(dtype), weight, 1e-5, None, given, want, want_scale, None)
+        for what in ("apart", "strided", "in place") if form["format"] == "fp8_group" else ("apart",):
+            out, scale = results.completed(x, (rows, width), None, None)
+            added = residual.clone() if what == "in place" else torch.full_like(x, torch.nan)
+            source = x
+            if what == "strided":
+                out = torch.full((rows, 2 * out.shape[1]), 99, dtype=torch.uint8).view(out.dtype)[:, ::2]
+                source = torch.full((width, rows), torch.nan, dtype=dtype).t().copy_(x)
+            before = added if what == "in place" else residual
+            adapter.launch(source, before, weight, 1e-5, out, added, GROUP, TIMEOUT_S, given, scale)
+            found = bits(out) == bits(want) and bits(scale) == bits(want_scale)
+            wrong += [] if found and torch.equal(added, total.to(dtype)) else [f"{dtype} {form} {what}"]
+        out, scale = results.completed(x, (0, width), None, None)
+        adapter.launch(x[:0], x[:0], weight, 1e-5, out, x[:0], GROUP, TIMEOUT_S, given, scale)
+    return wrong
+
+
 def check(world_size: int) -> None:
     ranks = Ranks(world_size, MESSAGE_BYTES[MESSAGE])
 
@@ -136,6 +191,22 @@ def test_two_ranks_get_the_sums_in_the_order_of_ranks() -> None:
 @pytest.mark.parametrize("world_size", [3, 4])
 def test_more_ranks_get_the_sums_in_the_order_of_ranks(world_size: int) -> None:
     check(world_size)
+
+
+def test_quantised_norms_have_the_bits_of_the_quantiser() -> None:
+    ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
+    assert run_ranks(lambda rank: quantised_norms(rank, 2, ranks.workspaces[rank]), 2) == [[]] * 2
+    assert all(bool((memory == 0xFF).all()) for memory in ranks.memories), "slots that are not empty"
+
+
+def test_quantised_norms_of_many_rows_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_module, "_LARGEST", 1024)
+    ranks = Ranks(2, 1024)
+
+    def act(rank: int) -> list[str]:
+        return quantised_norms(rank, 2, ranks.workspaces[rank], rows=17, width=16, forms=FORMS[4:6])
+
+    assert run_ranks(act, 2) == [[]] * 2
 
 
 def test_long_messages_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +230,22 @@ class TestMissingRank:
         ) as error:
             adapter.launch(x, out, GROUP, 3e-6)
         assert error.value.ranks == (1,)
+
+    @pytest.mark.parametrize("form", [FORMS[1], FORMS[3], FORMS[6]], ids=lambda form: str(form["format"]))
+    def test_a_quantised_norm_that_lacks_a_rank_is_nan(self, form: dict[str, Any]) -> None:
+        ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
+        facets = {**FACETS, "device": facts_of(-1), "dtype": "bfloat16", "world_size": 2, "hidden_size": 32}
+        problem = AllReduceRmsNormProblem(**facets, **form)
+        adapter = OneShotRmsNormQuant(problem)
+        adapter.attach(GROUP.group_name, ranks.workspaces[0])
+        x, weight, given = torch.ones(2, 32).bfloat16(), torch.ones(32).bfloat16(), torch.ones(1)
+        for _ in range(2):  # late, and after a rank was late
+            out, scale = Results("all_reduce_rms_norm", problem, -1).completed(x, (2, 32), None, None)
+            added = torch.zeros_like(x)
+            adapter.launch(x, x, weight, 1e-5, out, added, GROUP, 3e-6, given, scale)
+            assert bool(added.isnan().all())
+            assert bool((scale if form["format"] == "nvfp4" else out).float().isnan().all())
+            ranks.workspaces[0].missing.zero_()
 
     def test_calls_that_were_captured_do_not_wait_again(self) -> None:
         ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])

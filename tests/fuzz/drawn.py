@@ -226,11 +226,12 @@ def all_reduce(random: Random, device: torch.device) -> Arguments:
 
 
 def all_reduce_rms_norm(random: Random, device: torch.device) -> Arguments:
-    dtype = random.choice(FLOATS)
+    dtype, form = random.choice(FLOATS), random.choice(FORMS)
     return all_reduce_rms_norm_inputs(
         tokens=random.choice(_ROWS),
-        hidden_size=random.choice((1, 7, 64)),
+        hidden_size=random.choice((16, 64)) if form == "nvfp4" else random.choice((1, 7, 64, 130)),
         dtype=dtype,
+        format=form,
         weight_dtype=random.choice((dtype, torch.float32)),
         eps=random.choice((0.0, 1e-6, 1.0)),
         device=device,

@@ -146,7 +146,12 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "4 ranks, another backend": {"world_size": 4, "group_backend": "other"},
         **CONNECTED,
     },
-    "all_reduce_rms_norm": {"alone": {}, "4 ranks": {"world_size": 4}, **CONNECTED},
+    "all_reduce_rms_norm": {
+        "alone": {},
+        "4 ranks": {"world_size": 4},
+        "2 ranks, NVLink, fp8 by group": {"world_size": 2, "link": "nvlink", "message": "256KB", "format": "fp8_group"},
+        **CONNECTED,
+    },
     "moe_dispatch": {
         "alone": {},
         "8 ranks": {"world_size": 8},

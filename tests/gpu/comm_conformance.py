@@ -1,6 +1,7 @@
 """Conformance of one kernel of a collective on several GPUs; `test_comm_on_gpu.py` and a person run it.
 
     python -m tests.gpu.comm_conformance all_reduce torch.symm_mem_one_shot --ranks 2
+    python -m tests.gpu.comm_conformance all_reduce_rms_norm triton.one_shot_quant --format fp8_group --ranks 2
 
 It starts the ranks and prints one JSON object: for each scene, what was wrong on each rank; an empty list is right.
 A scene that is missing did not end in time. Payloads are small integers, whose sums are exact in every dtype and order,
@@ -33,6 +34,9 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import KernelhubError
 from kernelhub.ops.comm.problem import MESSAGE_BYTES
 from kernelhub.ops.comm.tolerance import normalised_error_allowed, sum_error_allowed
+from kernelhub.ops.fused_quant.cases import judged
+from kernelhub.ops.fused_quant.inputs import form_of
+from kernelhub.ops.fused_quant.reference import normalised
 from tests.runtime.world import _free_port
 
 HIDDEN = 2048
@@ -43,12 +47,17 @@ DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 class Scenes:
     """The scenes of one kernel on one rank."""
 
-    def __init__(self, op: str, kernel: str, rank: int, size: int, calls: int, most_rows: int) -> None:
+    def __init__(
+        self, op: str, kernel: str, rank: int, size: int, calls: int, most_rows: int, format: str | None = None
+    ) -> None:
+        self.format = format
         self.op, self.kernel, self.rank, self.size, self.calls = op, kernel, rank, size, calls
         self.most_rows = most_rows
         self.device = torch.device("cuda", rank)
         self.group = dist.group.WORLD
         self.plans: dict[torch.dtype, Any] = {}
+        self.form: dict[str, Any] = {} if format is None else form_of(format, self.device)
+        self.scales = {name: value for name, value in self.form.items() if name != "format"}
 
     def dtypes(self) -> list[torch.dtype]:
         return [dtype for dtype in DTYPES if self.plan(dtype) is not None]
@@ -59,12 +68,18 @@ class Scenes:
             function = getattr(kernelhub, self.op)
             try:
                 made = function.prepare(
-                    *self.operands(8, dtype, 0), group=self.group, backend=[self.kernel, "torch.distributed"]
+                    *self.operands(8, dtype, 0),
+                    group=self.group,
+                    backend=[self.kernel, "torch.distributed"],
+                    **self.form,
                 )
             except KernelhubError:
                 made = None
             self.plans[dtype] = made if made is not None and self.kernel in made.kernels.values() else None
         return self.plans[dtype]
+
+    def run(self, dtype: torch.dtype, *given: Any, **places: Any) -> Any:
+        return self.plan(dtype).run(*given, **places, **self.scales)
 
     def integers(self, shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> Tensor:
         # On the GPU: the processor takes minutes for the largest messages. GPUs of one model give equal numbers.
@@ -104,11 +119,20 @@ class Scenes:
         if not norms or not rows:
             return False
         weight = self.operands(rows, dtype, seed)[2]
+        if self.format is not None:
+            return not self.quantised_as_alone(found, weight)
         exact = torch.full_like(total, 0.0)
         # The sum is exact, or rounded once more where a kernel squares the rounded one.
         exact += sum_error_allowed([total], dtype)
         allowed = normalised_error_allowed(norms[0], total, weight.double(), EPS, exact, dtype)
         return not bool(((found[0].double() - norms[0]).abs() <= allowed).all())
+
+    def quantised_as_alone(self, found: tuple[Tensor, ...], weight: Tensor) -> bool:
+        """Whether codes and scales are within the bounds of `rms_norm_quant` of the sum."""
+        codes, scale, total = found
+        row = normalised(total.cpu(), weight.cpu(), EPS, False).to(self.device)
+        given = {"x": total, **self.form}
+        return all(ratio <= 1.0 for ratio, _ in judged({"out": codes, "out_scale": scale}, given, row))
 
     def sizes(self, dtype: torch.dtype) -> list[int]:
         """Rows of messages on both sides of each bucket's edge that the kernel has, and small ones."""
@@ -122,19 +146,19 @@ class Scenes:
         """Every size, dtype and way to call."""
         wrong = []
         for dtype in self.dtypes():
-            plan = self.plan(dtype)
             for rows in self.sizes(dtype):
                 given = self.operands(rows, dtype, rows)
-                found = {"run": plan.run(*given), "again": plan.run(*given)}
+                found = {"run": self.run(dtype, *given), "again": self.run(dtype, *given)}
                 wide = torch.full((*given[0].shape, 2), torch.nan, dtype=dtype, device=self.device)
                 wide[..., 1] = given[0]
-                found["strided"] = plan.run(wide[..., 1], *given[1:])
+                found["strided"] = self.run(dtype, wide[..., 1], *given[1:])
                 if self.op in ("all_reduce", "all_reduce_rms_norm"):
                     own = given[0].clone()
-                    found["in place"] = plan.run(own, *given[1:], out=own)
+                    place_of = "out" if self.format is None else "residual_out"
+                    found["in place"] = self.run(dtype, own, *given[1:], **{place_of: own})
                     place = wide[..., 0]
                     if rows and self.op == "all_reduce":
-                        found["strided out"] = plan.run(*given, out=place)
+                        found["strided out"] = self.run(dtype, *given, out=place)
                 wrong += [
                     f"{name}: {dtype} {rows} rows"
                     for name, result in found.items()
@@ -172,9 +196,9 @@ class Scenes:
             for rows in self.sizes(dtype)[1:]:
                 given = self.operands(rows, dtype, 5)
                 given[0] = torch.randn(given[0].shape, device=self.device, dtype=torch.float32).to(dtype)
-                results = [self.plan(dtype).run(*given) for _ in range(2)]
+                results = [self.run(dtype, *given) for _ in range(2)]
                 parts = [part for result in results for part in (result if isinstance(result, tuple) else (result,))]
-                bits = torch.stack([part.float().view(torch.int32).long().sum() for part in parts])
+                bits = torch.stack([part.float().view(torch.int32).long().sum() for part in parts])  # of codes, too
                 others = [torch.empty_like(bits) for _ in range(self.size)]
                 dist.all_gather(others, bits)
                 half = len(bits) // 2
@@ -186,7 +210,7 @@ class Scenes:
         """Replays with changed inputs, of graphs of several sizes in turn, with eager calls between."""
         wrong = []
         for dtype in self.dtypes()[:2]:
-            plan, rows_of = self.plan(dtype), [rows for rows in self.sizes(dtype) if 0 < rows < 2000][:4]
+            rows_of = [rows for rows in self.sizes(dtype) if 0 < rows < 2000][:4]
             captured = []
             for rows in rows_of:
                 given = self.operands(rows, dtype, 1)
@@ -195,8 +219,8 @@ class Scenes:
                 dist.barrier()
                 torch.cuda.synchronize()
                 with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                    first = plan.run(*given)
-                    second = plan.run(*given)
+                    first = self.run(dtype, *given)
+                    second = self.run(dtype, *given)
                 captured.append((rows, given, graph, first, second))
             for turn in range(100):
                 rows, given, graph, first, second = captured[turn % len(captured)]
@@ -205,7 +229,7 @@ class Scenes:
                     if isinstance(place, Tensor):
                         place.copy_(value)
                 graph.replay()
-                eager = plan.run(*changed) if turn % 3 == 0 else first
+                eager = self.run(dtype, *changed) if turn % 3 == 0 else first
                 if any(self.wrong(result, rows, dtype, turn) for result in (first, second, eager)):
                     wrong.append(f"{dtype} {rows} rows, replay {turn}")
         return wrong
@@ -214,14 +238,14 @@ class Scenes:
         """One rank comes later, another each time."""
         wrong = []
         dtype = self.dtypes()[0]
-        plan, rows_of = self.plan(dtype), [rows for rows in self.sizes(dtype) if rows < 2000]
+        rows_of = [rows for rows in self.sizes(dtype) if rows < 2000]
         chosen = random.Random(0)
         for turn in range(100):
             late, cycles, rows = chosen.randrange(self.size), chosen.randrange(1, 2_000_000), chosen.choice(rows_of)
             given = self.operands(rows, dtype, turn)
             if late == self.rank:
                 torch.cuda._sleep(cycles)
-            found = plan.run(*given)
+            found = self.run(dtype, *given)
             if late != self.rank:
                 torch.cuda._sleep(cycles // 2)
             if self.wrong(found, rows, dtype, turn):
@@ -231,7 +255,6 @@ class Scenes:
     def many(self) -> list[str]:
         """Calls without a pause, of several sizes in turn; each result is compared on the device."""
         dtype = self.dtypes()[0]
-        plan = self.plan(dtype)
         cases = []
         for rows in [rows for rows in self.sizes(dtype) if rows < 200]:
             given = self.operands(rows, dtype, 3)
@@ -239,14 +262,14 @@ class Scenes:
         errors = torch.zeros((), dtype=torch.int64, device=self.device)
         for turn in range(self.calls):
             _, given, want = cases[turn % len(cases)]
-            found = plan.run(*given)
+            found = self.run(dtype, *given)
             errors += (found[-1] if isinstance(found, tuple) else found).ne(want).any()
         return [] if not int(errors) else [f"{int(errors)} of {self.calls} calls"]
 
     def side_streams(self) -> list[str]:
         """Calls on two streams in turn, each after the other."""
         dtype = self.dtypes()[0]
-        plan, rows = self.plan(dtype), 3
+        rows = 3
         given = [self.operands(rows, dtype, seed) for seed in range(20)]
         torch.cuda.synchronize()
         streams = [torch.cuda.Stream() for _ in range(2)]
@@ -255,7 +278,7 @@ class Scenes:
             stream, before = streams[turn % 2], streams[(turn + 1) % 2]
             stream.wait_stream(before)
             with torch.cuda.stream(stream):
-                found.append(plan.run(*operands))
+                found.append(self.run(dtype, *operands))
         torch.cuda.synchronize()
         return [f"call {turn}" for turn, got in enumerate(found) if self.wrong(got, rows, dtype, turn)]
 
@@ -269,7 +292,7 @@ class Scenes:
         write(answers)
         if not self.dtypes():
             answers["unsupported"] = str(
-                getattr(kernelhub, self.op).explain(*self.operands(8, DTYPES[0], 0), self.group)
+                getattr(kernelhub, self.op).explain(*self.operands(8, DTYPES[0], 0), self.group, **self.form)
             )
             write(answers)
             return
@@ -283,12 +306,22 @@ class Scenes:
             write(answers)
 
 
-def live(rank: int, size: int, port: int, op: str, kernel: str, calls: int, most_rows: int, folder: str) -> None:
+def live(
+    rank: int,
+    size: int,
+    port: int,
+    op: str,
+    kernel: str,
+    calls: int,
+    most_rows: int,
+    folder: str,
+    format: str | None,
+) -> None:
     torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     _ = HUB.settings
-    Scenes(op, kernel, rank, size, calls, most_rows).act(
+    Scenes(op, kernel, rank, size, calls, most_rows, format).act(
         lambda answers: (Path(folder) / str(rank)).write_text(json.dumps(answers))
     )
     dist.barrier()
@@ -302,11 +335,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--calls", type=int, default=10_000, help="calls of the scene `many`")
     parser.add_argument("--most-rows", type=int, default=1 << 20, help="of a message; fewer under compute-sanitizer")
+    parser.add_argument("--format", help="of all_reduce_rms_norm: the form of the norm")
     parser.add_argument("--limit-s", type=float, default=120.0)
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         given = (options.ranks, _free_port(), options.op, options.kernel, options.calls, options.most_rows, folder)
+        given = (*given, options.format)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for rank in ranks:
             rank.start()

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.ops.fused_quant.problem import FORMATS
 
 pytestmark = pytest.mark.gpu
 
@@ -20,6 +21,7 @@ KERNELS = [
     for op in OPS
     for kernel in getattr(kernelhub, op).kernels()
     if not kernel.startswith("unsupported.")  # records that say why there is no kernel
+    and kernel != "triton.one_shot_quant"
 ]
 RANKS = 2
 
@@ -36,6 +38,11 @@ PAIRS = [
 @pytest.mark.parametrize(("op", "kernel"), KERNELS)
 def test_conformance(op: str, kernel: str) -> None:
     check("tests.gpu.comm_conformance", op, kernel)
+
+
+@pytest.mark.parametrize("form", FORMATS[1:])
+def test_conformance_of_quantised_norms(form: str) -> None:
+    check("tests.gpu.comm_conformance", "all_reduce_rms_norm", "triton.one_shot_quant", "--format", form)
 
 
 @pytest.mark.parametrize(("dispatch", "combine"), PAIRS)

@@ -104,6 +104,7 @@ MORE: tuple[tuple[str, dict[str, Any]], ...] = (
     *(("fp8_gemm", {"n": 64, "k": 128, "scaling": of, "weight_only": "bfloat16"}) for of in ("tensor", "row", "block")),
     *(("grouped_gemm", {"num_groups": 3, "n": 64, "k": 128, "a_scale": rows, "b_scale": weights, "masked": masked})
       for rows, weights in (("mxfp8", "mxfp4"), ("mxfp8", "mxfp8"), ("mxfp4", "mxfp4")) for masked in (False, True)),
+    *(("all_reduce_rms_norm", {"link": "none", "format": form}) for form in ("fp8_tensor", "fp8_group", "nvfp4")),
     ("grouped_gemm", {"num_groups": 3, "n": 64, "k": 128, "a_global_scale": True, "global_scale": True}),
     ("grouped_gemm", {"num_groups": 3, "n": 64, "k": 256, "a_scale": "group", "b_scale": "block"}),
 )  # fmt: skip

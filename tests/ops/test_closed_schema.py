@@ -87,7 +87,7 @@ _MESSAGES = [
 # Where an op's kernels differ in more than the device they run on: problems that reach each of them.
 SWEEPS: dict[str, list[dict[str, Any]]] = {
     "all_reduce": [{}, *_MESSAGES],
-    "all_reduce_rms_norm": [{}, *_MESSAGES],
+    "all_reduce_rms_norm": [{}, *_MESSAGES, {**_MESSAGES[0], "format": "fp8_group"}],
     "moe_dispatch": [{}, {"world_size": 2, "link": "nvlink"}],
     "moe_combine": [{}, {"world_size": 2, "link": "nvlink"}],
     "attention": [*_ATTENTION, {"q_len": "many", "causal": True, "head_dim_qk": 192, "head_dim_vo": 128}],

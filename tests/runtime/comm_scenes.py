@@ -11,9 +11,17 @@ from torch import distributed as dist
 
 import kernelhub
 from kernelhub.errors import InvalidArgument
+from kernelhub.ops.case import bytes_of
 from tests.runtime.world import attempt, end_this_process, variables
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+QUANTISED: dict[str, dict[str, float]] = {
+    "fp8_tensor": {"scale": 0.02},
+    "fp8_token": {},
+    "fp8_group": {},
+    "mxfp8": {},
+    "nvfp4": {"global_scale": 0.004},
+}
 SHAPES = ((), (0,), (0, 8), (1,), (3, 5), (129, 64))
 TIMEOUT_S = 4
 
@@ -128,6 +136,38 @@ def norms(rank: int, size: int) -> list[str]:
     return wrong
 
 
+def quantised_norms(rank: int, size: int) -> list[str]:
+    """The quantised sums that are wrong: they have the bits of `rms_norm_quant` of the sum, on every rank."""
+    wrong = []
+    group = dist.group.WORLD
+    for (form, own), rows in itertools.product(QUANTISED.items(), (0, 3)):
+        given = {name: torch.full((1,), value) for name, value in own.items()}
+        x, residual = integers(rank, (rows, 64), torch.bfloat16), integers(99, (rows, 64), torch.bfloat16)
+        weight = integers(98, (64,), torch.bfloat16)
+        total = sum(integers(other, (rows, 64), torch.float32) for other in range(size)) + residual.float()
+        total = total.to(x.dtype)
+        want = (*kernelhub.rms_norm_quant(total, weight, 1e-5, format=form, **given, backend="torch.steps"), total)
+        plan = kernelhub.all_reduce_rms_norm.prepare(x, residual, weight, 1e-5, group, format=form, **given)
+        found = {
+            "call": kernelhub.all_reduce_rms_norm(x, residual, weight, 1e-5, group, format=form, **given),
+            "plan": plan.run(x, residual, weight, 1e-5, **given),
+            "in place": plan.run(x.clone(), own_rows := residual.clone(), weight, 1e-5, residual_out=own_rows, **given),
+        }
+        wrong += [
+            f"{name}: {form} {rows} rows"
+            for name, results in found.items()
+            if [bytes_of(one).tolist() for one in results] != [bytes_of(one).tolist() for one in want]
+        ]
+    return wrong
+
+
+def other_formats(rank: int, size: int) -> dict[str, Any]:
+    x, weight = torch.ones(2, 64), torch.ones(64)
+    form = "fp8_token" if rank == 1 else "fp8_group"
+    prepare = kernelhub.all_reduce_rms_norm.prepare
+    return attempt(lambda: prepare(x, x, weight, 1e-5, dist.group.WORLD, format=form).kernel)
+
+
 def selected(rank: int, size: int) -> dict[str, Any]:
     x = torch.ones(2, 3)
     explained = kernelhub.all_reduce.explain(x, dist.group.WORLD)
@@ -149,13 +189,22 @@ def compiled(rank: int, size: int) -> bool:
     def calls(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         part = kernelhub.reduce_scatter(x, name)
         out, total = kernelhub.all_reduce_rms_norm(x, x, x[0], 0.0, name)
-        return kernelhub.all_reduce(x, name) * 2, kernelhub.all_gather(part, name), out, total
+        codes, scale, again = kernelhub.all_reduce_rms_norm(x, x, x[0], 0.0, name, format="fp8_token")
+        back = kernelhub.dequantize_fp8(codes, scale, out_dtype=torch.float32)
+        return kernelhub.all_reduce(x, name) * 2, kernelhub.all_gather(part, name), out, total, back, again
 
     run = torch.compile(calls, backend="eager", fullgraph=True)
-    double, whole, out, total = run(torch.ones(size, 4))
+    double, whole, out, total, back, again = run(torch.ones(size, 4))
     return all(
         torch.equal(found, torch.full((size, 4), value))
-        for found, value in ((double, 2.0 * size), (whole, 1.0 * size), (out, 1.0), (total, 1.0 + size))
+        for found, value in (
+            (double, 2.0 * size),
+            (whole, 1.0 * size),
+            (out, 1.0),
+            (total, 1.0 + size),
+            (back, 1.0),
+            (again, 1.0 + size),
+        )
     )
 
 
@@ -198,6 +247,7 @@ def act(rank: int, size: int) -> dict[str, Any]:
     scenes = (
         sums,
         norms,
+        quantised_norms,
         gathers,
         scatters,
         other_rows,
@@ -207,6 +257,7 @@ def act(rank: int, size: int) -> dict[str, Any]:
         part_of_the_world,
         other_shapes,
         other_dtypes,
+        other_formats,
         bad_argument,
     )
     with variables(KERNELHUB_COMM_TIMEOUT_S="20"):

@@ -43,6 +43,10 @@ def test_norms(scene):
     assert scene == [[]] * SIZE
 
 
+def test_quantised_norms(scene):
+    assert scene == [[]] * SIZE
+
+
 def test_gathers(scene):
     assert scene == [[]] * SIZE
 
@@ -88,6 +92,12 @@ def test_other_dtypes(scene):
     message = failure(scene, "arguments_differ", [2])
     assert "float32" in message
     assert "float16" in message
+
+
+def test_other_formats(scene):
+    message = failure(scene, "arguments_differ", [1])
+    assert "fp8_group on rank 0" in message
+    assert "fp8_token on rank 1" in message
 
 
 def test_bad_argument(scene):

@@ -16,10 +16,11 @@ _CONNECTED = ("dtype", "world_size", "group_backend", "link", "peers")
 _ROUTED = (*_CONNECTED, "hidden_size", "top_k", "num_experts", "capacity", "format")
 _FACETS = {
     "all_reduce": (*_CONNECTED, "message"),
-    "all_reduce_rms_norm": (*_CONNECTED, "message", "hidden_size", "weight_dtype"),
+    "all_reduce_rms_norm": (*_CONNECTED, "message", "hidden_size", "weight_dtype", "format", "scale_dtype"),
     "moe_dispatch": _ROUTED,
     "moe_combine": (*_ROUTED, "rows"),
 }
+_FEATURES = {"moe_dispatch": frozenset({"scales"}), "all_reduce_rms_norm": frozenset({"ue8m0", "column"})}
 _OTHER_SUMS = "select triton.one_shot or torch.symm_mem_two_shot, which use no multicast"
 _OTHER_EXPERTS = "leave backend= out, or select triton.push over NVLink"
 _MULTICAST = (
@@ -140,7 +141,7 @@ def _kernel(op: str, item: Unsupported) -> Kernel:
             Rule(("device",), lambda problem: reason, NO_ADAPTER, item.remedy),  # on no device
             anything(*_FACETS[op]),
         ),
-        features=frozenset({"scales"} if op == "moe_dispatch" else ()),
+        features=_FEATURES.get(op, frozenset()),
     )
 
 

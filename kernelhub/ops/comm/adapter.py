@@ -53,7 +53,10 @@ class AllReduceAdapter(CollectiveAdapter):
 
 
 class AllReduceRmsNormAdapter(CollectiveAdapter):
-    """A kernel of `all_reduce_rms_norm`: see `CollectiveAdapter`."""
+    """A kernel of `all_reduce_rms_norm`: see `CollectiveAdapter`.
+
+    A kernel whose record has format none only gets no `given_scale` and no `scale`.
+    """
 
     @abc.abstractmethod
     def launch(
@@ -66,17 +69,24 @@ class AllReduceRmsNormAdapter(CollectiveAdapter):
         residual_out: Tensor,
         group: ProcessGroup,
         timeout_s: float,
+        given_scale: Tensor | None = None,
+        scale: Tensor | None = None,
     ) -> None:
         """Write ``sum of x + residual`` to `residual_out`, and its RMSNorm times `weight` to `out`.
+
+        With a format, quantise the RMSNorm of what `residual_out` holds, as `rms_norm_quant` does.
 
         Args:
             x: ``[..., hidden_size]``, of each rank.
             residual: of the shape and dtype of `x`, equal on all ranks.
             weight: ``[hidden_size]``, of the problem's `weight_dtype`.
             eps: added to the mean of squares.
-            out: of the shape and dtype of `x`; it may be `x` or `residual`.
+            out: of the shape and dtype of `x`; it may be `x` or `residual`. With a format, rows of any strides that
+                overlap no operand: float8_e4m3fn ``[M, hidden_size]``, or uint8 ``[M, hidden_size / 2]`` for nvfp4.
             residual_out: of the shape and dtype of `x`; it may be `x` or `residual`, and is not `out`.
             group, timeout_s: as of `AllReduceAdapter.launch`.
+            given_scale: float32 of one element: the scale of fp8_tensor, the global scale of nvfp4; else None.
+            scale: ``[M, groups]`` of any strides, written; None for formats without.
         """
 
 

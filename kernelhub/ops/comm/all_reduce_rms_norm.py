@@ -1,10 +1,11 @@
-"""`all_reduce_rms_norm`: the sum over the ranks of a process group, plus a residual, and its RMSNorm."""
+"""`all_reduce_rms_norm`: the sum over the ranks of a process group, plus a residual, and its RMSNorm, or its codes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
+from kernelhub.ops.call_plan import Fixed
 from kernelhub.ops.comm.adapter import AllReduceRmsNormAdapter
 from kernelhub.ops.comm.all_reduce import same_place
 from kernelhub.ops.comm.group import backend_kind, resolved
@@ -23,11 +25,15 @@ from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.known import group_type, plain_like, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
 from kernelhub.ops.comm.problem import ALL_REDUCE_RMS_NORM, AllReduceRmsNormProblem
+from kernelhub.ops.comm.quantised_norm import bind_quantised, check_results
 from kernelhub.ops.comm.reference import all_reduce_rms_norm_reference
 from kernelhub.ops.comm.sums import check_summed
 from kernelhub.ops.comm.topology import connection
+from kernelhub.ops.formats import E8M0
+from kernelhub.ops.fused_quant.formats import LAYOUTS, Results, check_format, fresh
+from kernelhub.ops.fused_quant.problem import NONE
 from kernelhub.ops.known_calls import KnownCalls
-from kernelhub.ops.operands import check_destination, check_number, check_operand
+from kernelhub.ops.operands import check_destination, check_flag, check_number, check_operand
 from kernelhub.ops.operators import Traced
 
 if TYPE_CHECKING:
@@ -36,10 +42,8 @@ if TYPE_CHECKING:
 NAME = "all_reduce_rms_norm"
 
 
-def check(
-    x: Any, residual: Any, weight: Any, eps: Any, group: Any, out: Any = None, residual_out: Any = None
-) -> ProcessGroup:
-    """Everything that the contract says of a call; returns the group."""
+def check_operands(x: Any, residual: Any, weight: Any, eps: Any, group: Any) -> ProcessGroup:
+    """Everything that the contract says of what a call reads, but scales; returns the group."""
     check_summed(NAME, x)
     if not x.ndim or not x.shape[-1]:
         refuse(NAME, "x", f"has shape {list(x.shape)}", "give [..., hidden_size] with at least one element in a row")
@@ -58,7 +62,26 @@ def check(
     check_number(
         NAME, "eps", eps, "give a finite float of at least 0", lambda value: math.isfinite(value) and value >= 0
     )
-    pg = resolved(NAME, group)
+    return resolved(NAME, group)
+
+
+def check(
+    x: Any,
+    residual: Any,
+    weight: Any,
+    eps: Any,
+    group: Any,
+    out: Any,
+    residual_out: Any,
+    scale: Any,
+    global_scale: Any,
+    out_scale: Any,
+) -> ProcessGroup:
+    """Everything that the contract says of a call whose result is not quantised; returns the group."""
+    pg = check_operands(x, residual, weight, eps, group)
+    check_format(NAME, x, x.shape[-1], None, scale, global_scale, False, torch.float32, "row")
+    if out_scale is not None:
+        refuse(NAME, "out_scale", "is given for format None", "leave it out")
     for parameter, place, other in (("out", out, residual_out), ("residual_out", residual_out, out)):
         if place is not None:
             beside = {"x": x, "residual": residual}
@@ -77,6 +100,8 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destinations, the launch. A rank without rows launches, too."""
+    if problem.format != NONE:
+        return bind_quantised(NAME, check_operands, adapter, problem, device, tick, elsewhere)
     launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
     dtype, weight_dtype = getattr(torch, problem.dtype), getattr(torch, problem.weight_dtype)
     world_size, hidden_size = problem.world_size, problem.hidden_size
@@ -93,8 +118,11 @@ def bind(
         group: ProcessGroup | str,
         out: Tensor | None,
         residual_out: Tensor | None,
+        scale: Tensor | None,
+        global_scale: Tensor | None,
+        out_scale: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        usual = type(group) is groups and type(eps) is float
+        usual = type(group) is groups and type(eps) is float and scale is global_scale is out_scale is None
         key: Any = None
         given: tuple[Any, ...] = ()
         if usual and not getattr(x, "is_nested", True):  # a result may be in the place of x or of the residual
@@ -122,10 +150,12 @@ def bind(
             if key is not None:
                 calls.learn(key, given, 2)
         else:
-            pg = check(x, residual, weight, eps, group, out, residual_out)
+            pg = check(x, residual, weight, eps, group, out, residual_out, scale, global_scale, out_scale)
             if x.get_device() != device:
                 other = elsewhere(x.get_device())
-                result: tuple[Tensor, Tensor] = other(x, residual, weight, eps, pg, out, residual_out)
+                result: tuple[Tensor, Tensor] = other(
+                    x, residual, weight, eps, pg, out, residual_out, scale, global_scale, out_scale
+                )
                 return result
             if x.dtype is not dtype or x.shape[-1] != hidden_size:
                 refuse(NAME, "x", f"is {describe(x)}", f"the plan is for {problem.dtype} [..., {hidden_size}]")
@@ -148,10 +178,11 @@ def bind(
     return run
 
 
+_FORM = ("format", "scale_dtype", "ue8m0", "column")
 _op: Op[AllReduceRmsNormProblem] = Op(
     Contract.of(
         ALL_REDUCE_RMS_NORM,
-        problem_of=from_keys(AllReduceRmsNormProblem, "hidden_size", "weight_dtype"),
+        problem_of=from_keys(AllReduceRmsNormProblem, "hidden_size", "weight_dtype", *_FORM),
         adapter=AllReduceRmsNormAdapter,
         bind=bind,
         reference=all_reduce_rms_norm_reference,
@@ -164,14 +195,21 @@ _contexts = HUB.contexts.get
 
 
 class AllReduceRmsNormPlan(CollectivePlan):
-    """Kernels selected for a group: ``run(x, residual, weight, eps, out=None, residual_out=None)``.
+    """Kernels selected for a group.
 
-    `x` has the plan's dtype and hidden size, and any number of rows, which is equal on all ranks. A run switches
-    between kernels by the bytes of `x`.
+    ``run(x, residual, weight, eps, out=None, residual_out=None, scale=None, global_scale=None, out_scale=None)`` is a
+    whole call. `x` has the plan's dtype and hidden size, and any number of rows, which is equal on all ranks.
+    A run switches between kernels by the bytes of `x`.
     """
 
     __slots__ = ()
-    call = "x, residual, weight, eps, group, out, residual_out"
+    call = "x, residual, weight, eps, group, out, residual_out, scale, global_scale, out_scale"
+    fixed: ClassVar[Fixed] = {
+        "format": lambda problem: None if problem.format == NONE else problem.format,
+        "ue8m0": attrgetter("ue8m0"),
+        "scale_dtype": lambda problem: getattr(torch, problem.scale_dtype),
+        "scale_layout": lambda problem: "column" if problem.column else "row",
+    }
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllReduceRmsNormPlan:
@@ -180,13 +218,14 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllReduceRms
     All ranks of the group call it, in the same order. Arguments as of `all_reduce_rms_norm`.
 
     Raises:
-        RanksDisagree: a rank gives another shape or dtype, selects another kernel, fails, or is missing after
+        RanksDisagree: a rank gives another shape, dtype or format, selects another kernel, fails, or is missing after
             KERNELHUB_COMM_TIMEOUT_S.
     """
 
     def state(parsed: Any) -> dict[str, Any]:
         x, _, weight, eps, *_ = parsed.arguments
-        return {"x": describe(x), "weight": describe(weight), "eps": float(eps)}
+        form = dict(zip(_FORM, map(str, parsed.key[-3 - len(_FORM) : -3]), strict=True))
+        return {"x": describe(x), "weight": describe(weight), "eps": float(eps), **form}
 
     return prepare(_op, AllReduceRmsNormPlan, backend, args, kwargs, state)
 
@@ -194,11 +233,24 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllReduceRms
 _prepare.__annotations__["return"] = AllReduceRmsNormPlan
 
 
-def _memory(x: Tensor, **others: Any) -> dict[str, Tensor]:
-    return {"out": x.new_empty(x.shape), "residual_out": x.new_empty(x.shape)}
+def _memory(
+    x: Tensor, format: str | None, scale_dtype: torch.dtype, scale_layout: str, **others: Any
+) -> dict[str, Tensor]:
+    made = fresh(x, x.shape, format or NONE, scale_dtype, scale_layout == "column")
+    return made | {"residual_out": x.new_empty(x.shape)}
 
 
-@publish(_op, _prepare, traced=Traced(_memory, results=("out", "residual_out"), in_place=("x", "residual")))
+@publish(
+    _op,
+    _prepare,
+    traced=Traced(
+        _memory,
+        ("out", "out_scale", "residual_out"),
+        {"out_scale": "format"},
+        given_back={"out_scale": "scale"},
+        in_place=("x", "residual"),
+    ),
+)
 def all_reduce_rms_norm(
     x: Tensor,
     residual: Tensor,
@@ -207,8 +259,15 @@ def all_reduce_rms_norm(
     group: torch.distributed.ProcessGroup | str,
     out: Tensor | None = None,
     residual_out: Tensor | None = None,
+    format: str | None = None,
+    scale: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    ue8m0: bool = False,
+    scale_dtype: torch.dtype = torch.float32,
+    scale_layout: str = "row",
+    out_scale: Tensor | None = None,
     backend: Backend = None,
-) -> tuple[Tensor, Tensor]:
+) -> Any:
     """Sum a tensor over the ranks of a process group, add a residual, and normalise: the end of a row-parallel layer.
 
     With ``r = sum of x over the ranks + residual``, the results are ``r`` and
@@ -218,18 +277,31 @@ def all_reduce_rms_norm(
     `all_reduce_rms_norm.prepare` compares shapes, dtypes, `eps` and kernel of all ranks, and names a rank that differs
     or is missing. A direct call and `plan.run` compare nothing.
 
+    With `format` the first result is quantised: it is that of ``rms_norm_quant(r, weight, eps, format=...)``, with r
+    rounded to the dtype of `x`.
+
     Args:
         x: ``[..., hidden_size]``, also without rows, in float32, float16 or bfloat16: what this rank adds to the sum.
         residual: of the shape and dtype of `x`.
         weight: ``[hidden_size]``, in the dtype of `x` or float32.
         eps: added to the mean of squares; at least 0.
         group: a process group of torch.distributed that this process is in, or its registered `group_name`.
-        out: destination of the normalised rows. It may be `x` or `residual`, and must not overlap them otherwise.
-        residual_out: destination of ``r``, with the same freedom. It must not overlap `out`.
+        out: destination of the normalised rows. Without `format` it may be `x` or `residual`; it must not overlap them
+            otherwise.
+        residual_out: destination of ``r``. It may be `x` or `residual`, and must not overlap them otherwise, nor `out`.
+        format: form of the normalised rows, as of `rms_norm_quant`: None, the dtype of `x`; ``"fp8_tensor"``,
+            ``"fp8_token"``, ``"fp8_group"``, ``"mxfp8"`` or ``"nvfp4"``.
+        scale: for ``"fp8_tensor"`` the static scale, float32 of one element, equal on all ranks.
+        global_scale: for ``"nvfp4"`` the static global scale, float32 of one element, equal on all ranks.
+        ue8m0: round the scales of ``"fp8_token"`` and ``"fp8_group"`` up to powers of two.
+        scale_dtype: of those scales: float32, or float8_e8m0fnu, which represents powers of two only.
+        scale_layout: of those scales: ``"row"``, or ``"column"`` as of `quantize_fp8`.
+        out_scale: destination of the scales.
         backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
-        The normalised rows, and ``r``, both in the shape and dtype of `x`.
+        The normalised rows; with `format` their scales, as of `rms_norm_quant`; and ``r`` in the shape and dtype of
+        `x`.
 
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
@@ -250,20 +322,47 @@ def all_reduce_rms_norm(
         >>> torch.equal(residual, x), out.square().mean().item()
         (True, 1.0)
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        return _op.traced(**locals())
     try:
-        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-            traced: tuple[Tensor, Tensor] = _op.traced(x, residual, weight, eps, group, out, residual_out, backend)
-            return traced
+        if type(ue8m0) is not bool:
+            ue8m0 = check_flag(NAME, "ue8m0", ue8m0)
+        if scale_layout not in LAYOUTS:
+            raise ValueError(scale_layout)
         pg = resolved(NAME, group)
         kind = backend_kind(NAME, pg, x.device)
         place = connection(pg, x.get_device(), x.nbytes)
-        key = (x.dtype, pg.size(), kind, x.shape[-1], weight.dtype, *place)
-    except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):
-        check(x, residual, weight, eps, group, out, residual_out)
+        form = (NONE if format is None else format, scale_dtype, ue8m0 or scale_dtype is E8M0, scale_layout == "column")
+        key = (x.dtype, pg.size(), kind, x.shape[-1], weight.dtype, *form, *place)
+        hash(key)
+    except (AttributeError, TypeError, ValueError, LookupError, RuntimeError, InvalidArgument):
+        _check(x, residual, weight, eps, group, format, scale, global_scale, ue8m0, scale_dtype, scale_layout)
         raise
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     if run is None:
-        check(x, residual, weight, eps, group, out, residual_out)
+        _check(x, residual, weight, eps, group, format, scale, global_scale, ue8m0, scale_dtype, scale_layout)
+        if format is None:
+            check(x, residual, weight, eps, group, out, residual_out, scale, global_scale, out_scale)
+        elif isinstance(backend, DryRun):
+            results = Results(NAME, _op.contract.problem_of(key, x.get_device()), x.get_device())
+            check_results(NAME, results, (x, residual, weight, scale, global_scale), out, out_scale, residual_out)
         run = _op.decide(key, x.get_device(), backend)
-    result: tuple[Tensor, Tensor] = run(x, residual, weight, eps, pg, out, residual_out)
-    return result
+    return run(x, residual, weight, eps, pg, out, residual_out, scale, global_scale, out_scale)
+
+
+def _check(
+    x: Any,
+    residual: Any,
+    weight: Any,
+    eps: Any,
+    group: Any,
+    format: Any,
+    scale: Any,
+    global_scale: Any,
+    ue8m0: Any,
+    scale_dtype: Any,
+    scale_layout: Any,
+) -> None:
+    """Everything that the contract says of a call but its destinations."""
+    check_operands(x, residual, weight, eps, group)
+    check_format(NAME, x, x.shape[-1], format, scale, global_scale, ue8m0, scale_dtype, scale_layout)

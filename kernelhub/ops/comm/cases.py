@@ -17,6 +17,10 @@ from kernelhub.ops.comm.inputs import (
 )
 from kernelhub.ops.comm.problem import FLOATS, MOVED
 from kernelhub.ops.comm.tolerance import normalised_error_allowed, sum_error_allowed
+from kernelhub.ops.fused_quant.cases import SCALES, judged, shapes
+from kernelhub.ops.fused_quant.formats import GROUPS, out_form, scale_kind, scale_shape
+from kernelhub.ops.fused_quant.problem import FORMATS, FP8_GROUP, FP8_TOKEN, NONE, NVFP4
+from kernelhub.ops.fused_quant.reference import normalised
 
 
 class AllReduceCases(OpCases):
@@ -65,23 +69,60 @@ class AllReduceRmsNormCases(OpCases):
             yield Case(label=f"{tokens} tokens", make=_norm(tokens=tokens), tokens=True, quick=tokens in (0, 1, 33))
         for width in (1, 7, 72, 4096):
             yield Case(label=f"width {width}", make=_norm(hidden_size=width))
+        yield from self._quantised()
+
+    def _quantised(self) -> Iterator[Case]:
+        for form in FORMATS[1:]:
+            yield Case(label=form, make=_norm(format=form, hidden_size=320), quick=True, repeats=True)
+            for width in (16, 2064) if form == NVFP4 else (1, 129):
+                yield Case(label=f"{form}, width {width}", make=_norm(format=form, hidden_size=width, tokens=3))
+        for dtype in (torch.float16, torch.float32):
+            yield Case(label=f"fp8_token, {str(dtype)[6:]}", make=_norm(format=FP8_TOKEN, dtype=dtype))
+        for tokens in (0, 1):
+            yield Case(label=f"fp8_group, {tokens} tokens", make=_norm(format=FP8_GROUP, tokens=tokens), tokens=True)
+        for name, options in SCALES.items():
+            changed = _norm(options=options, format=FP8_GROUP, hidden_size=320)
+            yield Case(
+                label=f"fp8_group, {name}",
+                make=changed,
+                without=_norm(format=FP8_GROUP, hidden_size=320) if name == "ue8m0" else None,
+                feature=name if name == "ue8m0" else "",
+            )
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        x = arguments["x"]
-        return {name: (tuple(x.shape), x.dtype) for name in ("out", "residual_out")}
+        x, form = arguments["x"], arguments.get("format") or NONE
+        places = {"out": out_form(x.shape, form, x.dtype), "residual_out": (tuple(x.shape), x.dtype)}
+        if form in (FP8_TOKEN, *GROUPS) and arguments.get("scale_layout") != "column":  # that has strides of its own
+            kind = scale_kind(form, arguments.get("scale_dtype", torch.float32))
+            places["out_scale"] = (scale_shape(tuple(x.shape), form), kind)
+        return places
+
+    def returned_for(self, names: Any, returned: Any) -> dict[str, Tensor]:
+        return {}  # `results` takes them from what was returned
+
+    def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
+        scales = ("out_scale",) if arguments.get("format") else ()
+        return dict(zip(("out", *scales, "residual_out"), returned, strict=True)) | dict(destinations)
 
     def in_place(self, given: Arguments) -> tuple[Arguments, dict[str, Tensor]]:
-        return given, {"out": given["x"], "residual_out": given["residual"]}
+        added = {"residual_out": given["residual"]}
+        return given, added if given.get("format") else {"out": given["x"], **added}
 
-    def expect(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
-        want: tuple[Tensor, Tensor] = self.reference(**arguments, dtype=torch.float64)
+    def expect(self, arguments: Arguments) -> tuple[Tensor, ...]:
+        want: tuple[Tensor, ...] = self.reference(**arguments, dtype=torch.float64)
         return want
 
     def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
-        want, total = expected
+        want, *scale, total = expected
         x, weight = arguments["x"], arguments["weight"]
         allowed = sum_error_allowed([x.double(), arguments["residual"].double()], x.dtype)
-        figures = [worst((results["residual_out"].double() - total).abs(), allowed)]
+        figures = [worst((results["residual_out"].double() - total.double()).abs(), allowed)]
+        if scale:  # codes are those of the sum that the kernel gave
+            named = {"out": want, "out_scale": scale[0], "residual_out": total}
+            figures.append(shapes(results, named))
+            if figures[-1][0] == 0.0:
+                figures += judged(results, arguments, _row(results["residual_out"], weight, arguments["eps"]))
+            return Judgement(*joined(*figures), named)
         allowed = normalised_error_allowed(want, total, weight.double(), arguments["eps"], allowed, x.dtype)
         figures.append(worst((results["out"].double() - want).abs(), allowed))
         return Judgement(*joined(*figures), {"out": want, "residual_out": total})
@@ -132,6 +173,11 @@ class AllGatherCases(ReduceScatterCases):
             yield Case(label=f"width {width}", make=_moved(all_gather_inputs, hidden_size=width))
 
 
+def _row(total: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm in float32, computed on a CPU as the reference is."""
+    return normalised(total.cpu(), weight.cpu(), eps, False).to(total.device)
+
+
 def _moved(inputs: Callable[..., Arguments], **sizes: object) -> Make:
     def made(device: torch.device) -> Arguments:
         usual: Arguments = {"tokens": 20, "hidden_size": 64}
@@ -140,10 +186,10 @@ def _moved(inputs: Callable[..., Arguments], **sizes: object) -> Make:
     return made
 
 
-def _norm(**inputs: object) -> Make:
+def _norm(options: Arguments | None = None, **inputs: object) -> Make:
     def made(device: torch.device) -> Arguments:
         usual: Arguments = {"tokens": 20, "hidden_size": 64}
-        return all_reduce_rms_norm_inputs(**usual | inputs, device=device)
+        return all_reduce_rms_norm_inputs(**usual | inputs, device=device) | (options or {})
 
     return made
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernelhub.ops.fused_quant.inputs import form_of
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
@@ -43,6 +45,7 @@ def all_reduce_rms_norm_inputs(
     dtype: torch.dtype = torch.bfloat16,
     weight_dtype: torch.dtype | None = None,
     eps: float = 1e-5,
+    format: str | None = None,
     device: torch.device | str = "cpu",
     group: ProcessGroup | str | None = None,
     seed: int = 0,
@@ -54,7 +57,7 @@ def all_reduce_rms_norm_inputs(
         hidden_size: elements of a row.
         dtype: of x and residual.
         weight_dtype: of weight; by default `dtype`.
-        eps: as of the op.
+        eps, format: as of the op; a scale that the format is given is made.
         device: where the tensors are made.
         group: the group; by default one with this process as its only rank.
         seed: of the random numbers, which are the same for every device.
@@ -67,7 +70,7 @@ def all_reduce_rms_norm_inputs(
     x, residual = normal(tokens, hidden_size), normal(tokens, hidden_size)
     weight = normal(hidden_size, of=weight_dtype or dtype)
     where = alone(x.device) if group is None else group
-    return {"x": x, "residual": residual, "weight": weight, "eps": eps, "group": where}
+    return {"x": x, "residual": residual, "weight": weight, "eps": eps, "group": where, **form_of(format, device)}
 
 
 def reduce_scatter_inputs(

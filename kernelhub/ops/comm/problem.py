@@ -8,6 +8,9 @@ from typing import Any
 
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
+from kernelhub.ops.fused_quant.problem import FORMATS, FP8_GROUP, NONE, form_contradiction
+from kernelhub.ops.fused_quant.problem import complete as complete_form
+from kernelhub.ops.quant.problem import FP8_SCALES
 from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -73,6 +76,10 @@ class AllReduceRmsNormProblem(CollectiveProblem):
 
     hidden_size: int = facet("elements of a row", default=4096)
     weight_dtype: str = facet("dtype of the weight: as x, or float32", values=FLOATS, default="bfloat16")
+    format: str = facet(f"form of the norm: {', '.join(FORMATS)}", values=FORMATS, default=NONE)
+    scale_dtype: str = facet("dtype of the scales of fp8_token and fp8_group", values=FP8_SCALES, default="float32")
+    ue8m0: bool = feature("scales are powers of two, rounded up", False)
+    column: bool = feature("scales are column-major", False)
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,11 @@ def contradiction(problem: Any) -> str | None:
     return None
 
 
+def contradiction_of_norm(problem: AllReduceRmsNormProblem) -> str | None:
+    """The same, and why facets of the form of the norm do."""
+    return contradiction(problem) or form_contradiction(problem, problem.hidden_size)
+
+
 def complete(facets: dict[str, Any]) -> dict[str, Any]:
     """NVLink has atomics, unless said otherwise."""
     link, given = facets.get("link"), dict(facets)
@@ -116,8 +128,13 @@ def complete(facets: dict[str, Any]) -> dict[str, Any]:
 
 
 def complete_norm(facets: dict[str, Any]) -> dict[str, Any]:
-    """The weight has the dtype of x, unless said otherwise."""
-    given = complete(facets)
+    """The weight has the dtype of x, and options of scales are those of fp8_group, unless said otherwise.
+
+    Scales in float8_e8m0fnu are powers of two.
+    """
+    given = complete_form(complete(facets))
+    if given.get("ue8m0") or given.get("column") or "scale_dtype" in given:
+        given.setdefault("format", FP8_GROUP)
     if "dtype" in given:
         given.setdefault("weight_dtype", given["dtype"])
     return given
@@ -138,10 +155,11 @@ ALL_REDUCE = OpRecord(
 )
 ALL_REDUCE_RMS_NORM = OpRecord(
     name="all_reduce_rms_norm",
-    summary="the sum of a tensor over the ranks of a process group, plus a residual, and its RMSNorm",
+    summary="the sum of a tensor over the ranks of a process group, plus a residual, and its RMSNorm, as floats or as "
+    "float8 or float4 with scales",
     problem=AllReduceRmsNormProblem,
     complete=complete_norm,
-    contradiction=contradiction,
+    contradiction=contradiction_of_norm,
     regimes=REGIMES,
     regime=regime,
 )

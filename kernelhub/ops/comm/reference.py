@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.comm.group import resolved
+from kernelhub.ops.fused_quant.reference import rms_norm_quant_reference
 from kernelhub.ops.precision import at_own_precision
 
 if TYPE_CHECKING:
@@ -39,13 +40,27 @@ def all_reduce_rms_norm_reference(
     group: ProcessGroup | str,
     out: Tensor | None = None,
     residual_out: Tensor | None = None,
+    format: str | None = None,
+    scale: Tensor | None = None,
+    global_scale: Tensor | None = None,
+    ue8m0: bool = False,
+    scale_dtype: torch.dtype = torch.float32,
+    scale_layout: str = "row",
+    out_scale: Tensor | None = None,
     *,
     dtype: torch.dtype = torch.float32,
-) -> tuple[Tensor, Tensor]:
-    """The normalised rows and the new residual, computed in `dtype` and returned in it. All ranks call it."""
+) -> tuple[Tensor, ...]:
+    """The normalised rows and the new residual, computed in `dtype` and returned in it. All ranks call it.
+
+    With `format` the new residual is rounded to the dtype of x, and the rows are `rms_norm_quant_reference` of it.
+    """
     total = all_reduce_reference(x, group, dtype=dtype) + residual.to(dtype)
-    scale = (total.square().mean(-1, keepdim=True) + eps).rsqrt()
-    return total * scale * weight.to(dtype), total
+    if format is not None:
+        total = total.to(x.dtype)
+        options = format, scale, global_scale, ue8m0, scale_dtype
+        return *rms_norm_quant_reference(total, weight, eps, None, *options), total
+    inverse = (total.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return total * inverse * weight.to(dtype), total
 
 
 @at_own_precision

@@ -7,6 +7,7 @@ import torch
 from kernelhub.ops.arguments import refuse
 from kernelhub.ops.comm.inputs import alone
 from kernelhub.ops.comm.problem import AllGatherProblem, AllReduceProblem, AllReduceRmsNormProblem, ReduceScatterProblem
+from kernelhub.ops.fused_quant.serving import form_of
 from kernelhub.ops.serving import Arguments, Batch, Calls, Sizes, Values
 
 
@@ -27,11 +28,12 @@ def all_reduce_rms_norm_calls(problem: AllReduceRmsNormProblem, sizes: Sizes, va
     _check_alone("all_reduce_rms_norm", problem.world_size)
     width = problem.hidden_size
     weight = values.normal(width, dtype=problem.weight_dtype)
+    form = form_of(problem, values)
 
     def call(batch: Batch) -> Arguments:
         x = values.normal(batch.tokens, width, dtype=problem.dtype)
         residual = values.normal(batch.tokens, width, dtype=problem.dtype)
-        return {"x": x, "residual": residual, "weight": weight, "eps": 1e-5, "group": alone(x.device)}
+        return {"x": x, "residual": residual, "weight": weight, "eps": 1e-5, "group": alone(x.device), **form}
 
     return call
 

@@ -105,9 +105,9 @@ class FusedCases(OpCases):
 
     def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
         want, y = expected["want"], expected["row"]
-        figures = [_shapes(results, want)]
+        figures = [shapes(results, want)]
         if figures[0][0] == 0.0:
-            figures += _judged(results, arguments, y)
+            figures += judged(results, arguments, y)
             if "out_residual" in want:
                 ratio, text = same_bits(*(_plain_nan(each["out_residual"]) for each in (results, want)))
                 figures.append((ratio, f"out_residual: {text}" if text else ""))
@@ -187,7 +187,7 @@ def _shaped(make: Make, shape: tuple[int, ...]) -> Make:
     return made
 
 
-def _shapes(results: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> tuple[float, str]:
+def shapes(results: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> tuple[float, str]:
     for name, other in want.items():
         got = results[name]
         if got.shape != other.shape or got.dtype is not other.dtype:
@@ -200,7 +200,7 @@ def _plain_nan(tensor: Tensor) -> Tensor:
     return tensor.masked_fill(tensor.isnan(), 0.0)
 
 
-def _judged(results: Mapping[str, Tensor], arguments: Arguments, y: Tensor) -> list[tuple[float, str]]:
+def judged(results: Mapping[str, Tensor], arguments: Arguments, y: Tensor) -> list[tuple[float, str]]:
     """The result, and its scales, against the row in float32."""
     form, dtype = arguments.get("format"), arguments["x"].dtype
     if not y.numel():

@@ -31,7 +31,7 @@ def norm_inputs(
     }
     if residual:
         made["residual"] = activations(*shape, dtype=dtype, device=device, seed=seed + 2)
-    return made | _format(format, device)
+    return made | form_of(format, device)
 
 
 def activation_inputs(
@@ -45,10 +45,10 @@ def activation_inputs(
 ) -> dict[str, Any]:
     """Arguments of `silu_and_mul_quant`: gate and up of a prefill, by default of an expert of DeepSeek-V3."""
     x = activations(tokens, 2 * width, dtype=torch.float32, seed=seed) / 4.0
-    return {"x": x.to(dtype).to(device)} | _format(format, device)
+    return {"x": x.to(dtype).to(device)} | form_of(format, device)
 
 
-def _format(format: str | None, device: torch.device | str) -> dict[str, Any]:
+def form_of(format: str | None, device: torch.device | str) -> dict[str, Any]:
     """The form of the result, with the scale that it is given."""
     size = {"fp8_tensor": ("scale", 0.02), "nvfp4": ("global_scale", 0.004)}.get(format or "")
     given = {} if size is None else {size[0]: torch.full((1,), size[1], dtype=torch.float32, device=device)}

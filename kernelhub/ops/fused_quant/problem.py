@@ -55,13 +55,18 @@ def norm_complete(facets: dict[str, Any]) -> dict[str, Any]:
 
 def contradiction(problem: FusedProblem) -> str | None:
     """Problems that no call can have."""
+    return form_contradiction(problem, problem.width)
+
+
+def form_contradiction(problem: Any, width: int) -> str | None:
+    """Why facets of the form of rows of `width` contradict each other."""
     if problem.format not in SCALED:
         if problem.ue8m0 or problem.column or problem.scale_dtype != "float32":
             return f"ue8m0, column and scale_dtype belong to {' and '.join(SCALED)}, not to {problem.format}"
     elif problem.scale_dtype == "float8_e8m0fnu" and not problem.ue8m0:
         return "scales in float8_e8m0fnu are powers of two: ue8m0 is off"
-    if problem.format == NVFP4 and problem.width % 16:
-        return f"width is {problem.width}, not a multiple of nvfp4's groups of 16"
+    if problem.format == NVFP4 and width % 16:
+        return f"width is {width}, not a multiple of nvfp4's groups of 16"
     return None
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from kernelhub.ops.fused_quant.problem import FP8_TENSOR, NONE, NVFP4, ActivationProblem, FusedProblem, NormProblem
+from kernelhub.ops.fused_quant.problem import FP8_TENSOR, NONE, NVFP4, ActivationProblem, NormProblem
 from kernelhub.ops.serving import Arguments, Batch, Calls, Sizes, Values
 
 
-def _form(problem: FusedProblem, values: Values) -> Arguments:
-    """The form of the result, with the scale that it is given."""
+def form_of(problem: Any, values: Values) -> Arguments:
+    """The form of the result, with the scale that it is given. `problem` has the facets of form of a `FusedProblem`."""
     if problem.format == NONE:
         return {}
     said: Arguments = {"format": problem.format, "ue8m0": problem.ue8m0}
@@ -25,7 +27,7 @@ def _form(problem: FusedProblem, values: Values) -> Arguments:
 def norm_calls(problem: NormProblem, sizes: Sizes, values: Values) -> Calls:
     """What a layer gave, beside the residual."""
     weight = values.near(problem.width, size=1.0, dtype=getattr(torch, problem.weight_dtype))
-    said = {"weight": weight, "unit_offset": problem.unit_offset, **_form(problem, values)}
+    said = {"weight": weight, "unit_offset": problem.unit_offset, **form_of(problem, values)}
 
     def call(batch: Batch) -> Arguments:
         rows = ("x", "residual") if problem.residual else ("x",)
@@ -36,5 +38,5 @@ def norm_calls(problem: NormProblem, sizes: Sizes, values: Values) -> Calls:
 
 def activation_calls(problem: ActivationProblem, sizes: Sizes, values: Values) -> Calls:
     """Gate and up of a projection."""
-    said = _form(problem, values)
+    said = form_of(problem, values)
     return lambda batch: {"x": values.normal(batch.tokens, 2 * problem.width, dtype=problem.dtype), **said}

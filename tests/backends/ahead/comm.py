@@ -10,11 +10,13 @@ import torch
 
 from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
+from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
 from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, MOST_RANKS
 from kernelhub.ops.comm.experts.adapter import Outgoing
 from kernelhub.ops.comm.experts.problem import BLOCK, FORMATS, FP8, CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Handle, Header
 from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, NVLINK, AllReduceProblem, AllReduceRmsNormProblem
+from kernelhub.ops.fused_quant.formats import GIVEN, Results
 from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
 
@@ -55,6 +57,17 @@ def _launch_norm(hidden_size: int, world_size: int, dtype: str, device: DeviceFa
     )
     weight = torch.empty(hidden_size, dtype=getattr(torch, dtype), device="cuda")
     made.launch(x, residual, weight, 1e-6, out, residual_out, _GROUP, 60.0)
+
+
+def _launch_quantised(form: str, hidden_size: int, world_size: int, dtype: str, device: DeviceFacts) -> None:
+    facts = {"device": device, "link": NVLINK, "peers": ATOMICS, "message": "256KB", "weight_dtype": dtype}
+    problem = AllReduceRmsNormProblem(**facts, dtype=dtype, world_size=world_size, hidden_size=hidden_size, format=form)
+    made = OneShotRmsNormQuant(problem)
+    made.attach(_GROUP.group_name, _workspace(world_size))
+    x, residual, added = (torch.empty(8, hidden_size, dtype=getattr(torch, dtype), device="cuda") for _ in range(3))
+    weight, given = torch.empty(hidden_size, dtype=x.dtype, device="cuda"), torch.empty(1, device="cuda")
+    out, scale = Results("all_reduce_rms_norm", problem, 0).completed(x, (8, hidden_size), None, None)
+    made.launch(x, residual, weight, 1e-6, out, added, _GROUP, 60.0, given if form in GIVEN else None, scale)
 
 
 def _dispatch(dtype: str, top_k: int, world_size: int, format: str, device: DeviceFacts) -> None:
@@ -105,5 +118,17 @@ CASES = [
     *(
         Case(f"sum of {ranks} ranks and norm, {width} wide", functools.partial(_launch_norm, width, ranks, "bfloat16"))
         for ranks, width in ((2, 4096), (8, 8192))
+    ),
+    *(
+        Case(
+            f"sum of {ranks} ranks and norm in {form}, {width} wide",
+            functools.partial(_launch_quantised, form, width, ranks, dtype),
+        )
+        for ranks, width, dtype, form in (
+            (2, 4096, "bfloat16", "fp8_tensor"),
+            (8, 8192, "bfloat16", "fp8_token"),
+            (2, 7168, "bfloat16", "fp8_group"),
+            (8, 8192, "bfloat16", "nvfp4"),
+        )
     ),
 ]

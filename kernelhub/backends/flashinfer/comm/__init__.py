@@ -22,6 +22,7 @@ from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import untested, verified
 from kernelhub.ops.comm.links import ONE_NODE_SIZES, messages_to
 from kernelhub.ops.comm.problem import ACCESS, ATOMICS, NVLINK
+from kernelhub.ops.fused_quant.problem import NONE
 
 _PREPARE = "call the op's prepare on every rank, and run its plan"
 _STORES = "it stores in the memory of all other ranks' GPUs"
@@ -41,6 +42,13 @@ _NORM: tuple[Any, ...] = (
     Between("hidden_size", 256, 16384, why="a row is that of one warp to eight blocks of 256 threads"),
     Rule(("hidden_size",), lambda problem: whole_warps(problem.hidden_size), "hidden_size"),
     SameValue("weight_dtype", "dtype", why="it reads the weight in the dtype of x"),
+    OneOf(
+        "format",
+        (NONE,),
+        why="it rounds the norm to the dtype of x and multiplies by the inverse of the scale, before it quantises; the "
+        "op quantises the norm in float32",
+    ),
+    anything("scale_dtype"),
 )
 _SUM = "adds in float32 in the order of ranks, rounds once; -0 counts as 0; equal bits on all ranks"
 _WAITS = "waits for other ranks without limit"

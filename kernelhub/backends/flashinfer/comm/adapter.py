@@ -145,6 +145,8 @@ class OneShotRmsNorm(AllReduceRmsNormAdapter):
         residual_out: Tensor,
         group: ProcessGroup,
         timeout_s: float,
+        given_scale: Tensor | None = None,
+        scale: Tensor | None = None,
     ) -> None:
         if not x.numel():
             return  # on all ranks

@@ -61,7 +61,12 @@ KERNELS = (
         target="kernelhub.backends.torch.comm.distributed:AllReduceRmsNorm",
         summary=f"the sum by the group's backend (NCCL, gloo), which {_SUMS}; then torch's operators in float32",
         band=Band.REFERENCE,
-        constraints=(*_ANY_GROUP, anything("hidden_size"), dtype_in("weight_dtype", *FLOATS)),
+        constraints=(
+            *_ANY_GROUP,
+            anything("hidden_size", "format", "scale_dtype"),
+            dtype_in("weight_dtype", *FLOATS),
+        ),
+        features=frozenset({"ue8m0", "column"}),
         graph=GraphLevel.FULL,
         standings=(_CPU, _GPU),
     ),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernelhub.backends.torch.fused_quant.steps import fill
 from kernelhub.ops.comm.adapter import (
     AllGatherAdapter,
     AllReduceAdapter,
@@ -20,6 +21,9 @@ from kernelhub.ops.comm.adapter import (
     ReduceScatterAdapter,
     connect_by_sum,
 )
+from kernelhub.ops.comm.problem import AllReduceRmsNormProblem
+from kernelhub.ops.fused_quant.problem import NONE
+from kernelhub.ops.fused_quant.reference import normalised
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -49,6 +53,8 @@ class AllReduce(_Connecting, AllReduceAdapter):
 class AllReduceRmsNorm(_Connecting, AllReduceRmsNormAdapter):
     """`all_reduce_rms_norm`: the sum by the backend of the group, then torch's operators in float32."""
 
+    problem: AllReduceRmsNormProblem
+
     def launch(
         self,
         x: Tensor,
@@ -59,11 +65,21 @@ class AllReduceRmsNorm(_Connecting, AllReduceRmsNormAdapter):
         residual_out: Tensor,
         group: ProcessGroup,
         timeout_s: float,
+        given_scale: Tensor | None = None,
+        scale: Tensor | None = None,
     ) -> None:
         partial = x.clone(memory_format=torch.contiguous_format)
         finish("all_reduce_rms_norm", group.allreduce([partial]), partial, group, timeout_s)
         total = partial.float() + residual.float()
         residual_out.copy_(total)
+        if self.problem.format != NONE:
+            rows = total.to(x.dtype).view(out.shape[0], x.shape[-1])
+
+            def row_of(block: slice) -> Tensor:
+                return normalised(rows[block], weight, eps, False)
+
+            fill(self.problem, rows.shape[1], rows.shape[0], row_of, given_scale, out, scale)
+            return
         total *= (total.square().mean(-1, keepdim=True) + eps).rsqrt()
         out.copy_(total * weight.float())
 

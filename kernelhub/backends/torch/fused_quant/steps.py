@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from kernelhub.ops.fused_quant.adapter import ActivationAdapter, NormAdapter
-from kernelhub.ops.fused_quant.problem import NONE, FusedProblem
+from kernelhub.ops.fused_quant.problem import NONE
 from kernelhub.ops.fused_quant.reference import activated, added, limited, normalised, quantised
 from kernelhub.ops.precision import without_autocast
 
 _ELEMENTS = 1 << 18  # of a block, 1 MB in float32
 
 
-def _fill(
-    problem: FusedProblem,
+def fill(
+    problem: Any,
+    width: int,
     rows: int,
     row_of: Callable[[slice], Tensor],
     given: Tensor | None,
     out: Tensor,
     scale: Tensor | None,
 ) -> None:
-    """Write the results of all rows; `row_of` computes some of them in float32."""
-    step = max(1, _ELEMENTS // problem.width) if out.device.type == "cpu" else rows
+    """Write the results of all rows; `row_of` computes some in float32. `problem` has the form as a `FusedProblem`."""
+    step = max(1, _ELEMENTS // width) if out.device.type == "cpu" else rows
     for start in range(0, rows, step):
         block = slice(start, start + step)
         y = row_of(block)
@@ -65,7 +67,7 @@ class Norm(NormAdapter):
                 residual_out[block] = total
             return normalised(total, weight, eps, self.problem.unit_offset)
 
-        _fill(self.problem, x.shape[0], row_of, given_scale, out, scale)
+        fill(self.problem, self.problem.width, x.shape[0], row_of, given_scale, out, scale)
 
 
 class Activation(ActivationAdapter):
@@ -73,4 +75,4 @@ class Activation(ActivationAdapter):
 
     @without_autocast
     def launch(self, x: Tensor, given_scale: Tensor | None, out: Tensor, scale: Tensor | None) -> None:
-        _fill(self.problem, x.shape[0], lambda block: activated(x[block]), given_scale, out, scale)
+        fill(self.problem, self.problem.width, x.shape[0], lambda block: activated(x[block]), given_scale, out, scale)

@@ -10,6 +10,7 @@ from kernelhub.dispatch.constraint import Between, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import untested, verified
 from kernelhub.ops.comm.problem import ACCESS, ATOMICS, BUCKETS, FLOATS, NVLINK
+from kernelhub.ops.fused_quant.problem import FORMATS, NONE
 
 _PREPARE = "call the op's prepare on every rank, and run its plan"
 _RANKS: tuple[Any, ...] = (
@@ -21,6 +22,7 @@ _RANKS: tuple[Any, ...] = (
     OneOf("peers", (ATOMICS, ACCESS), "peers", "it stores in the memory of all other ranks' GPUs", _PREPARE),
 )
 _MESSAGE = OneOf("message", BUCKETS, "message", "its tiles are chosen by the size of the message", _PREPARE)
+_NORM = (Between("hidden_size", 1, 8192, why="a program holds a whole row"), dtype_in("weight_dtype", *FLOATS))
 _STANDINGS = (
     verified(
         "hopper",
@@ -34,18 +36,18 @@ _STANDINGS = (
 _SUM = "adds in float32 in the order of ranks, rounds once; equal bits on all ranks"
 
 
-def _kernel(op: str, name: str, adapter: str, summary: str, *constraints: Any) -> Kernel:
+def _kernel(op: str, name: str, adapter: str, summary: str, *constraints: Any, **others: Any) -> Kernel:
     return Kernel(
         op=op,
         name=name,
-        target=f"kernelhub.backends.triton.comm.adapter:{adapter}",
+        target=adapter if ":" in adapter else f"kernelhub.backends.triton.comm.adapter:{adapter}",
         summary=f"{summary}; {_SUM}",
         band=Band.PORTABLE,
         constraints=(*_RANKS, *constraints),
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
-        standings=_STANDINGS,
+        **{"standings": _STANDINGS} | others,
     )
 
 
@@ -70,8 +72,21 @@ KERNELS = (
         "OneShotRmsNorm",
         "every rank sends all to every rank over NVLink; sum, residual and norm in one launch",
         _MESSAGE,
-        Between("hidden_size", 1, 8192, why="a program holds a whole row"),
-        dtype_in("weight_dtype", *FLOATS),
+        *_NORM,
+        anything("scale_dtype"),
+        OneOf("format", (NONE,), why="triton.one_shot_quant quantises"),
+    ),
+    _kernel(
+        "all_reduce_rms_norm",
+        "triton.one_shot_quant",
+        "kernelhub.backends.triton.comm.quantised:OneShotRmsNormQuant",
+        "every rank sends all to every rank over NVLink; sum, residual, norm and quantisation in one launch",
+        _MESSAGE,
+        *_NORM,
+        anything("scale_dtype"),
+        OneOf("format", FORMATS[1:], why="triton.one_shot writes floats"),
+        features=frozenset({"ue8m0", "column"}),
+        standings=(untested("ampere", "ada", "hopper", "blackwell", "blackwell_rtx"),),
     ),
     *experts.KERNELS,
 )

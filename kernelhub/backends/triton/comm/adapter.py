@@ -189,6 +189,8 @@ class OneShotRmsNorm(AllReduceRmsNormAdapter):
         residual_out: Tensor,
         group: ProcessGroup,
         timeout_s: float,
+        given_scale: Tensor | None = None,
+        scale: Tensor | None = None,
     ) -> None:
         rows = x.numel() // self.problem.hidden_size
         if not rows:

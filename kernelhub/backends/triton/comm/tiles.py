@@ -43,3 +43,9 @@ def row_tile(hidden_size: int, item_bytes: int) -> Tile:
     """For rows of a size, each of which a program holds."""
     size = triton.next_power_of_2(hidden_size) * item_bytes
     return Tile(size, min(8, max(1, size // 1024)), 2, 512)
+
+
+def quantised_row_tile(hidden_size: int, item_bytes: int) -> Tile:
+    """The same for rows that are quantised: whole groups of elements, and registers for their scales."""
+    block = max(1024, triton.next_power_of_2(hidden_size))
+    return Tile(block * item_bytes, max(4, block // 512), 2, 512)

@@ -25,15 +25,17 @@ _STRETCH = 2048  # of a row without a scale of its own
 
 
 def _static(problem: FusedProblem, block: int, whole: bool) -> dict[str, Any]:
+    return {"COLUMNS": problem.width, "BLOCK": block, "WHOLE": whole, **static_form(problem)}
+
+
+def static_form(problem: Any) -> dict[str, Any]:
+    """Static arguments that the form of the result decides. `problem` has the facets of form of a `FusedProblem`."""
     device = problem.device
     return {
-        "COLUMNS": problem.width,
         "FORMAT": problem.format,
         "UE8M0": problem.ue8m0,
         "E8M0": problem.scale_dtype == "float8_e8m0fnu",
         "LARGEST": torch.finfo(getattr(torch, problem.dtype)).max,
-        "BLOCK": block,
-        "WHOLE": whole,
         "FUSED": device.vendor != "cpu",  # the interpreter rounds a fused multiply-add twice
         # sm_89 converts to float8 too, but Triton 3.6 goes by float16 there and rounds twice.
         "NATIVE": device.vendor == "nvidia" and device.capability >= (9, 0),

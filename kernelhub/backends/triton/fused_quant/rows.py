@@ -114,6 +114,53 @@ def store_row(
             tl.store(out + pair * stride_oc, tl.reshape(packed, [BLOCK // 2]), pair < columns // 2)
 
 
+@triton.jit
+def store_whole_row(
+    y,
+    out,
+    scale_out,
+    given,
+    stride_oc,
+    stride_sc,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    UE8M0: tl.constexpr,
+    E8M0: tl.constexpr,
+    LARGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FUSED: tl.constexpr,
+    NATIVE: tl.constexpr,
+):
+    """Results and scales of a row."""
+    column = tl.arange(0, BLOCK)
+    mask = column < COLUMNS
+    if FORMAT == "fp8_token":
+        value = within(y, LARGEST)
+        scale = fp8_scale(tl.max(sizes(value), 0), UE8M0)
+        store_fp8_scale(scale_out, 0, scale, None, E8M0)
+        tl.store(out + column * stride_oc, row_codes(value, scale, UE8M0, FUSED, NATIVE), mask)
+    else:
+        store_row(
+            y,
+            out,
+            scale_out,
+            given,
+            stride_oc,
+            stride_sc,
+            0,
+            COLUMNS,
+            column,
+            mask,
+            FORMAT,
+            UE8M0,
+            E8M0,
+            LARGEST,
+            BLOCK,
+            FUSED,
+            NATIVE,
+        )
+
+
 _VARYING = ["stride_sr", "stride_sc", "eps"]
 _UNALIGNED = ["scale_out", "given_scale"]
 
@@ -169,31 +216,22 @@ def norm_kernel(
         total = summed(x, residual, residual_out, stride_xc, stride_rc, stride_tc, column, mask, HAS_RESIDUAL)
         inverse = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(total * total, 0) / COLUMNS + eps))
         y = total * inverse * factors(weight, stride_w, column, mask, UNIT_OFFSET)
-        if FORMAT == "fp8_token":
-            value = within(y, LARGEST)
-            scale = fp8_scale(tl.max(sizes(value), 0), UE8M0)
-            store_fp8_scale(scale_out, 0, scale, None, E8M0)
-            tl.store(out + column * stride_oc, row_codes(value, scale, UE8M0, FUSED, NATIVE), mask)
-        else:
-            store_row(
-                y,
-                out,
-                scale_out,
-                given,
-                stride_oc,
-                stride_sc,
-                0,
-                COLUMNS,
-                column,
-                mask,
-                FORMAT,
-                UE8M0,
-                E8M0,
-                LARGEST,
-                BLOCK,
-                FUSED,
-                NATIVE,
-            )
+        store_whole_row(
+            y,
+            out,
+            scale_out,
+            given,
+            stride_oc,
+            stride_sc,
+            COLUMNS,
+            FORMAT,
+            UE8M0,
+            E8M0,
+            LARGEST,
+            BLOCK,
+            FUSED,
+            NATIVE,
+        )
     else:
         squares = tl.zeros([BLOCK], tl.float32)
         for start in range(0, COLUMNS, BLOCK):
