@@ -513,11 +513,20 @@ def _all_reduce(problem: Any, given: tuple[Any, ...]) -> Read:
 
 
 def _all_reduce_rms_norm(problem: Any, given: tuple[Any, ...]) -> Read:
-    x, residual, weight, eps, out, residual_out, group, _ = given
+    x, residual, weight, eps, out, residual_out, group, _, given_scale, scale = _padded(given, 10)
     if problem.world_size > 1:
         raise NotAudited("collective")
     arguments = {"x": x, "residual": residual, "weight": weight, "eps": eps, "group": group.group_name}
-    return Read(arguments, {"out": out, "residual_out": residual_out})
+    arguments |= _form_of_result(problem, given_scale)
+    results = {"out": out, "residual_out": residual_out}
+    if problem.format != NONE:  # codes and scales are rows
+        lead = x.shape[:-1]
+        results["out"] = out.unflatten(0, lead) if lead else out[0]
+        if scale is not None:
+            results["out_scale"] = scale.unflatten(0, lead) if lead else scale[0]
+        elif given_scale is not None:
+            results["out_scale"] = given_scale
+    return Read(arguments, results)
 
 
 def _all_gather(problem: Any, given: tuple[Any, ...]) -> Read:
