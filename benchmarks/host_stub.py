@@ -34,6 +34,7 @@ def install_stub() -> str:
         current=_DEVICE.conjugate,
         allocate=lambda size, stream: memory,
         release=None,
+        counters=lambda device, stream: memory,
     )
     runtime.native = lambda: native
     runtime.recognise_in_c(native)

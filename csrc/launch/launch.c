@@ -42,6 +42,7 @@ typedef struct {
 } Config;
 
 typedef int (*LaunchFunction)(const Config*, void* function, void** parameters, void** extra);
+typedef int (*CapturingFunction)(void* stream, int* status);
 typedef int (*EncodeFunction)(void* map, int type, uint32_t rank, void* address, const uint64_t* sizes,
                               const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
                               int swizzle, int promotion, int fill);
@@ -66,6 +67,7 @@ typedef struct {
   PyObject_HEAD
   LaunchFunction launch;
   EncodeFunction encode;
+  CapturingFunction capturing;
   PyTypeObject* tensor;    /* base class of all tensors */
   PyObject* data_ptr_of_a; /* a bound `data_ptr`, which keeps its function alive */
   PyCFunction data_ptr;
@@ -82,15 +84,17 @@ typedef struct {
   PyObject* runtime; /* has launch_enter_hook and launch_exit_hook; or None */
   PyObject* nested;  /* the descriptor of a tensor's `is_nested` */
   descrgetfunc nested_of;
+  PyObject* counters; /* (device, stream) -> the address of its counters, or 0 */
 } Driver;
 
 static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"launch", "encode", "tensor", "data_ptr", "stream_of", "failed", "enter", "current", "runtime", "allocate", "release", "nested", NULL};
+  static char* names[] = {"launch", "encode", "tensor", "data_ptr", "stream_of", "failed", "enter", "current", "runtime", "allocate", "release", "nested", "capturing", "counters", NULL};
   Driver* self = (Driver*)object;
-  unsigned long long launch, encode;
-  PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested;
-  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOO", names, &launch, &encode, &tensor, &data_ptr, &stream_of,
-                                   &failed, &enter, &current, &runtime, &allocate, &release, &nested))
+  unsigned long long launch, encode, capturing;
+  PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested, *counters;
+  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO", names, &launch, &encode, &tensor, &data_ptr,
+                                   &stream_of, &failed, &enter, &current, &runtime, &allocate, &release, &nested,
+                                   &capturing, &counters))
     return -1;
   if (self->tensor != NULL) {
     PyErr_SetString(PyExc_TypeError, "a Driver is made once");
@@ -104,6 +108,7 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   }
   self->launch = (LaunchFunction)(uintptr_t)launch;
   self->encode = (EncodeFunction)(uintptr_t)encode;
+  self->capturing = (CapturingFunction)(uintptr_t)capturing;
   self->data_ptr = PyCFunction_GetFunction(data_ptr);
   if (PyObject_TypeCheck(stream_of, &PyCFunction_Type) && PyCFunction_GetFlags(stream_of) == METH_O) {
     self->stream_function = PyCFunction_GetFunction(stream_of);
@@ -114,7 +119,8 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
     self->current_self = PyCFunction_GetSelf(current);
   }
   Py_INCREF(tensor), Py_INCREF(data_ptr), Py_INCREF(stream_of), Py_INCREF(failed), Py_INCREF(enter), Py_INCREF(current);
-  Py_INCREF(runtime), Py_INCREF(allocate), Py_INCREF(release), Py_INCREF(nested);
+  Py_INCREF(runtime), Py_INCREF(allocate), Py_INCREF(release), Py_INCREF(nested), Py_INCREF(counters);
+  self->counters = counters;
   self->nested = nested;
   self->nested_of = (descrgetfunc)PyType_GetSlot(Py_TYPE(nested), Py_tp_descr_get);
   self->current = current;
@@ -142,6 +148,7 @@ static void driver_dealloc(PyObject* object) {
   Py_XDECREF(self->allocate);
   Py_XDECREF(self->release);
   Py_XDECREF(self->nested);
+  Py_XDECREF(self->counters);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
 }
@@ -663,12 +670,19 @@ typedef struct {
   Driver* driver;
   PyObject* device;
   int num_steps;
-  Py_ssize_t num_operands; /* of a call, and, if there is room, the memory of the temporaries */
+  Py_ssize_t num_operands; /* of a call, then the memory of the temporaries and the counters, if it has them */
   unsigned long long room; /* bytes of temporaries that the call allocates */
   uint64_t used, aligned; /* one bit per operand */
   int closed;
+  int counted; /* whether it takes the counters of its stream, which are zero between launches */
+  int counted_before;
+  void* counted_stream; /* whose counters were looked up last */
+  uint64_t counters;
   Step steps[MAX_STEPS];
 } Sequence;
+
+/* How many operands a call gives. */
+static Py_ssize_t given_of(const Sequence* self) { return self->num_operands - (self->room > 0) - self->counted; }
 
 /* Bytes of a kernel's parameters, so that those of the next one are aligned. */
 static Py_ssize_t rounded(const Kernel* kernel) { return (kernel->num_bytes + 63) / 64 * 64; }
@@ -753,12 +767,13 @@ static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) 
 }
 
 static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"steps", "operands", "aligned", "room", NULL};
+  static char* names[] = {"steps", "operands", "aligned", "room", "counted", NULL};
   Sequence* self = (Sequence*)object;
   State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
   PyObject *steps, *aligned;
-  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!nO!|K", names, &PyTuple_Type, &steps,
-                                                    &self->num_operands, &PyTuple_Type, &aligned, &self->room))
+  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!nO!|Kp", names, &PyTuple_Type, &steps,
+                                                    &self->num_operands, &PyTuple_Type, &aligned, &self->room,
+                                                    &self->counted))
     return -1;
   Py_ssize_t count = PyTuple_Size(steps);
   if (self->driver != NULL || count < 1 || count > MAX_STEPS || self->num_operands < 1 ||
@@ -779,6 +794,14 @@ static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
   for (Py_ssize_t at = 0; at < count; at++) {
     self->num_steps = (int)at + 1; /* so that dealloc frees what a failed step has */
     if (read_step(self, &self->steps[at], PyTuple_GetItem(steps, at), state) < 0) return -1;
+  }
+  if (given_of(self) < 0) {
+    PyErr_SetString(PyExc_ValueError, "memory of temporaries and counters are operands, too");
+    return -1;
+  }
+  if (self->counted && (self->driver->counters == Py_None || self->driver->capturing == NULL)) {
+    PyErr_SetString(PyExc_ValueError, "the driver has no counters, or cannot say what is captured");
+    return -1;
   }
   if (self->room && self->driver->allocate == Py_None) {
     PyErr_SetString(PyExc_ValueError, "the driver cannot allocate memory for temporaries");
@@ -828,11 +851,33 @@ static int release(Driver* driver, PyObject* memory) {
   return 0;
 }
 
+/* The address of a stream's counters: 1, 0 if the launches have to do without, or -1 with an exception. They are zero
+ * only between launches of one stream; a graph that captures the launches may be replayed on another. */
+static int counters_of(Sequence* self, void* stream, uint64_t* address) {
+  int capturing = 0;
+  if (self->driver->capturing(stream, &capturing) != 0 || capturing) return 0;
+  if (!self->counted_before || self->counted_stream != stream) {
+    PyObject* on = PyLong_FromVoidPtr(stream);
+    PyObject* found = on == NULL ? NULL : PyObject_CallFunctionObjArgs(self->driver->counters, self->device, on, NULL);
+    Py_XDECREF(on);
+    if (found == NULL) return -1;
+    uint64_t now = PyLong_AsUnsignedLongLong(found);
+    Py_DECREF(found);
+    if (now == (uint64_t)-1 && PyErr_Occurred()) return -1;
+    if (now == 0) return 0;
+    self->counters = now;
+    self->counted_stream = stream;
+    self->counted_before = 1;
+  }
+  *address = self->counters;
+  return 1;
+}
+
 /* 1: launched, 0: not, since it has to be launched otherwise, -1: an exception. `known` has the addresses of all
  * operands, if they were looked up before. */
 static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_t* known) {
   uint64_t addresses[MAX_OPERANDS], unaligned = 0;
-  Py_ssize_t count = self->num_operands - (self->room > 0);
+  Py_ssize_t count = given_of(self);
   int left = self->closed ? 1 : hooked(self->driver);
   if (left == 0) left = 1 - is_current(self->driver, self->device);
   if (left != 0) return left == 1 ? 0 : -1;
@@ -848,6 +893,10 @@ static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_
   if (unaligned & 15) return 0;
   void* stream;
   if (current_stream(self->driver, self->device, &stream) < 0) return -1;
+  if (self->counted) {
+    int counted = counters_of(self, stream, &addresses[self->num_operands - 1]);
+    if (counted != 1) return counted;
+  }
   PyObject* memory = NULL;
   if (self->room) {
     if (allocate(self->driver, self->room, stream, &memory) < 0) return -1;
@@ -879,7 +928,7 @@ static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_
 
 static PyObject* sequence_launch(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   Sequence* self = (Sequence*)object;
-  Py_ssize_t wanted = self->num_operands - (self->room > 0);
+  Py_ssize_t wanted = given_of(self);
   if (self->driver == NULL || count != wanted)
     return PyErr_Format(PyExc_TypeError, "takes %zd operands, got %zd", wanted, count);
   int launched = launch_sequence(self, given, NULL);
@@ -1074,7 +1123,7 @@ static PyObject* known_attach(PyObject* object, PyObject* args) {
   Sequence* of = (Sequence*)sequence;
   Py_ssize_t count = PyTuple_Size(order);
   uint16_t places[MAX_OPERANDS];
-  if (self->driver == NULL || of->driver != self->driver || count != of->num_operands - (of->room > 0))
+  if (self->driver == NULL || of->driver != self->driver || count != given_of(of))
     return PyErr_Format(PyExc_ValueError, "another driver, or an order of %zd for %zd operands", count, of->num_operands);
   for (Py_ssize_t at = 0; at < count; at++) {
     unsigned long place = PyLong_AsUnsignedLong(PyTuple_GetItem(order, at));
@@ -1102,7 +1151,7 @@ static PyObject* known_launch(PyObject* object, PyObject* given) {
   if (known < 0) return NULL;
   Sequence* sequence = self->sequence;
   if (known == 0 || sequence == NULL) return PyLong_FromLong(known);
-  Py_ssize_t count = sequence->num_operands - (sequence->room > 0);
+  Py_ssize_t count = given_of(sequence);
   for (Py_ssize_t at = 0; at < count; at++) {
     tensors[at] = operands[self->places[self->order[at]]];
     addresses[at] = found[self->order[at]];
@@ -1186,7 +1235,7 @@ static PyObject* forms_launch(PyObject* object, PyObject* const* given, Py_ssize
     if (holds < 0) launched = -1;
     if (holds == 0) continue;
     if (holds > 0 && form->sequence != NULL) {
-      if (count != form->sequence->num_operands - (form->sequence->room > 0)) {
+      if (count != given_of(form->sequence)) {
         PyErr_Format(PyExc_TypeError, "%zd operands, the sequence takes others", count);
         launched = -1;
       } else {
@@ -1289,7 +1338,7 @@ static int run_module(PyObject* module) {
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 3);
+  return PyModule_AddIntConstant(module, "VERSION", 4);
 }
 
 static int clear_module(PyObject* module) {

@@ -20,7 +20,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.work import JOURNAL
 
 NAME = "kernelhub._launch"
-VERSION = 3  # of the extension's interface, as `launch.c` gives it
+VERSION = 4  # of the extension's interface, as `launch.c` gives it
 _ROOT = Path(__file__).parent.parent
 _SOURCE = Path("csrc", "launch", "launch.c")
 _COMPILED_S = 0.1  # reading the cache takes a hundredth of it, a compiler ten times as long
@@ -104,7 +104,8 @@ def native() -> Native | None:
     module = None if library is None else extension().module
     if library is None or module is None:
         return None
-    made = native_of(module, address(library.cuLaunchKernelEx), address(library.cuTensorMapEncodeTiled))
+    functions = library.cuLaunchKernelEx, library.cuTensorMapEncodeTiled, library.cuStreamIsCapturing
+    made = native_of(module, *map(address, functions))
     recognise_in_c(made)
     return made
 
@@ -120,7 +121,7 @@ def recognise_in_c(native: Native) -> None:
     HUB.known_of = known_of
 
 
-def native_of(module: Any, launch: int, encode: int, **other: Any) -> Native:
+def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other: Any) -> Native:
     """A launcher that enters functions at these addresses; `other` are other arguments of the `Driver`."""
     import torch  # `kernelhub doctor` asks what is here without it
 
@@ -134,10 +135,11 @@ def native_of(module: Any, launch: int, encode: int, **other: Any) -> Native:
         "allocate": _allocator() if torch.version.cuda else None,
         "release": None,
         "nested": torch._C.TensorBase.is_nested,
+        "counters": _counters_of,
         "runtime": _hooks(),
     }
     usual |= other
-    made = module.Driver(launch=launch, encode=encode, **usual)
+    made = module.Driver(launch=launch, encode=encode, capturing=capturing, **usual)
     return Native(module, made, usual["allocate"] is not None)
 
 
@@ -202,6 +204,13 @@ def _hooks() -> Any:
     except ImportError:
         return None
     return triton.knobs.runtime
+
+
+def _counters_of(device: int, stream: int) -> int:
+    """Where the counters of a stream are; 0 for one that has none."""
+    from kernelhub.runtime.counters import address_of_stream
+
+    return address_of_stream(device, stream)
 
 
 def _no_stream(device: int) -> int:

@@ -18,6 +18,7 @@ from kernelhub.backends.triton.formats import e4m3_scaled
 from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.models.shapes import AttentionModel
+from kernelhub.runtime import counters
 from tests.conftest import DEVICE, HAS_GPU
 
 pytestmark = pytest.mark.device
@@ -95,6 +96,107 @@ class TestSplits:
         monkeypatch.undo()
         room = operands[3].shape[1] * 64
         assert sum(taken) == plan.adapter.workspace_bytes(len(seq_lens), len(seq_lens), room)
+
+
+class TestOneLaunch:
+    """The last program of a row block merges its parts."""
+
+    @pytest.mark.parametrize(
+        ("parts", "heads", "more"),
+        [
+            (2, (4, 1), {}),
+            (8, (4, 1), {"window": 300}),
+            (5, (14, 2), {"softcap": 4.0}),  # 7 rows of 16, each with 2 parts at a time
+            (3, (16, 1), {"q_lens": 1, "seq_lens": (300, 64, 1, 129)}),
+            (4, (4, 2), {"q_lens": (1, 3, 1, 70), "seq_lens": (300, 64, 1, 129)}),  # ragged: the last is the prefill's
+            (4, (4, 1), {"kv_dtype": torch.float8_e4m3fn}),
+        ],
+        ids=str,
+    )
+    def test_it_gives_the_reference_and_leaves_zeros(self, parts, heads, more, monkeypatch) -> None:
+        split, merge = [], []
+        monkeypatch.setattr(adapters, "split_kernel", noting(adapters.split_kernel, split))
+        monkeypatch.setattr(adapters, "merge_kernel", noting(adapters.merge_kernel, merge))
+        for kind in (adapters.SplitKV, adapters.Mixed):
+            monkeypatch.setattr(kind, "divide", in_parts(parts))
+        monkeypatch.setattr(adapters, "CHUNK", 64)
+        inputs, features = dict(more), {}
+        for name in ("window", "softcap"):
+            if name in inputs:
+                features[name] = inputs.pop(name)
+        model = AttentionModel("some heads", *heads, 64, 64)
+        arguments = paged_attention_inputs(
+            model, device=DEVICE, page_size=64, **({"seq_lens": (1100, 64, 65, 0)} | inputs)
+        )
+        sinks = torch.linspace(-2, 3, heads[0], device=DEVICE)
+        given = arguments | features | {"sinks": sinks, "return_lse": True}
+        for _ in range(2):
+            out, lse = kernelhub.paged_attention(**given, backend=("triton.split_kv", "triton.mixed"))
+            want, want_lse = kernelhub.paged_attention.reference(**given)
+            assert compare_out(out, want, 4.5).ok
+            assert compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
+        assert split
+        assert not merge
+        assert all(not counters.any() for counters in kept())
+
+    def test_what_may_not_count_is_merged_by_a_second_launch(self, monkeypatch) -> None:
+        """A captured call, more programs than counters, many parts, and kernels that promise their bits."""
+        monkeypatch.setattr(adapters, "CHUNK", 64)
+        monkeypatch.setattr(adapters.SplitKV, "divide", in_parts(4))
+        merge: list[Any] = []
+        monkeypatch.setattr(adapters, "merge_kernel", noting(adapters.merge_kernel, merge))
+        arguments = paged(seq_lens=(700, 300, 20, 5))
+        want = kernelhub.paged_attention.reference(**arguments)
+
+        def launches(backend: str = "triton.split_kv") -> int:
+            kernelhub.paged_attention.op._forget()
+            merge.clear()
+            assert compare_out(kernelhub.paged_attention(**arguments, backend=backend), want, 4.5).ok
+            return len(merge)
+
+        assert launches() == 0
+        assert launches("triton.split_kv_fixed") == 1
+        monkeypatch.setattr(counters, "MOST", 3)
+        assert launches() == 1
+        monkeypatch.undo()
+        monkeypatch.setattr(adapters, "CHUNK", 64)
+        monkeypatch.setattr(adapters, "merge_kernel", noting(adapters.merge_kernel, merge))
+        monkeypatch.setattr(adapters.SplitKV, "divide", in_parts(65))
+        assert launches() == 1
+        monkeypatch.setattr(adapters.SplitKV, "divide", in_parts(4))
+        monkeypatch.setattr(adapters, "counters_of", lambda q, count: None)  # as for a captured call
+        assert launches() == 1
+
+    def test_each_stream_has_counters_of_its_own(self, monkeypatch) -> None:
+        zeros = torch.zeros
+        monkeypatch.setattr(counters, "_kept", {})
+        monkeypatch.setattr(torch, "zeros", lambda *shape, device, **of: zeros(*shape, device="cpu", **of))
+        first, second = (counters.address_of_stream(0, stream) for stream in (0, 77))
+        assert 0 != first != second != 0
+        assert counters.address_of_stream(0, 77) == second
+        assert counters.address_of_stream(1, 77) not in (first, second)
+        assert counters.address_of_stream(0, counters.PER_THREAD) == 0
+
+
+def noting(kernel: Any, calls: list[Any]) -> Any:
+    """A jitted kernel whose launches are noted."""
+
+    class Noting:
+        arg_names = kernel.arg_names
+
+        def __getitem__(self, grid: Any) -> Any:
+            calls.append(grid)
+            return kernel[grid]
+
+        def warmup(self, *given: Any, **named: Any) -> Any:
+            return kernel.warmup(*given, **named)
+
+    return Noting()
+
+
+def kept() -> Any:
+    """All counters."""
+    return list(counters._kept.values())
 
 
 class TestBatchInvariance:

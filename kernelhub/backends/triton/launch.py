@@ -126,6 +126,7 @@ def sequence(
     operands: int,
     aligned: Sequence[int],
     room: int = 0,
+    counted: bool = False,
 ) -> Any:
     """A `kernelhub._launch.Sequence` of these launches; None if Triton has to launch one of them.
 
@@ -136,15 +137,16 @@ def sequence(
         operands: how many tensors, addresses or None the call takes.
         aligned: those that have to begin at a multiple of 16 bytes; for others the call launches nothing, and is False.
         room: bytes of temporaries, whose memory is the operand after the last.
+        counted: the stream's counters are the operand after that.
     """
     native = launch.native()
     if native is None or any(step is None for step in steps) or (room and not native.allocates):
         return None
-    total = operands + (room > 0)
+    total = operands + (room > 0) + counted
     if len(steps) > native.module.MAX_STEPS or total > native.module.MAX_OPERANDS:
         return None
     launches = tuple((*step, tuple(of)) for step, of in zip(steps, places, strict=True) if step is not None)
-    return native.module.Sequence(launches, total, tuple(aligned), room)
+    return native.module.Sequence(launches, total, tuple(aligned), room, counted)
 
 
 def _not_launched(*arguments: Any) -> bool:

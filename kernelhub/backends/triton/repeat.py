@@ -21,6 +21,7 @@ from kernelhub.backends.triton.launch import WATCHED, Launch, sequence
 from kernelhub.ops.known_calls import are_apart, places_of
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.runtime import launch
+from kernelhub.runtime.counters import captures, is_counters
 
 _MOST_KEYS = 256  # of calls that are repeated, per adapter
 _MOST_SEEN = 4096  # keys that were met once
@@ -111,7 +112,7 @@ class Repeated:
     def _watched(self, key: Hashable, tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
         """A block that makes the call, and is watched if such calls may come again."""
         native = launch.native()
-        if native is None or not launch.in_use():
+        if native is None or not launch.in_use() or captures():  # a captured call may have other launches
             return contextlib.nullcontext()
         if key not in self._seen:
             if len(self._seen) >= _MOST_SEEN:
@@ -200,16 +201,20 @@ def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor]) -> Any:
         places.append(of)
     if temporaries.room > _MOST_BYTES:
         return None
+    counters = (len(tensors) + (temporaries.room > 0), 0)
+    counted = any(_COUNTERS in of for of in places)
+    places = [[counters if place is _COUNTERS else place for place in of] for of in places]
     steps = [one.launcher.step(one.programs, one.variant, *one.arguments) for one in launches]
     aligned = [at for at, tensor in enumerate(tensors) if not tensor.data_ptr() & 15]
-    return sequence(steps, places, len(tensors), aligned, temporaries.room)
+    return sequence(steps, places, len(tensors), aligned, temporaries.room, counted)
 
 
 _UNCLEAR = (-1, -1)
+_COUNTERS = (-2, 0)
 
 
 class _Temporaries:
-    """Where pointers of a call point: into its tensors, or in memory that it allocated itself."""
+    """Where pointers of a call point: into its tensors, to the stream's counters, or in memory that it allocated."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = tensors
@@ -223,6 +228,8 @@ class _Temporaries:
         address = argument.data_ptr()
         if address == 0:
             return None
+        if is_counters(argument):
+            return _COUNTERS
         same = next((at for at, tensor in enumerate(self._tensors) if tensor is argument), None)
         if same is not None:
             return (same, 0)

@@ -253,6 +253,48 @@ def devices_and_streams(stub: Stub) -> None:
     OneDevice.current = 0
 
 
+def counters(stub: Stub) -> None:
+    """Launches get the counters of their stream; where it has none, or is captured, they are made otherwise."""
+    on_stub(stub)
+    x, between = torch.zeros(64), torch.zeros(64)
+    launcher = Launcher(twice, {"SIZE": 64}, 4)
+    launcher(3, (0,), x, between, 7)
+    step = launcher.step(3, (0,), x, between, 7)
+    made = of_triton.sequence([step], [[(0, 0), (2, 0), None]], 1, [0], 256, True)
+    streams = OneDevice.stream_of
+    seen = []
+    for stream in (77, 78, 78, 77):
+        OneDevice.stream_of = staticmethod(lambda device, stream=stream: stream)
+        stub.take()
+        assert made.launch(x) is True
+        (noted,) = stub.take()
+        assert noted.stream == stream
+        seen.append(struct.unpack("<Q", noted.parameters[1])[0])
+    wanted = [OneDevice.counted[0, stream].data_ptr() for stream in (77, 78)]
+    assert seen == [wanted[0], wanted[1], wanted[1], wanted[0]]
+    assert not Memory.live
+    stub.capturing.value = 1
+    assert made.launch(x) is False
+    stub.capturing.value = 0
+    before = OneDevice.counters_of
+    for answer, stream in ((0, 79), (None, 80)):
+        OneDevice.stream_of = staticmethod(lambda device, stream=stream: stream)
+        OneDevice.counters_of = staticmethod(lambda device, stream, answer=answer: answer)
+        install_launcher(stub)
+        launcher = Launcher(twice, {"SIZE": 64}, 4)
+        launcher(3, (0,), x, between, 7)
+        stub.take()
+        made = of_triton.sequence([launcher.step(3, (0,), x, between, 7)], [[(0, 0), (1, 0), None]], 1, [0], 0, True)
+        if answer is None:
+            with pytest.raises(TypeError):
+                made.launch(x)
+        else:
+            assert made.launch(x) is False
+        assert not stub.take()
+    OneDevice.counters_of, OneDevice.stream_of = before, streams
+    install_launcher(stub)
+
+
 def memory_as_a_tensor(stub: Stub) -> None:
     """Temporaries may be a tensor, as on a GPU: it lives as long as the call."""
     on_stub(stub)
@@ -668,6 +710,7 @@ SCENARIOS = (
     gluon_maps,
     repeated,
     devices_and_streams,
+    counters,
     memory_as_a_tensor,
     errors,
     hooks,

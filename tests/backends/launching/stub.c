@@ -44,6 +44,12 @@ Status cuLaunchKernelEx(const uint32_t* config, void* function, void** parameter
   at->num_parameters = (uint32_t)param_count;
   return 0;
 }
+int capturing;
+Status cuStreamIsCapturing(void* stream, int* status) {
+  (void)stream;
+  *status = capturing;
+  return 0;
+}
 Status cuFuncGetParamInfo(void* function, size_t at, size_t* offset, size_t* size) {
   (void)function;
   if ((int)at >= param_count) return 1;
@@ -114,4 +120,4 @@ Status cuGetProcAddress(const char* name, void** function, int version, uint64_t
 #define NOTHING(name) Status name(void) { return 0; }
 NOTHING(cuCtxGetLimit) NOTHING(cuCtxSetLimit) NOTHING(cuFuncSetAttribute) NOTHING(cuFuncSetCacheConfig)
 NOTHING(cuLaunchKernel) NOTHING(cuCtxGetDevice) NOTHING(cuModuleUnload) NOTHING(cuOccupancyMaxActiveClusters)
-NOTHING(cuStreamIsCapturing) NOTHING(cuMemAlloc) NOTHING(cuMemAlloc_v2) NOTHING(cuMemFree) NOTHING(cuMemFree_v2)
+NOTHING(cuMemAlloc) NOTHING(cuMemAlloc_v2) NOTHING(cuMemFree) NOTHING(cuMemFree_v2)

@@ -70,12 +70,14 @@ class Stub:
         self._count = ctypes.c_int.in_dll(self.library, "param_count")
         self._sizes = (ctypes.c_int * 256).in_dll(self.library, "param_sizes")
         self.encoded = ctypes.c_int.in_dll(self.library, "num_encoded")
+        self.capturing = ctypes.c_int.in_dll(self.library, "capturing")
 
     def native(self, **changed: Any) -> launch.Native:
         """The launcher, on this driver."""
         module = under_test() or launch.extension().module
-        encode = launch.address(self.library.cuTensorMapEncodeTiled)
-        return launch.native_of(module, launch.address(self.library.cuLaunchKernelEx), encode, **changed)
+        names = ("cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuStreamIsCapturing")
+        functions = [launch.address(getattr(self.library, name)) for name in names]
+        return launch.native_of(module, *functions, **changed)
 
     def expect(self, sizes: list[int]) -> None:
         """The next launched function has parameters of these sizes."""
@@ -134,6 +136,12 @@ class OneDevice:
     """Device 0 is current, with stream 77; a stream of another device is 77 and its number."""
 
     current = 0
+    counted: ClassVar[dict[tuple[int, int], torch.Tensor]] = {}
+
+    @classmethod
+    def counters_of(cls, device: int, stream: int) -> int:
+        kept = cls.counted.setdefault((device, stream), torch.zeros(64, dtype=torch.int32, device="cpu"))
+        return kept.data_ptr()
 
     @staticmethod
     def stream_of(device: int) -> int:
@@ -182,6 +190,7 @@ def install_launcher(stub: Stub) -> None:
         current=lambda: OneDevice.current,
         allocate=Memory.allocate,
         release=Memory.release,
+        counters=OneDevice.counters_of,
     )
     launch.native = lambda: native
 

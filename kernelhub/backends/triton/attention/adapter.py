@@ -22,7 +22,8 @@ from kernelhub.backends.triton.repeat import Last, Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
-from kernelhub.ops.attention.problem import E5M2, FP8, QUANTISED, AttentionProblem, PagedAttentionProblem
+from kernelhub.ops.attention.problem import E5M2, FP8, ONE, QUANTISED, AttentionProblem, PagedAttentionProblem
+from kernelhub.runtime.counters import counters_of, no_counters
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
@@ -37,6 +38,10 @@ MOST_SPLITS = 64
 FIXED_SPLITS = 16
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 PARTS = 16
+# The last program of a sequence merges few parts: up to so many reads one after another, each of so many elements for
+# a warp. More would take registers from all programs.
+MOST_READS = 4
+MERGED_ELEMENTS = 512
 
 
 class Geometry(NamedTuple):
@@ -94,6 +99,10 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         measured = problem.q_dtype in _HALVES and (self.fp8 or problem.q_dtype == problem.kv_dtype)
         kinds = HOPPER.get((itemsize, max(64, widest)), ()) if device.family == "hopper" and measured else ()
         self._kinds: tuple[Kind, ...] = kinds
+        # Of other dtypes the code that merges takes registers from all programs, or spills.
+        self._may_merge = problem.q_dtype in _HALVES and (
+            problem.kv_dtype == problem.q_dtype or (problem.kv_dtype == FP8 and widest <= 128)
+        )
         self._row_bytes = itemsize * (problem.head_dim_qk + problem.head_dim_vo)
         self._tiles: dict[int, Tiles] = {}
         self._prepared: set[Hashable] = set()
@@ -284,17 +293,19 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
     ) -> None:
         """Sequences of up to `rows` query rows, their keys in parts, which are then merged.
 
-        The first call of a variant compiles the other kinds of tiles, too: another batch may select those.
+        The first call of a variant compiles the other kinds of tiles, too: another batch may select those. So it does
+        the second kernel of parts that one launch merges: a captured call has two.
         """
         launches = list(self._split_launches(q, k, v, at, values, out, lse, rows, division))
         for launcher, *given in launches:
             launcher(*given)
         variant = launches[0][2]
-        if len(self._kinds) > 1 and division.tiles.block_m == MEASURED_ROWS and variant not in self._prepared:
+        kinds = {kind.tiles for kind in self._kinds if division.tiles.block_m == MEASURED_ROWS}
+        if (len(kinds) > 1 or self._merges(division)) and variant not in self._prepared:
             self._prepared.add(variant)
-            for kind in self._kinds:
-                both = Division(kind.tiles, 2)
-                for launcher, *given in self._split_launches(q, k, v, at, values, out, lse, rows, both):
+            for tiles in kinds | {division.tiles}:
+                both = Division(tiles, 2)
+                for launcher, *given in self._split_launches(q, k, v, at, values, out, lse, rows, both, two=True):
                     launcher.prepare(*given)
 
     def _split_launches(
@@ -308,8 +319,9 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         lse: Tensor | None,
         rows: int,
         division: Division,
+        two: bool = False,
     ) -> Iterator[tuple[Any, ...]]:
-        """The launchers of a call, each with its arguments."""
+        """The launchers of a call, each with its arguments. `two`: parts are merged by a launch of their own."""
         k, v, score_scale, value_scale = self._scaled(k, v, values)
         tiles, splits = division
         launch, merge = self._split_launchers(tiles, sign_of(score_scale))
@@ -318,13 +330,15 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         parts = at.num_seqs * kv_heads * max_rows * splits if splits > 1 else 0
         part_out = torch.empty(parts, self.shape["DV_PAD"], dtype=torch.float32, device=q.device)
         part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
+        row_blocks = at.num_seqs * kv_heads * (max_rows // tiles.block_m)
+        counters = counters_of(q, row_blocks) if self._merges(division) and not two else None
         windows = (min(values.window_left, NO_LIMIT), min(values.window_right, NO_LIMIT))
         strides = strides_of_operands(q, k, v, out, self.problem.ragged, self.heads_first)
         lse_strides = strides_of_lse(lse, self.problem.ragged)
         variant = variant_of(q, k, v, out, values.sinks, strides)
         yield (
             launch,
-            at.num_seqs * kv_heads * (max_rows // tiles.block_m) * splits,
+            row_blocks * splits,
             variant,
             q,
             k,
@@ -333,6 +347,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             lse,
             part_out,
             part_lse,
+            no_counters(q) if counters is None else counters,
             values.sinks,
             values.k_scale if isinstance(values.k_scale, Tensor) else None,
             values.v_scale if isinstance(values.v_scale, Tensor) else None,
@@ -348,12 +363,13 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             at.last_page,
             max_rows,
             splits,
+            int(counters is not None),
             *windows,
             *strides,
             *lse_strides,
             at.table_stride,
         )
-        if splits > 1:
+        if splits > 1 and counters is None:
             yield (
                 merge,
                 at.num_seqs * kv_heads * rows,
@@ -376,6 +392,20 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
                 *lse_strides,
             )
 
+    def _merges(self, division: Division) -> bool:
+        """Whether the launch that makes the parts merges them, too."""
+        rows, parts = self._read_at_once(division.tiles)
+        return rows > 0 and 1 < division.parts <= MOST_READS * parts
+
+    def _read_at_once(self, tiles: Tiles) -> tuple[int, int]:
+        """Rows, and parts of each, that the program which merges reads at once; (0, 0) where none does."""
+        if not self._may_merge or tiles.block_m > MEASURED_ROWS:
+            return 0, 0
+        problem = self.problem
+        one = problem.q_len == ONE and not problem.ragged
+        rows = min(tiles.block_m, power_of_two(problem.group_size)) if one else tiles.block_m
+        return rows, max(1, tiles.num_warps * MERGED_ELEMENTS // (rows * self.shape["DV_PAD"]))
+
     def _split_tiles(self, rows: int) -> Tiles:
         tiles = self._tiles.get(rows)
         if tiles is None:
@@ -386,8 +416,10 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         made = self._launchers.get((tiles, sign))
         if made is None:
             shape = {**self.shape, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "CHUNK": CHUNK}
+            rows, parts = self._read_at_once(tiles)
+            of_split = {**shape, **self.scores, "ROWS": rows, "PARTS": parts, "SIGN": sign}
             made = (
-                Launcher(split_kernel, {**shape, **self.scores, "SIGN": sign}, tiles.num_warps, tiles.num_stages),
+                Launcher(split_kernel, of_split, tiles.num_warps, tiles.num_stages),
                 Launcher(merge_kernel, {**shape, "PARTS": PARTS}, num_warps=4),
             )
             self._launchers[tiles, sign] = made
@@ -448,7 +480,13 @@ class SplitKV(TritonAttention):
 
 
 class SplitKVFixed(SplitKV):
-    """The same with splits that depend on a sequence's own length only; so its result is bitwise batch-invariant."""
+    """The same with splits that depend on a sequence's own length only; so its result is bitwise batch-invariant.
+
+    Parts are always merged by the second kernel, in graphs and beside them, since the sums of the two have other bits.
+    """
+
+    def _merges(self, division: Division) -> bool:
+        return False
 
     def divide(self, num_seqs: int, rows: int, kv_bound: int) -> Division:
         return Division(self._split_tiles(rows), max(1, min(FIXED_SPLITS, -(-kv_bound // CHUNK))))

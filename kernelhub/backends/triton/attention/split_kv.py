@@ -1,11 +1,15 @@
 # mypy: ignore-errors
-"""Decode: the keys of a sequence are split among programs, and a second kernel merges the parts.
+"""Decode: the keys of a sequence are split among programs, and the last one or a second kernel merges the parts.
 
     split:  program -> (sequence, KV head, row block, split)
             splits in use = enough for CHUNK keys each, at most `splits`; decided here, from the length
             attend to the split's keys; store the normalised part and its log2-sum-exp,
             or the result itself where one split holds all keys
+            if few splits: count the program, and the last of its row block merges the parts of the block
     merge:  program -> one row; weigh the parts by 2^(lse - max), add the sink, store
+
+Whichever program is the last, it merges the parts in their order, so the result does not depend on which it was. It
+sets its counter to zero again, so the counters are zero between the launches of a stream.
 
 Lengths are read on the device, so the grid does not depend on them and a step can be captured in a CUDA
 graph. All query heads of a KV head, and all query tokens of a sequence, are rows of one tile.
@@ -35,6 +39,7 @@ _VARYING = [
     "max_rows",
     "rows",
     "splits",
+    "merges",
     "window_left",
     "window_right",
     "stride_table",
@@ -54,6 +59,29 @@ def split_bounds(low, high, splits, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr):
     return tl.maximum(tl.cdiv(blocks, blocks_each), 1), blocks_each * BLOCK_N
 
 
+@triton.jit
+def merged_rows(part_out, part_lse, part, valid, used, ROWS: tl.constexpr, PARTS: tl.constexpr, DV_PAD: tl.constexpr):
+    """(acc, m, total) of ROWS rows from their parts, which begin at `part`, PARTS at a time."""
+    dv = tl.arange(0, DV_PAD)
+    acc = tl.zeros([ROWS, DV_PAD], tl.float32)
+    m = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    for start in range(0, used, PARTS):
+        s = start + tl.arange(0, PARTS)
+        place = part[:, None] + s[None, :]
+        there = valid[:, None] & (s < used)[None, :]
+        part_m = tl.load(part_lse + place, mask=there, other=float("-inf"))
+        values = tl.load(part_out + place[:, :, None] * DV_PAD + dv[None, None, :], mask=there[:, :, None], other=0.0)
+        m_new = tl.maximum(m, tl.max(part_m, 1))
+        m_finite = tl.where(m_new == float("-inf"), 0.0, m_new)
+        weights = tl.exp2(part_m - m_finite[:, None])
+        rescale = tl.exp2(m - m_finite)
+        acc = acc * rescale[:, None] + tl.sum(values * weights[:, :, None], 1)
+        total = total * rescale + tl.sum(weights, 1)
+        m = m_new
+    return acc, m, total
+
+
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_ANYWHERE)
 def split_kernel(
     q,
@@ -63,6 +91,7 @@ def split_kernel(
     lse,
     part_out,
     part_lse,
+    counters,
     sinks,
     k_scale,
     v_scale,
@@ -78,6 +107,7 @@ def split_kernel(
     last_page,
     max_rows,
     splits,
+    merges,
     window_left,
     window_right,
     stride_qb,
@@ -112,6 +142,8 @@ def split_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
+    ROWS: tl.constexpr,
+    PARTS: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
@@ -125,6 +157,9 @@ def split_kernel(
 ):
     """One program per split of a row block.
 
+    With `merges` the last program of a row block merges its parts, the first ROWS rows; ROWS is 0 where none does so.
+    `counters` has a zero for each
+    row block then; no other launch may use them at the same time.
     `max_rows`, a multiple of BLOCK_M, bounds the rows of a sequence; ragged sequences of more are left to the
     prefill kernel. SCALES: 0 folded in by the host, 1 one element, 2 one per KV head.
     SIGN is that of the scores' scale, as far as the host knows it.
@@ -210,6 +245,24 @@ def split_kernel(
         mask=valid[:, None],
     )
     tl.store(part_lse + part, tl.where(seen, m + tl.log2(tl.where(seen, total, 1.0)), float("-inf")), mask=valid)
+    if ROWS > 0 and merges != 0:
+        tl.debug_barrier()  # one thread counts, after all have stored their elements
+        counter = counters + program // splits
+        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
+            tl.store(counter, 0)
+            rows = block * BLOCK_M + tl.arange(0, ROWS)
+            token = rows // GROUP
+            head = kv_head * GROUP + rows % GROUP
+            valid = token < q_len
+            part = ((sequence * KV_HEADS + kv_head).to(tl.int64) * max_rows + rows) * splits
+            acc, m, total = merged_rows(part_out, part_lse, part, valid, used, ROWS, PARTS, DV_PAD)
+            if HAS_LSE and not RAGGED:
+                lse += sequence.to(tl.int64) * stride_lb
+            store_rows(
+                acc, m, total, out, token.to(tl.int64) * stride_ot + head.to(tl.int64) * stride_oh, stride_od,
+                lse, (q_start + token) * stride_lt + head.to(tl.int64) * stride_lh, sinks, head, valid, 1.0,
+                DV, DV_PAD, HAS_SINKS, HAS_LSE,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_ANYWHERE)
