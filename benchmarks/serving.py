@@ -266,7 +266,8 @@ def server(engine: str, backend: str, given: argparse.Namespace, log: Path) -> I
 
 
 def _most_clients(given: argparse.Namespace) -> int:
-    return max([clients for _, clients in given.cells] or given.concurrency)
+    most: int = max([clients for _, clients in given.cells] or given.concurrency)
+    return most
 
 
 def _model_of(address: tuple[str, int]) -> str | None:

@@ -115,7 +115,7 @@ class Engine:
             if count <= self.max_seqs:
                 self._run([one] * count)
             self._run([(Request([0] * count, 1), min(count, self.max_len))])
-            if count > 1:
+            if count > 1 and self.max_seqs > 1:
                 self._run([one, (Request([0] * count, 1), min(count - 1, self.max_len))])
 
     def _parts(self, flat: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
