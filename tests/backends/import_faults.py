@@ -26,6 +26,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.comm.experts.inputs import combine_inputs, dispatch_inputs
 from kernelhub.ops.comm.inputs import alone
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
@@ -41,12 +42,12 @@ from tests.backends.fake import flash_mla
 from tests.dispatch.backends import EVERYWHERE
 
 BACKENDS = (
-    *("cudnn", "custom_all_reduce", "cutlass", "deep_gemm", "flash_attn", "flash_mla", "flashinfer", "marlin"),
-    "xformers",
+    *("cudnn", "custom_all_reduce", "cutlass", "deep_ep", "deep_gemm", "flash_attn", "flash_mla", "flashinfer"),
+    *("marlin", "xformers"),
 )
 PACKAGES = (
-    *("cudnn", "cutlass", "deep_gemm", "flash_attn", "flash_attn_3", "flash_attn_interface", "flash_mla", "flashinfer"),
-    *("quack", "sgl_kernel", "tvm_ffi", "vllm", "xformers"),
+    *("cudnn", "cutlass", "deep_ep", "deep_gemm", "flash_attn", "flash_attn_3", "flash_attn_interface", "flash_mla"),
+    *("flashinfer", "quack", "sgl_kernel", "tvm_ffi", "vllm", "xformers"),
 )
 _SYMBOL = "undefined symbol: _ZN3c105ErrorC1"
 _ATTRIBUTE = "has no attribute 'float2'"
@@ -68,6 +69,7 @@ def _quantised() -> dict[str, Any]:
 
 
 _SUM = {"x": torch.ones(2, 128), "group": alone(torch.device("cpu"))}
+_SENT = dispatch_inputs(tokens=2, hidden_size=64, num_experts=4, top_k=2)
 INPUTS: dict[str, dict[str, Any]] = {
     "all_reduce": _SUM,
     "all_reduce_rms_norm": {**_SUM, "residual": torch.ones(2, 128), "weight": torch.ones(128), "eps": 1e-6},
@@ -84,6 +86,8 @@ INPUTS: dict[str, dict[str, Any]] = {
     "grouped_gemm": grouped_gemm_inputs(),
     "mqa_logits": logits_inputs(tokens=2, keys=16),
     "paged_mqa_logits": paged_logits_inputs(seq_lens=(20, 6)),
+    "moe_dispatch": _SENT,
+    "moe_combine": combine_inputs(tokens=2, hidden_size=64, num_experts=4, top_k=2),
     "fused_moe": moe_inputs(num_experts=4, hidden_size=32, intermediate_size=32, top_k=2),
 }
 

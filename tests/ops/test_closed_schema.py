@@ -84,12 +84,13 @@ _ATTENTION = [
 _MESSAGES = [
     {"world_size": 2, "link": "nvlink", "message": message} for message in ("32KB", "256KB", "1MB", "8MB", "32MB")
 ]
+_TWO: dict[str, Any] = {"world_size": 2, "link": "nvlink"}
 # Where an op's kernels differ in more than the device they run on: problems that reach each of them.
 SWEEPS: dict[str, list[dict[str, Any]]] = {
     "all_reduce": [{}, *_MESSAGES],
     "all_reduce_rms_norm": [{}, *_MESSAGES, {**_MESSAGES[0], "format": "fp8_group"}],
-    "moe_dispatch": [{}, {"world_size": 2, "link": "nvlink"}],
-    "moe_combine": [{}, {"world_size": 2, "link": "nvlink"}],
+    "moe_dispatch": [{}, {**_TWO, "capacity": "few"}, {**_TWO, "capacity": "exact"}],
+    "moe_combine": [{}, {**_TWO, "capacity": "few"}, {**_TWO, "capacity": "exact", "rows": "kept"}],
     "attention": [*_ATTENTION, {"q_len": "many", "causal": True, "head_dim_qk": 192, "head_dim_vo": 128}],
     "paged_attention": [
         *_ATTENTION,
@@ -154,7 +155,8 @@ def test_every_kernel_can_be_had_for_some_problem_on_some_device(op: str) -> Non
         machine = SimulatedMachine(packages, variables={"TRITON_INTERPRET": "1"})
         for device, values in problems:
             unreached.discard(kernelhub.explain(op, device=device, machine=machine, **values).selected)
-    releases = (MACHINE, SimulatedMachine({**PACKAGES, "flashinfer": "0.7.2.post1", "sgl_kernel": "0.4.10"}))
+    others = {"flashinfer": "0.7.2.post1", "sgl_kernel": "0.4.10", "deep_ep": "1.2.1", "deep_ep_cpp": "1.2.1"}
+    releases = (MACHINE, SimulatedMachine({**PACKAGES, **others}))
     for kernel in (kernel for kernel in kernels(op) if kernel.name in unreached):
         if kernel.backend == "unsupported":  # records that say why there is no kernel
             continue

@@ -48,13 +48,6 @@ class Unsupported(NamedTuple):
 
 LIBRARIES = (
     Unsupported(
-        "deep_ep_normal",
-        _EXPERTS,
-        "DeepEP 1, normal mode (Buffer.dispatch)",
-        "its combine takes state of its dispatch that a handle of moe_dispatch does not carry",
-        _OTHER_EXPERTS,
-    ),
-    Unsupported(
         "deep_ep_low_latency",
         _EXPERTS,
         "DeepEP 1, low latency (Buffer.low_latency_dispatch)",

@@ -90,7 +90,7 @@ def _combine(dtype: str, top_k: int, world_size: int, format: str, device: Devic
     y = torch.empty(received, problem.hidden_size, dtype=getattr(torch, dtype), device="cuda")
     ids, slots = (torch.empty(rows, top_k, dtype=torch.int32, device="cuda") for rows in (64, received))
     none = torch.empty(0, dtype=torch.int64, device="cuda")
-    handle = Handle(none, ids, slots, torch.empty(received, top_k, device="cuda"), none, none)
+    handle = Handle(none, ids, slots, torch.empty(received, top_k, device="cuda"), none, none, slots[:0, 0])
     header = Header(FORMATS.index(format), 2, world_size, problem.num_experts, 64, 128, received)
     made.launch(y, handle, header, torch.empty(64, problem.hidden_size, dtype=y.dtype, device="cuda"), _GROUP, 60.0)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernelhub.ops.comm.experts.problem import FIXED, FORMATS, ROWS, TOKENS
 
+_DTYPES = [torch.int32, torch.int32, torch.float32, torch.int64, torch.int64, torch.int32]  # behind the header
 EXPERTS, COMBINE = "experts", "combine"
 _MOST_SHARED = 256  # headers; each number of tokens has its own
 
@@ -58,9 +59,10 @@ class Handle(NamedTuple):
         slots: int32 ``[R, top_k]``, for each received token and choice the row of x, counted through all experts if
             masked; for ``tokens`` the local id. -1: the expert is on another rank, or is an earlier choice.
         weights: float32 ``[R, top_k]``, 0 where slots are -1.
-        splits: int64 in CPU memory. Of rows ``all`` the tokens of each rank; of ``needed`` how many rows this rank sent
-            to each rank, then how many it received from each; else empty.
-        sent: int64, the token of each row that this rank sent, of ``needed``; else empty.
+        splits: int64 in CPU memory. Of rows ``all`` the tokens of each rank; of ``needed`` and ``kept`` how many rows
+            this rank sent to each rank, then how many it received from each; else empty.
+        sent: int64, the token of each row that this rank sent, of ``needed`` and ``kept``; else empty.
+        state: int32, what a combine of the library that sent the rows reads, of ``kept``; else empty.
     """
 
     header: Tensor
@@ -69,6 +71,7 @@ class Handle(NamedTuple):
     weights: Tensor
     splits: Tensor
     sent: Tensor
+    state: Tensor
 
 
 class Header(NamedTuple):
@@ -100,17 +103,17 @@ class Header(NamedTuple):
 
 
 def handle_of(header: Header, topk_ids: Tensor, slots: Tensor, weights: Tensor, *of_rows: Tensor) -> list[Tensor]:
-    """A handle as an argument. `of_rows`: splits and sent."""
+    """A handle as an argument. `of_rows`: splits, sent, and state if there is some."""
     numbers = torch.tensor(header, dtype=torch.int64, device="cpu")
-    splits, sent = of_rows or (numbers.new_empty(0), slots.new_empty(0, dtype=torch.int64))
-    return [numbers, topk_ids, slots, weights, splits, sent]
+    splits, sent, *state = of_rows or (numbers.new_empty(0), slots.new_empty(0, dtype=torch.int64))
+    return [numbers, topk_ids, slots, weights, splits, sent, *(state or [slots.new_empty(0)])]
 
 
 class Handles:
     """Makes the handles of one kernel with a capacity, on one device: what depends on sizes alone is made once."""
 
     def __init__(self) -> None:
-        self._shared: dict[Header, tuple[Tensor, Tensor, Tensor]] = {}
+        self._shared: dict[Header, tuple[Tensor, Tensor, Tensor, Tensor]] = {}
 
     def of(self, header: Header, topk_ids: Tensor, slots: Tensor, weights: Tensor) -> list[Tensor]:
         """A handle, as of `handle_of`."""
@@ -118,10 +121,10 @@ class Handles:
         if shared is None:
             if len(self._shared) >= _MOST_SHARED:
                 self._shared.clear()
-            numbers, *_, splits, sent = handle_of(header, topk_ids, slots, weights)
-            shared = self._shared[header] = (numbers, splits, sent)
-        numbers, splits, sent = shared
-        return [numbers, topk_ids, slots, weights, splits, sent]
+            numbers, *_, splits, sent, state = handle_of(header, topk_ids, slots, weights)
+            shared = self._shared[header] = (numbers, splits, sent, state)
+        numbers, *empty = shared
+        return [numbers, topk_ids, slots, weights, *empty]
 
 
 def header_of(handle: Sequence[Tensor]) -> Header:
@@ -148,7 +151,7 @@ def is_handle(handle: object) -> bool:
     header = handle[0]
     if header.dtype is not torch.int64 or header.shape != (len(Header._fields),) or not header.is_cpu:
         return False
-    if [part.dtype for part in handle[1:]] != [torch.int32, torch.int32, torch.float32, torch.int64, torch.int64]:
+    if [part.dtype for part in handle[1:]] != _DTYPES:
         return False
     given, ids, slots, weights = header_of(handle), handle[1], handle[2], handle[3]
     return bool(

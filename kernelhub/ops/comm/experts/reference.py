@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernelhub.ops.comm.experts.problem import ALL, CONTIGUOUS, FIXED, FORMATS, NEEDED, ROWS, TOKENS
+from kernelhub.ops.comm.experts.problem import ALL, CONTIGUOUS, FIXED, FORMATS, KEPT, NEEDED, ROWS, TOKENS
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header, handle_of, header_of
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.precision import at_own_precision
@@ -112,7 +112,7 @@ def moe_combine_reference(
             begin = sum(places[other][:rank])
             total += part[begin : begin + header.tokens]
         else:
-            assert rows == NEEDED, rows
+            assert rows in (NEEDED, KEPT), rows
             to_each, from_each = places[rank][: pg.size()], places[other][pg.size() :]
             begin, first = sum(from_each[:rank]), sum(to_each[:other])
             count = to_each[other]

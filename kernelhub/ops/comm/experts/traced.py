@@ -95,4 +95,5 @@ def _memory(
         "handle_weights": x.new_empty((received, top_k), dtype=torch.float32),
         "handle_splits": torch.empty(0, dtype=torch.int64, device="cpu"),
         "handle_sent": x.new_empty(0, dtype=torch.int64),
+        "handle_state": x.new_empty(0, dtype=torch.int32),
     }

@@ -6,7 +6,7 @@ from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import Constraint, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import published, verified
-from kernelhub.ops.comm.experts.problem import ALL, EXACT, FEW, FIXED, FP8, MANY, NEEDED
+from kernelhub.ops.comm.experts.problem import ALL, EXACT, FEW, FIXED, FP8, KEPT, MANY, NEEDED
 from kernelhub.ops.comm.problem import FLOATS, USUAL
 
 _CPU = verified(
@@ -113,6 +113,7 @@ KERNELS = (
         "each rank's sums to the ranks of their tokens, which add them in float32 in the order of ranks",
         ALL,
         NEEDED,
+        KEPT,
         fixed=False,
         deterministic=True,
         band=Band.PORTABLE,
