@@ -540,6 +540,18 @@ class TestLatentAttention:
             reason = ask(WIDE, torch.bfloat16, "auto", 64, True, False, False, False, hopper)
         assert "remove it from use(disable=" in reason
 
+    def test_blocks_are_of_64_tokens_where_a_faster_kernel_takes_no_other(self, latent) -> None:
+        assert latent.KernelhubMlaBackend.get_preferred_block_size(16) == latent._preferred_block_size(16)
+        chosen = {
+            size: latent._selection(torch.bfloat16, torch.bfloat16, 576, size, "H200").kernel for size in (16, 64)
+        }
+        assert chosen[16] != chosen[64]
+        assert latent._preferred_block_size(16, "H200") == 64
+        assert latent._preferred_block_size(128, "H200") == 64
+        assert latent._preferred_block_size(32, "A100") == 32  # the same kernel takes both
+        with kernelhub.use(disable=["gluon", "flash_mla"]):
+            assert latent._preferred_block_size(16, "H200") == 16
+
     def test_a_worker_s_start_warms_up_its_layers(self, latent, engine, caplog) -> None:
         caplog.set_level("INFO")
         layers = {}

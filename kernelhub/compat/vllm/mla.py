@@ -198,6 +198,11 @@ class KernelhubMlaBackend(MLACommonBackend):  # type: ignore[misc]
         return [MultipleOf(16)]
 
     @classmethod
+    def get_preferred_block_size(cls, default_block_size: int) -> int:
+        """Tokens of a block where the user names none. Releases that do not ask keep their own default."""
+        return _preferred_block_size(default_block_size)
+
+    @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
         return []  # `supports_combination` decides
 
@@ -227,6 +232,12 @@ class KernelhubMlaBackend(MLACommonBackend):  # type: ignore[misc]
         cache = _FP8 if kv_cache_dtype in _FP8_CACHES else dtype
         selection = _selection(dtype, cache, head_size, block_size or 64, device)
         return None if selection.kernel is not None else f"no kernel of kernelhub can run it: {selection}"
+
+
+def _preferred_block_size(default: int, device: str | None = None) -> int:
+    """64 where a kernel is faster that takes only such blocks, as those of Hopper; else vLLM's own default."""
+    found = {size: _selection(torch.bfloat16, torch.bfloat16, 576, size, device).kernel for size in (default, 64)}
+    return default if found[64] is None or found[64] == found[default] else 64
 
 
 def _selection(
