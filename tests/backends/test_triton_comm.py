@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.comm import adapter as adapter_module
-from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot
+from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
 from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
 from kernelhub.backends.triton.fused_quant.adapter import Norm
 from kernelhub.errors import KernelUnavailable, RanksDisagree
@@ -87,14 +88,16 @@ def long_messages(rank: int, workspace: Any) -> list[str]:
         out = torch.full_like(parts[rank], torch.nan)
         adapter.launch(parts[rank], out, GROUP, TIMEOUT_S)
         wrong += [] if torch.equal(out, want.bfloat16()) else [type(adapter).__name__]
-    norm = OneShotRmsNorm(AllReduceRmsNormProblem(**facets, hidden_size=24))
-    norm.attach(GROUP.group_name, workspace)
-    out, residual_out = torch.full_like(out, torch.nan), torch.full_like(out, torch.nan)
-    ones = torch.ones(24, dtype=torch.bfloat16)
-    norm.launch(parts[rank], torch.zeros_like(out), ones, 1e-5, out, residual_out, GROUP, TIMEOUT_S)
-    scaled = want * torch.rsqrt(want.square().mean(-1, keepdim=True) + 1e-5)
-    close = torch.allclose(out.float(), scaled, rtol=2**-8, atol=1e-3)
-    return wrong if close and torch.equal(residual_out, want.bfloat16()) else [*wrong, "norm"]
+    for kind in (OneShotRmsNorm, TwoShotRmsNorm):
+        norm = kind(AllReduceRmsNormProblem(**facets, hidden_size=24))
+        norm.attach(GROUP.group_name, workspace)
+        out, residual_out = torch.full_like(out, torch.nan), torch.full_like(out, torch.nan)
+        ones = torch.ones(24, dtype=torch.bfloat16)
+        norm.launch(parts[rank], torch.zeros_like(out), ones, 1e-5, out, residual_out, GROUP, TIMEOUT_S)
+        scaled = want * torch.rsqrt(want.square().mean(-1, keepdim=True) + 1e-5)
+        close = torch.allclose(out.float(), scaled, rtol=2**-7, atol=1e-3)
+        wrong += [] if close and torch.equal(residual_out, want.bfloat16()) else [kind.__name__]
+    return wrong
 
 
 def norms(rank: int, world_size: int, workspace: Any) -> list[str]:
@@ -102,12 +105,13 @@ def norms(rank: int, world_size: int, workspace: Any) -> list[str]:
     wrong = []
     for dtype, weight_dtype in ((torch.bfloat16, torch.float32), (torch.float16, torch.float16)):
         facets = {"dtype": str(dtype)[6:], "weight_dtype": str(weight_dtype)[6:], "world_size": world_size}
-        for shape in ((1, 48), (2, 3, 40)):
-            adapter = OneShotRmsNorm(AllReduceRmsNormProblem(**FACETS, **facets, hidden_size=shape[-1]))
+        for shape, kind in itertools.product(((1, 48), (2, 3, 40)), (OneShotRmsNorm, TwoShotRmsNorm)):
+            adapter = kind(AllReduceRmsNormProblem(**FACETS, **facets, hidden_size=shape[-1]))
             adapter.attach(GROUP.group_name, workspace)
             residual, weight = values(99, shape, dtype), values(98, shape[-1:], weight_dtype)
             x = values(rank, shape, dtype)
-            total = sum_of([values(other, shape, dtype) for other in range(world_size)]) + residual.float()
+            total = sum_of([values(other, shape, dtype) for other in range(world_size)])
+            total = (total.to(dtype).float() if kind is TwoShotRmsNorm else total) + residual.float()
             norm = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * weight.float()
             out, residual_out = torch.full_like(x, torch.nan), torch.full_like(x, torch.nan)
             found = {"apart": (out, residual_out), "in place": (x, residual)}
@@ -118,7 +122,7 @@ def norms(rank: int, world_size: int, workspace: Any) -> list[str]:
             for what, (got, got_residual) in found.items():
                 close = torch.allclose(got.float(), norm, rtol=torch.finfo(dtype).eps, atol=1e-3)
                 if not (close and torch.equal(got_residual, total.to(dtype))):
-                    wrong.append(f"{dtype} {shape} {what}")
+                    wrong.append(f"{kind.__name__} {dtype} {shape} {what}")
             adapter.launch(x[:0], residual[:0], weight, 1e-5, out[:0], residual_out[:0], GROUP, TIMEOUT_S)
     return wrong
 

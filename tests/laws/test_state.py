@@ -47,6 +47,7 @@ STATE: dict[str, dict[str, str]] = {
         "_restore": "puts torch's settings back",
         "_turns": "how often they were changed",
     },
+    "runtime.counters": {"_kept": "zeros, some for each device and stream, which launches leave zero"},
     "runtime.caches.lock": {
         "_thread_locks": "one for each locked file; emptied after a fork",
         "_thread_locks_guard": "a lock, made anew after a fork",

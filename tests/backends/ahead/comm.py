@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot
+from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
 from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
 from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, MOST_RANKS
@@ -47,10 +47,10 @@ def _launch(adapter: Any, message: str, world_size: int, dtype: str, device: Dev
     made.launch(x, x, _GROUP, 60.0)
 
 
-def _launch_norm(hidden_size: int, world_size: int, dtype: str, device: DeviceFacts) -> None:
+def _launch_norm(adapter: Any, hidden_size: int, world_size: int, dtype: str, device: DeviceFacts) -> None:
     facts = {"device": device, "link": NVLINK, "peers": ATOMICS, "message": "256KB", "weight_dtype": dtype}
     problem = AllReduceRmsNormProblem(**facts, dtype=dtype, world_size=world_size, hidden_size=hidden_size)
-    made = OneShotRmsNorm(problem)
+    made = adapter(problem)
     made.attach(_GROUP.group_name, _workspace(world_size))
     x, residual, out, residual_out = (
         torch.empty(8, hidden_size, dtype=getattr(torch, dtype), device="cuda") for _ in range(4)
@@ -90,7 +90,8 @@ def _combine(dtype: str, top_k: int, world_size: int, format: str, device: Devic
     y = torch.empty(received, problem.hidden_size, dtype=getattr(torch, dtype), device="cuda")
     ids, slots = (torch.empty(rows, top_k, dtype=torch.int32, device="cuda") for rows in (64, received))
     none = torch.empty(0, dtype=torch.int64, device="cuda")
-    handle = Handle(none, ids, slots, torch.empty(received, top_k, device="cuda"), none, none, slots[:0, 0])
+    state = torch.empty(0, dtype=torch.int32, device="cuda")
+    handle = Handle(none, ids, slots, torch.empty(received, top_k, device="cuda"), none, none, state)
     header = Header(FORMATS.index(format), 2, world_size, problem.num_experts, 64, 128, received)
     made.launch(y, handle, header, torch.empty(64, problem.hidden_size, dtype=y.dtype, device="cuda"), _GROUP, 60.0)
 
@@ -116,8 +117,16 @@ CASES = [
         for ranks, message, dtype in ((2, "32KB", "bfloat16"), (8, "8MB", "float32"))
     ),
     *(
-        Case(f"sum of {ranks} ranks and norm, {width} wide", functools.partial(_launch_norm, width, ranks, "bfloat16"))
-        for ranks, width in ((2, 4096), (8, 8192))
+        Case(
+            f"sum of {ranks} ranks and norm, {width} wide{steps}",
+            functools.partial(_launch_norm, adapter, width, ranks, "bfloat16"),
+        )
+        for ranks, width, adapter, steps in (
+            (2, 4096, OneShotRmsNorm, ""),
+            (8, 8192, OneShotRmsNorm, ""),
+            (4, 4096, TwoShotRmsNorm, ", in two steps"),
+            (8, 8192, TwoShotRmsNorm, ", in two steps"),
+        )
     ),
     *(
         Case(

@@ -6,7 +6,7 @@ from typing import Any
 
 from kernelhub.backends.triton.comm import experts
 from kernelhub.backends.triton.requirements import GPU_MACHINE
-from kernelhub.dispatch.constraint import Between, OneOf, anything, dtype_in
+from kernelhub.dispatch.constraint import Between, MultipleOf, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import untested, verified
 from kernelhub.ops.comm.problem import ACCESS, ATOMICS, BUCKETS, FLOATS, NVLINK
@@ -75,6 +75,19 @@ KERNELS = (
         *_NORM,
         anything("scale_dtype"),
         OneOf("format", (NONE,), why="triton.one_shot_quant quantises"),
+    ),
+    _kernel(
+        "all_reduce_rms_norm",
+        "triton.two_shot",
+        "TwoShotRmsNorm",
+        "every rank adds up some of the rows over NVLink and sends the rounded sum to every rank; sum, residual and "
+        "norm in one launch",
+        _MESSAGE,
+        *_NORM,
+        MultipleOf("hidden_size", 8, why="a row is whole units of 16 bytes"),
+        anything("scale_dtype"),
+        OneOf("format", (NONE,), why="triton.one_shot_quant quantises"),
+        standings=(untested("ampere", "ada", "hopper", "blackwell", "blackwell_rtx"),),
     ),
     _kernel(
         "all_reduce_rms_norm",

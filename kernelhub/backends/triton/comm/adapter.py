@@ -13,6 +13,7 @@ from kernelhub.backends.triton.comm.fused_rms_norm import all_reduce_rms_norm_ke
 from kernelhub.backends.triton.comm.one_shot import one_shot_kernel
 from kernelhub.backends.triton.comm.tiles import Tile, one_shot_tile, row_tile, two_shot_tile
 from kernelhub.backends.triton.comm.two_shot import two_shot_kernel
+from kernelhub.backends.triton.comm.two_shot_rms_norm import two_shot_rms_norm_kernel
 from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
 from kernelhub.ops.comm.adapter import AllReduceAdapter, AllReduceRmsNormAdapter
 from kernelhub.ops.comm.problem import MESSAGE_BYTES, AllReduceProblem, AllReduceRmsNormProblem, CollectiveProblem
@@ -151,19 +152,32 @@ class TwoShot(_AllReduce):
         target.view(-1).copy_(padded[: source.numel()])
 
 
-class OneShotRmsNorm(AllReduceRmsNormAdapter):
-    """`all_reduce_rms_norm` in one launch and one step."""
+class _RmsNorm(AllReduceRmsNormAdapter):
+    """What both kernels of `all_reduce_rms_norm` that write floats do."""
 
     problem: AllReduceRmsNormProblem
+    kernel: Any
 
     def __init__(self, problem: AllReduceRmsNormProblem) -> None:
         super().__init__(problem)
         self._dtype = getattr(torch, problem.dtype)
         row_bytes = problem.hidden_size * self._dtype.itemsize
-        self._rows = max(8, piece_bytes(problem) // row_bytes // 8 * 8)  # of one launch; eight are whole units
-        self._slot_bytes = self._rows * row_bytes
+        self._rows = max(8, self.piece() // row_bytes // 8 * 8)  # of one launch; eight are whole units
+        self._slot_bytes = self.slot_rows() * row_bytes
         self._tile = row_tile(problem.hidden_size, self._dtype.itemsize)
         self._connections: dict[str, Connection] = {}
+
+    @abc.abstractmethod
+    def piece(self) -> int:
+        """Most bytes of one launch."""
+
+    @abc.abstractmethod
+    def slot_rows(self) -> int:
+        """Rows that the slot of a sender must hold."""
+
+    @abc.abstractmethod
+    def sizes(self, rows: int, eps: float) -> tuple[int, tuple[Any, ...]]:
+        """Programs for a message, and the scalar arguments of the kernel."""
 
     def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         self.attach(group.group_name, workspace_for(group, x.device, self._slot_bytes, timeout_s))
@@ -172,10 +186,10 @@ class OneShotRmsNorm(AllReduceRmsNormAdapter):
         """Serve a group that has a workspace. This communicates with no rank."""
         hidden_size = self.problem.hidden_size
         static = {"H": hidden_size, "BLOCK": self._tile.bytes // self._dtype.itemsize}
-        connection = Connection("all_reduce_rms_norm", all_reduce_rms_norm_kernel, static, self._tile, workspace)
+        connection = Connection("all_reduce_rms_norm", self.kernel, static, self._tile, workspace)
         row = torch.empty(hidden_size, dtype=self._dtype, device=workspace.device)
         weight = row.to(getattr(torch, self.problem.weight_dtype))
-        connection.compile((row, row, weight, row, row), (1, 1e-6))
+        connection.compile((row, row, weight, row, row), self.sizes(1, 1e-6)[1])
         self._connections[group_name] = connection
         return connection
 
@@ -201,11 +215,47 @@ class OneShotRmsNorm(AllReduceRmsNormAdapter):
         targets = [item if is_aligned(item) else fresh(item) for item in (out, residual_out)]
         source, before, weight = aligned(x), aligned(residual), aligned(weight)
         if rows <= self._rows:
-            connection(rows, (source, before, weight, *targets), (rows, float(eps)), timeout_s)
+            programs, sizes = self.sizes(rows, float(eps))
+            connection(programs, (source, before, weight, *targets), sizes, timeout_s)
         else:
             parts = [item.view(rows, -1).split(self._rows) for item in (source, before, *targets)]
             for a, b, c, d in zip(*parts, strict=True):
-                connection(len(a), (a, b, weight, c, d), (len(a), float(eps)), timeout_s)
+                programs, sizes = self.sizes(len(a), float(eps))
+                connection(programs, (a, b, weight, c, d), sizes, timeout_s)
         for item, target in zip((out, residual_out), targets, strict=True):
             if target is not item:
                 item.copy_(target)
+
+
+class OneShotRmsNorm(_RmsNorm):
+    """In one step: every rank sends all rows to every rank."""
+
+    kernel = all_reduce_rms_norm_kernel
+
+    def piece(self) -> int:
+        return piece_bytes(self.problem)
+
+    def slot_rows(self) -> int:
+        return self._rows
+
+    def sizes(self, rows: int, eps: float) -> tuple[int, tuple[Any, ...]]:
+        return rows, (rows, eps)
+
+
+class TwoShotRmsNorm(_RmsNorm):
+    """In two steps: each rank adds up the rows of one part."""
+
+    kernel = two_shot_rms_norm_kernel
+
+    def piece(self) -> int:
+        return MESSAGE_BYTES.get(self.problem.message, _LARGEST)
+
+    def slot_rows(self) -> int:
+        return 2 * self._part(self._rows)
+
+    def sizes(self, rows: int, eps: float) -> tuple[int, tuple[Any, ...]]:
+        part = self._part(rows)
+        return part, (rows, eps, part)
+
+    def _part(self, rows: int) -> int:
+        return -(-rows // self.problem.world_size)

@@ -1,0 +1,125 @@
+# mypy: ignore-errors
+"""All-reduce in two steps, addition of a residual and RMSNorm in one launch. A program works on whole rows.
+
+    rows [r * part, (r + 1) * part) are added up by rank r
+    for each row of a part that is a program's: send it, of every part, to the owner
+    for each of them:  add up the own part's in the order of ranks, round it, send it to every rank; finish it
+    for each of them:  finish the sums that the owners sent
+
+    finish: sum += residual, in float32;  residual_out = sum;  out = sum / sqrt(mean(sum^2) + eps) * weight
+
+The sum over ranks is rounded before the residual is added, on the owner, too, so that all ranks have equal bits. From
+three ranks on less crosses the link than in one step, as in `two_shot.py`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernelhub.backends.triton.comm.one_shot import add_up
+from kernelhub.backends.triton.comm.slots import bits_of, deadline, end, place, receive, slot_at
+
+
+@triton.jit(do_not_specialize=["rows", "part", "capacity", "ahead", "limit_us"])
+def two_shot_rms_norm_kernel(
+    x,
+    residual,
+    weight,
+    out,
+    residual_out,
+    counters,
+    missing,
+    slots0,
+    slots1,
+    slots2,
+    slots3,
+    slots4,
+    slots5,
+    slots6,
+    slots7,
+    rows,
+    eps,
+    part,
+    capacity,
+    ahead,
+    limit_us,
+    H: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+    MOST: tl.constexpr,
+    CLOCK: tl.constexpr,
+):
+    """As `all_reduce_rms_norm_kernel`; a part is `part` rows, of which a slot holds twice as many. H fills units."""
+    slots = (slots0, slots1, slots2, slots3, slots4, slots5, slots6, slots7)
+    parity = tl.load(counters + tl.program_id(0))
+    until = deadline(limit_us, CLOCK)
+    late = tl.zeros([], tl.int32)
+    step = tl.num_programs(0)
+    first = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    inside = lane < H
+    if parity >= 0:
+        sender = capacity.to(tl.int64) * 16
+        here = parity * (WORLD - 1) * sender
+        sums = part.to(tl.int64) * (H * (x.dtype.element_ty.primitive_bitwidth // 8))
+        for index in range(first, tl.minimum(first + ahead * step, part), step):
+            send_rows(x, index, rows, part, lane, slots, here, sender, H, RANK, WORLD)
+        scale = tl.load(weight + lane, inside, other=0.0).to(tl.float32)
+        for index in range(first, part, step):
+            later = index + ahead * step
+            if later < part:
+                send_rows(x, later, rows, part, lane, slots, here, sender, H, RANK, WORLD)
+            row = RANK * part + index
+            mask = inside & (row < rows)
+            before = tl.load(residual + row * H + lane, mask, other=0.0).to(tl.float32)
+            at = index * H + lane
+            total, late = add_up(
+                x + RANK * part * H, at, mask, slots, here, sender, missing, until, late, RANK, WORLD, CLOCK
+            )
+            rounded = total.to(x.dtype.element_ty)
+            bits = bits_of(rounded)
+            for peer in tl.static_range(WORLD):
+                if peer != RANK:
+                    tl.store(slot_at(slots[peer] + here + place(RANK, peer) * sender + sums, x) + at, bits, mask)
+            finish(rounded.to(tl.float32) + before, scale, out, residual_out, row * H + lane, mask, eps, H)
+        for index in range(first, part, step):
+            at = index * H + lane
+            for peer in tl.static_range(WORLD):
+                if peer != RANK:
+                    row = peer * part + index
+                    mask = inside & (row < rows)
+                    before = tl.load(residual + row * H + lane, mask, other=0.0).to(tl.float32)
+                    slot = slot_at(slots[RANK] + here + place(peer, RANK) * sender + sums, x) + at
+                    value, late = receive(slot, mask, x.dtype.element_ty, missing, peer, until, late, CLOCK)
+                    finish(value + before, scale, out, residual_out, row * H + lane, mask, eps, H)
+    else:
+        for row in range(first, rows, step):
+            lost = tl.full([BLOCK], float("nan"), tl.float32)
+            tl.store(residual_out + row * H + lane, lost.to(residual_out.dtype.element_ty), inside)
+            tl.store(out + row * H + lane, lost.to(out.dtype.element_ty), inside)
+    end(counters, parity, late, MOST)
+
+
+@triton.jit
+def send_rows(
+    x, index, rows, part, lane, slots, here, sender, H: tl.constexpr, RANK: tl.constexpr, WORLD: tl.constexpr
+):
+    """Store the same row of each part in the slot of this rank on its owner."""
+    for peer in tl.static_range(WORLD):
+        if peer != RANK:
+            row = peer * part + index
+            mask = (lane < H) & (row < rows)
+            bits = bits_of(tl.load(x + row * H + lane, mask, other=0.0))
+            tl.store(slot_at(slots[peer] + here + place(RANK, peer) * sender, x) + index * H + lane, bits, mask)
+
+
+@triton.jit
+def finish(total, scale, out, residual_out, at, mask, eps, H: tl.constexpr):
+    """Store a row and its norm."""
+    total = tl.where(mask, total, 0.0)
+    inverse = tl.rsqrt(tl.sum(total * total, 0) / H + eps)
+    # After the sum, in which all threads have read the row: residual_out may be x or the residual.
+    tl.store(residual_out + at, total.to(residual_out.dtype.element_ty), mask)
+    tl.store(out + at, (total * inverse * scale).to(out.dtype.element_ty), mask)
