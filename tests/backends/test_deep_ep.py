@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import inspect
+import itertools
 import sys
 from typing import Any, ClassVar
 
@@ -15,10 +17,12 @@ from torch import Tensor
 import kernelhub
 from kernelhub.backends.deep_ep import requirements
 from kernelhub.dispatch.machine import SimulatedMachine
-from kernelhub.errors import KernelUnavailable
+from kernelhub.errors import InvalidArgument, KernelUnavailable
 from kernelhub.ops.comm.experts.adapter import Outgoing
-from kernelhub.ops.comm.experts.problem import EXACT, FORMATS, KEPT, TOKENS, CombineProblem, DispatchProblem
+from kernelhub.ops.comm.experts.problem import EXACT, FEW, FORMATS, KEPT, TOKENS, CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, header_of, is_handle
+from kernelhub.ops.comm.experts.traced import TracedDispatch
+from kernelhub.ops.comm.inputs import alone
 from kernelhub.ops.comm.problem import ATOMICS, NVLINK
 from kernelhub.ops.formats import E4M3
 from kernelhub.probes.device import simulated
@@ -33,7 +37,6 @@ FACTS: dict[str, Any] = {
     "num_experts": EXPERTS,
     "link": NVLINK,
     "peers": ATOMICS,
-    "capacity": EXACT,
 }
 MACHINE = SimulatedMachine({"deep_ep": "1.2.1", "deep_ep_cpp": "1.2.1"})
 
@@ -78,14 +81,14 @@ def tokens_of(rank: int, tokens: int) -> Tensor:
     return torch.randint(-2, 3, (tokens, WIDTH), generator=random).bfloat16()
 
 
-def outgoing(rank: int, tokens: int, dtype: torch.dtype, strided: bool = False) -> Outgoing:
+def outgoing(rank: int, tokens: int, dtype: torch.dtype, most: int = 0, strided: bool = False) -> Outgoing:
     ids, weights = routed(rank, tokens)
     x, scales = tokens_of(rank, tokens).to(dtype), None
     if dtype is E4M3:
         scales = torch.full((tokens, WIDTH // 128), 1.0 + rank)
     elif strided:
         x = torch.full((WIDTH, tokens), torch.nan, dtype=dtype).t().copy_(x)
-    return Outgoing(x, scales, ids, weights, 0)
+    return Outgoing(x, scales, ids, weights, most)
 
 
 def factor(expert: int) -> int:
@@ -111,7 +114,8 @@ def computed(sent: Dispatched, rank: int, local: int) -> Tensor:
         for expert in range(local):
             weights = torch.where(sent.topk_ids == expert, sent.topk_weights, 0.0)
             by += weights.sum(1) * factor(rank * local + expert)
-        return (by[:, None] * x).bfloat16()
+        here = (sent.topk_ids >= 0).any(1, keepdim=True)
+        return torch.where(here, by[:, None] * x, torch.nan).bfloat16()
     y = torch.full(x.shape, torch.nan, dtype=torch.bfloat16)
     begin = 0
     for expert, count in enumerate(sent.counts.tolist()):
@@ -121,33 +125,34 @@ def computed(sent: Dispatched, rank: int, local: int) -> Tensor:
     return y
 
 
+@pytest.mark.parametrize("most", [0, 6], ids=["exact", "with a capacity"])
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3], ids=str)
-def test_a_layer_on_two_ranks(adapters: Any, dtype: torch.dtype, format: str) -> None:
-    check_layer(adapters, dtype, format, (5, 0))
+def test_a_layer_on_two_ranks(adapters: Any, dtype: torch.dtype, format: str, most: int) -> None:
+    check_layer(adapters, dtype, format, (5, 0), most)
 
 
 @pytest.mark.parametrize("counts", [(7, 1, 0, 4), (1, 2, 3, 4, 5, 0, 7, 2)], ids=["4 ranks", "8 ranks"])
 def test_a_layer_on_more_ranks(adapters: Any, counts: tuple[int, ...]) -> None:
-    for format in FORMATS:
-        check_layer(adapters, torch.bfloat16, format, counts)
+    for format, most in itertools.product(FORMATS, (0, 7)):
+        check_layer(adapters, torch.bfloat16, format, counts, most)
 
 
-def check_layer(adapters: Any, dtype: torch.dtype, format: str, counts: tuple[int, ...]) -> None:
+def check_layer(adapters: Any, dtype: torch.dtype, format: str, counts: tuple[int, ...], most: int) -> None:
     size = len(counts)
     world, local = library.World(size), EXPERTS // size
-    facts = {**FACTS, "world_size": size, "top_k": TOP_K, "format": format}
+    facts = {**FACTS, "world_size": size, "top_k": TOP_K, "format": format, "capacity": FEW if most else EXACT}
     fp8 = dtype is E4M3
     dispatch = DispatchProblem(**facts, dtype="float8_e4m3fn" if fp8 else "bfloat16", scales=fp8)
     combine = CombineProblem(**facts, dtype="bfloat16", rows=KEPT)
 
     def act(rank: int) -> None:
         group, tokens = Group(world, rank), counts[rank]
-        given = outgoing(rank, tokens, dtype, strided=True)
+        given = outgoing(rank, tokens, dtype, most, strided=True)
         sends, sums = adapters.Dispatch(dispatch), adapters.Combine(combine)
         sends.connect(given, group, 1.0)
         sent = sends.launch(given, group, 1.0)
-        check_received(sent, rank, counts, dtype, format)
+        check_received(sent, rank, counts, dtype, format, most)
         assert is_handle(sent.handle)
         other = sends.launch(given, group, 1.0)  # the handle outlives it
         header, handle = header_of(sent.handle), Handle(*sent.handle)
@@ -165,7 +170,9 @@ def check_layer(adapters: Any, dtype: torch.dtype, format: str, counts: tuple[in
     together(act, size)
 
 
-def check_received(sent: Dispatched, rank: int, counts: tuple[int, ...], dtype: torch.dtype, format: str) -> None:
+def check_received(
+    sent: Dispatched, rank: int, counts: tuple[int, ...], dtype: torch.dtype, format: str, most: int
+) -> None:
     """Tokens that need this rank's experts, in the order of ranks, then of their tokens; what a handle says of them."""
     size, handle = len(counts), Handle(*sent.handle)
     local = EXPERTS // size
@@ -175,18 +182,24 @@ def check_received(sent: Dispatched, rank: int, counts: tuple[int, ...], dtype: 
         return (ids >= by * local) & (ids < (by + 1) * local)
 
     rows = [needed(ids, rank).any(1).nonzero()[:, 0] for ids in chosen]
-    assert handle.splits[size:].tolist() == [len(one) for one in rows]
+    count = sum(len(one) for one in rows)
+    if most:
+        assert handle.slots.shape == (size * most, TOP_K)
+        assert bool((handle.slots[count:] == -1).all())
+        assert header_of(sent.handle).max_tokens == most
+        assert handle.splits.numel() == handle.sent.numel() == 0
     to_each = [needed(chosen[rank], other).any(1).nonzero()[:, 0] for other in range(size)]
-    assert handle.splits[:size].tolist() == [len(one) for one in to_each]
-    assert torch.equal(handle.sent, torch.cat(to_each))
+    if not most:
+        assert handle.splits.tolist() == [len(one) for one in (*to_each, *rows)]
+        assert torch.equal(handle.sent, torch.cat(to_each))
     if format == TOKENS:
         assert sent.topk_ids is not None
         x = torch.cat([tokens_of(other, counts[other])[at] for other, at in enumerate(rows)])
-        assert torch.equal(sent.x.float(), x.to(dtype).float())
+        assert torch.equal(sent.x[:count].float(), x.to(dtype).float())
         ids = torch.cat([chosen[other][at] for other, at in enumerate(rows)])
-        assert torch.equal(sent.topk_ids, torch.where(needed(ids, rank), ids - rank * local, -1))
+        assert torch.equal(sent.topk_ids[:count], torch.where(needed(ids, rank), ids - rank * local, -1))
         if sent.scales is not None:
-            assert sent.scales[:, 0].tolist() == [1.0 + other for other, at in enumerate(rows) for _ in at]
+            assert sent.scales[:count, 0].tolist() == [1.0 + other for other, at in enumerate(rows) for _ in at]
 
 
 class TestBuffers:
@@ -207,7 +220,7 @@ class TestBuffers:
         together(act, 2)
 
     def test_a_group_that_no_plan_has_connected_is_refused(self, adapters: Any) -> None:
-        made = adapters.Dispatch(DispatchProblem(**FACTS, world_size=2, top_k=TOP_K))
+        made = adapters.Dispatch(DispatchProblem(**FACTS, world_size=2, top_k=TOP_K, capacity=EXACT))
         with pytest.raises(KernelUnavailable, match="call the op's prepare on every rank"):
             made.launch(outgoing(0, 2, torch.bfloat16), Group(library.World(2), 0), 1.0)
 
@@ -235,7 +248,6 @@ class TestSelection:
     @pytest.mark.parametrize(
         ("changes", "code"),
         [
-            ({"capacity": "few"}, "value"),
             ({"world_size": 16}, "world_size"),
             ({"link": "pcie", "peers": "access"}, "link"),
             ({"dtype": "float16"}, "dtype"),
@@ -258,6 +270,9 @@ class TestSelection:
             assert selected == "deep_ep.normal"
             usual = kernelhub.explain(op, machine=MACHINE, **self.ASKED, **more).selected
             assert usual == "torch.all_to_all"
+            asked = {**self.ASKED, **more, "capacity": "many"}
+            fixed = kernelhub.explain(op, machine=MACHINE, **asked, backend="deep_ep")
+            assert fixed.selected == "deep_ep.normal_fixed"
         for rows in ("needed", "all"):
             refused = kernelhub.explain("moe_combine", machine=MACHINE, **self.ASKED, rows=rows, backend="deep_ep")
             assert refused.selected is None
@@ -267,3 +282,18 @@ class TestSelection:
         (decision,) = (one for one in told.decisions if one.kernel == "deep_ep.normal")
         assert "package_missing" in [rejection.code for rejection in decision.rejections]
         assert "deep_ep" not in sys.modules
+
+
+def test_a_graph_refuses_a_handle_with_state() -> None:
+    """Its size is that of the library's launch, which no graph knows."""
+
+    @functools.wraps(kernelhub.moe_dispatch)
+    def dispatch_with_state(*args: Any, **named: Any) -> Dispatched:
+        sent = kernelhub.moe_dispatch(*args, **named)
+        return sent._replace(handle=[*sent.handle[:-1], torch.ones(3, dtype=torch.int32)])
+
+    dispatch_with_state.__name__ = "dispatch_with_state"
+    traced = TracedDispatch().of(dispatch_with_state)
+    ids, weights = routed(0, 2)
+    with pytest.raises(InvalidArgument, match="handles have state"):
+        traced(tokens_of(0, 2), ids, weights, alone(torch.device("cpu")), EXPERTS, max_tokens=4)

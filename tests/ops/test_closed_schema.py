@@ -85,12 +85,13 @@ _MESSAGES = [
     {"world_size": 2, "link": "nvlink", "message": message} for message in ("32KB", "256KB", "1MB", "8MB", "32MB")
 ]
 _TWO: dict[str, Any] = {"world_size": 2, "link": "nvlink"}
+_KEPT = [{**_TWO, "rows": "kept", "capacity": capacity} for capacity in ("few", "exact")]
 # Where an op's kernels differ in more than the device they run on: problems that reach each of them.
 SWEEPS: dict[str, list[dict[str, Any]]] = {
     "all_reduce": [{}, *_MESSAGES],
     "all_reduce_rms_norm": [{}, *_MESSAGES, {**_MESSAGES[0], "format": "fp8_group"}],
     "moe_dispatch": [{}, {**_TWO, "capacity": "few"}, {**_TWO, "capacity": "exact"}],
-    "moe_combine": [{}, {**_TWO, "capacity": "few"}, {**_TWO, "capacity": "exact", "rows": "kept"}],
+    "moe_combine": [{}, *({**_TWO, "capacity": of} for of in ("few", "exact")), *_KEPT],
     "attention": [*_ATTENTION, {"q_len": "many", "causal": True, "head_dim_qk": 192, "head_dim_vo": 128}],
     "paged_attention": [
         *_ATTENTION,

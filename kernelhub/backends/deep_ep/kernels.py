@@ -8,7 +8,7 @@ from kernelhub.backends.deep_ep.requirements import COMBINE_MACHINE, DISPATCH_MA
 from kernelhub.dispatch.constraint import Between, MultipleOf, OneOf, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Backend, Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import untested
-from kernelhub.ops.comm.experts.problem import EXACT, FP8, KEPT
+from kernelhub.ops.comm.experts.problem import EXACT, FEW, FP8, KEPT, MANY
 from kernelhub.ops.comm.links import ONE_NODE_SIZES
 from kernelhub.ops.comm.problem import ACCESS, ATOMICS, NVLINK, USUAL
 
@@ -51,47 +51,63 @@ _RANKS: tuple[Any, ...] = (
     OneOf("link", (NVLINK,), "link", _STORES, _PREPARE),
     OneOf("peers", (ATOMICS, ACCESS), "peers", _STORES, _PREPARE),
     OneOf("group_backend", (USUAL,), why="it exchanges addresses by NCCL"),
-    OneOf("capacity", (EXACT,), why="it returns as many rows as came", remedy="leave max_tokens out"),
     Between("top_k", 1, _MOST_CHOICES, why="a warp has a choice for each thread"),
     Rule(("num_experts", "world_size"), _local, "num_experts"),
     anything("format"),
 )
 
 
-def _kernel(op: str, target: str, summary: str, *constraints: Any, features: frozenset[str] = frozenset()) -> Kernel:
+_EXACTLY = OneOf("capacity", (EXACT,), why="it returns as many rows as came", remedy="leave max_tokens out")
+_FIXED = OneOf("capacity", (FEW, MANY), why="its shapes follow from max_tokens", remedy="give max_tokens")
+_DISPATCH: tuple[Any, ...] = (
+    *DISPATCH_MACHINE,
+    dtype_in("dtype", "bfloat16", FP8),
+    Rule(("hidden_size", "dtype"), _row, "hidden_size"),
+    Rule(("hidden_size", "dtype"), _groups, "hidden_size"),
+)
+_COMBINE: tuple[Any, ...] = (
+    *COMBINE_MACHINE,
+    dtype_in("dtype", "bfloat16", why="its sums are of bfloat16"),
+    MultipleOf("hidden_size", 8, why="a thread loads 16 bytes of a row"),
+    OneOf("rows", (KEPT,), why="it reads the state that a dispatch of DeepEP leaves in the handle"),
+)
+
+
+def _kernel(op: str, target: str, summary: str, limits: tuple[Any, ...], features: Any, *, fixed: bool) -> Kernel:
+    how = "no wait" if fixed else "the call waits for the numbers of rows"
     return Kernel(
         op=op,
-        name="deep_ep.normal",
+        name="deep_ep.normal_fixed" if fixed else "deep_ep.normal",
         target=f"kernelhub.backends.deep_ep.normal:{target}",
-        summary=f"{summary}; {_WAITS}",
+        summary=f"{summary}; {how}; {_WAITS}" if op == "moe_dispatch" else f"{summary}; {_WAITS}",
         band=Band.PORTABLE,
-        constraints=(*constraints, *_RANKS),
+        constraints=(*limits, *_RANKS, _FIXED if fixed else _EXACTLY),
         features=features,
-        graph=GraphLevel.NONE,
+        graph=GraphLevel.FULL if fixed else GraphLevel.NONE,
         deterministic=True,
         source="DeepEP",
         standings=(untested("hopper"),),
     )
 
 
-KERNELS = (
-    _kernel(
-        "moe_dispatch",
-        "Dispatch",
-        "each token to the ranks that need it, once, over NVLink; the call waits for the numbers of rows",
-        *DISPATCH_MACHINE,
-        dtype_in("dtype", "bfloat16", FP8),
-        Rule(("hidden_size", "dtype"), _row, "hidden_size"),
-        Rule(("hidden_size", "dtype"), _groups, "hidden_size"),
-        features=frozenset({"scales"}),
-    ),
-    _kernel(
-        "moe_combine",
-        "Combine",
-        "each rank's sums to the ranks of their tokens over NVLink, which add them in float32 in the order of ranks",
-        *COMBINE_MACHINE,
-        dtype_in("dtype", "bfloat16", why="its sums are of bfloat16"),
-        MultipleOf("hidden_size", 8, why="a thread loads 16 bytes of a row"),
-        OneOf("rows", (KEPT,), why="it reads the state that deep_ep.normal of moe_dispatch leaves in the handle"),
-    ),
+KERNELS = tuple(
+    _kernel(*given, fixed=fixed)
+    for given in (
+        (
+            "moe_dispatch",
+            "Dispatch",
+            "each token to the ranks that need it, once, over NVLink",
+            _DISPATCH,
+            frozenset({"scales"}),
+        ),
+        (
+            "moe_combine",
+            "Combine",
+            "sums of each rank to the ranks of their tokens over NVLink, which add them in float32 in the order of "
+            "ranks",
+            _COMBINE,
+            frozenset(),
+        ),
+    )
+    for fixed in (False, True)
 )

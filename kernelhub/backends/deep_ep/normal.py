@@ -1,6 +1,8 @@
 """`moe_dispatch` and `moe_combine` by DeepEP's kernels for high throughput, between the GPUs of one machine.
 
 A dispatch waits for the number of rows that come, and returns just these, in the order of ranks, then of their tokens.
+With a capacity it returns as many rows as could come, and waits for nothing: the ids of those behind are -1.
+
 A combine needs what the dispatch found out: how many rows each rank and channel sent, the tokens of the rows that came,
 and where those of this rank were put. It travels in the state of the handle.
 """
@@ -83,6 +85,7 @@ class Dispatch(DispatchAdapter):
                 num_tokens_per_expert=per_expert,
                 topk_idx=ids,
                 topk_weights=outgoing.topk_weights,
+                num_worst_tokens=problem.world_size * outgoing.max_tokens,  # 0: exactly those that come
                 config=exchange.dispatch,
             )
         rows, row_scales = came if isinstance(came, tuple) else (came, None)
@@ -105,20 +108,22 @@ class Dispatch(DispatchAdapter):
     ) -> Dispatched:
         problem = self.problem
         local = problem.num_experts // problem.world_size
-        made = arranged(*came, local, problem.format, exact=True)
+        made = arranged(*came, local, problem.format, exact=not outgoing.max_tokens)
         header = Header(
             FORMATS.index(problem.format),
             ROWS.index(KEPT),
             problem.world_size,
             problem.num_experts,
             outgoing.x.shape[0],
-            0,
+            outgoing.max_tokens,
             made.x.numel() // made.x.shape[-1],
         )
         per_rank, in_rank = sent
-        from_each = state.ranks[:, rank].diff(prepend=per_rank.new_zeros(1))
-        splits = torch.cat([per_rank, from_each]).cpu().long()
-        tokens = _tokens(in_rank, int(splits[: problem.world_size].sum()))
+        splits, tokens = torch.empty(0, dtype=torch.int64, device="cpu"), in_rank.new_empty(0, dtype=torch.int64)
+        if not outgoing.max_tokens:  # any combine can use them
+            from_each = state.ranks[:, rank].diff(prepend=per_rank.new_zeros(1))
+            splits = torch.cat([per_rank, from_each]).cpu().long()
+            tokens = _tokens(in_rank, int(splits[: problem.world_size].sum()))
         of_rows = (splits, tokens, state.flat())
         handle = handle_of(header, outgoing.topk_ids, made.slots, made.weights, *of_rows)
         ids, weights = (made.slots, made.weights) if problem.format == TOKENS else (None, None)
@@ -137,7 +142,7 @@ class Combine(CombineAdapter):
         exchange = exchange_of(group, self.problem.hidden_size * _ITEM_BYTES)
         state = self._state(handle, header, exchange)
         if self.problem.format == TOKENS:
-            sums = _rows(y)  # each row that came has an expert here
+            sums = _rows(y)  # each row that came has an expert here; rows behind them are not sent
         else:
             sums = gathered(y, handle.slots, handle.weights).to(y.dtype)
         with on_device_of(y):

@@ -18,6 +18,7 @@ DISPATCH = Call(
         "num_tokens_per_expert",
         "topk_idx",
         "topk_weights",
+        "num_worst_tokens",
         "config",
     ),
 )

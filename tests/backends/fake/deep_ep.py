@@ -147,8 +147,16 @@ class Buffer:
         came: Any = got.view(rows.dtype)
         if scales is not None:
             came = (came, torch.cat([part[1][rows_of] for part, rows_of in zip(parts, chosen, strict=True)]))
+        weights = torch.where(ids >= 0, weights, 0.0)
         per_expert = [int((ids == expert).any(1).sum()) for expert in range(local)]
-        return came, ids, torch.where(ids >= 0, weights, 0.0), per_expert, kept, None
+        if num_worst_tokens:  # ids behind are -1, all else is as memory came
+            assert num_worst_tokens >= len(ids)
+            more = num_worst_tokens - len(ids)
+            came = tuple(_behind(part, more) for part in came) if isinstance(came, tuple) else _behind(came, more)
+            ids = torch.cat([ids, ids.new_full((more, ids.shape[1]), -1)])
+            weights, per_expert = _behind(weights, more), []
+            kept = (*kept[:3], torch.cat([kept[3], kept[3].new_full((more,), 12345)]), *kept[4:])
+        return came, ids, weights, per_expert, kept, None
 
     def combine(
         self,
@@ -190,6 +198,12 @@ class Buffer:
 
     def _fits(self, config: Config, rows: Tensor) -> None:
         assert config.get_nvl_buffer_size_hint(rows.shape[1] * rows.itemsize, self.size) <= self.num_bytes
+
+
+def _behind(rows: Tensor, more: int) -> Tensor:
+    """Rows with garbage behind them."""
+    raw = rows.view(torch.uint8)
+    return torch.cat([raw, raw.new_full((more, raw.shape[1]), 0xFF)]).view(rows.dtype)
 
 
 def _taken(rows: Tensor, index: Tensor) -> Tensor:

@@ -20,10 +20,8 @@ EXACT, FEW, MANY = CAPACITIES = ("exact", "few", "many")
 MOST_FEW = 256
 # Which tokens a rank received, in the order of the ranks that they come from: all tokens of every rank; those that
 # need an expert of this rank; `max_tokens` of every rank, padded; or as needed, with state in the handle that a combine
-# of the library which sent them reads.
+# of the library which sent them reads, and with a capacity behind them as many rows of no expert as there is room for.
 ALL, NEEDED, FIXED, KEPT = ROWS = ("all", "needed", "fixed", "kept")
-_EXACTLY = (ALL, NEEDED, KEPT)
-
 _LINK = "weakest connection of two ranks, as of all_reduce; unknown before a plan was prepared in the group"
 _PEERS = "what a probe of every ordered pair of GPUs proved: atomics, access (loads and stores), none, unknown"
 _GROUP_BACKEND = "the group's backend for the device: usual (NCCL for a GPU, gloo for a CPU), other"
@@ -96,15 +94,15 @@ class CombineProblem:
 def complete_combine(facets: dict[str, Any]) -> dict[str, Any]:
     """Tokens without a capacity come exactly; others are padded. NVLink has atomics."""
     facets = connected(facets)
-    if facets.get("rows") in _EXACTLY:
+    if facets.get("rows") in (ALL, NEEDED):
         return {"capacity": EXACT} | facets
     return {"rows": ALL} | facets if facets.get("capacity") == EXACT else facets
 
 
 def contradiction_of_combine(problem: CombineProblem) -> str | None:
     """Problems that no call can have."""
-    if (problem.capacity == EXACT) != (problem.rows in _EXACTLY):
-        return f"rows is {problem.rows} and capacity {problem.capacity}; {', '.join(_EXACTLY)} belong to {EXACT}"
+    if problem.rows != KEPT and (problem.capacity == EXACT) != (problem.rows in (ALL, NEEDED)):
+        return f"rows is {problem.rows} and capacity {problem.capacity}; {ALL} and {NEEDED} belong to {EXACT}"
     if problem.num_experts % problem.world_size:
         return f"num_experts is {problem.num_experts}, which {problem.world_size} ranks cannot share equally"
     return contradiction_of_links(problem)

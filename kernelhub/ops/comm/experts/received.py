@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.ops.comm.experts.problem import FIXED, FORMATS, ROWS, TOKENS
+from kernelhub.ops.comm.experts.problem import FIXED, FORMATS, KEPT, ROWS, TOKENS
 
 _DTYPES = [torch.int32, torch.int32, torch.float32, torch.int64, torch.int64, torch.int32]  # behind the header
 EXPERTS, COMBINE = "experts", "combine"
+_PADDED = (FIXED, KEPT)  # with a capacity
 _MOST_SHARED = 256  # headers; each number of tokens has its own
 
 
@@ -59,9 +60,9 @@ class Handle(NamedTuple):
         slots: int32 ``[R, top_k]``, for each received token and choice the row of x, counted through all experts if
             masked; for ``tokens`` the local id. -1: the expert is on another rank, or is an earlier choice.
         weights: float32 ``[R, top_k]``, 0 where slots are -1.
-        splits: int64 in CPU memory. Of rows ``all`` the tokens of each rank; of ``needed`` and ``kept`` how many rows
-            this rank sent to each rank, then how many it received from each; else empty.
-        sent: int64, the token of each row that this rank sent, of ``needed`` and ``kept``; else empty.
+        splits: int64 in CPU memory. Of rows ``all`` the tokens of each rank; of ``needed``, and of ``kept`` without a
+            capacity, how many rows this rank sent to each rank, then how many it received from each; else empty.
+        sent: int64, the token of each row that this rank sent, where splits has their numbers; else empty.
         state: int32, what a combine of the library that sent the rows reads, of ``kept``; else empty.
     """
 
@@ -164,7 +165,8 @@ def is_handle(handle: object) -> bool:
         and ids.shape[0] == given.tokens
         and slots.shape == weights.shape
         and slots.shape[1] == ids.shape[1]
-        and (ROWS[given.rows] != FIXED or _is_padded(given, slots.shape[0]))
+        and (ROWS[given.rows] not in _PADDED or not given.max_tokens or _is_padded(given, slots.shape[0]))
+        and (ROWS[given.rows] != FIXED or given.max_tokens > 0)
     )
 
 

@@ -113,6 +113,7 @@ def moe_combine_reference(
             total += part[begin : begin + header.tokens]
         else:
             assert rows in (NEEDED, KEPT), rows
+            assert header.max_tokens == 0, "where rows came from is in the state of the library alone"
             to_each, from_each = places[rank][: pg.size()], places[other][pg.size() :]
             begin, first = sum(from_each[:rank]), sum(to_each[:other])
             count = to_each[other]

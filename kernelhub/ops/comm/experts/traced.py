@@ -34,6 +34,9 @@ class TracedDispatch:
         @functools.wraps(function)
         def flat(*args: Any, **named: Any) -> tuple[Tensor, ...]:
             sent = function(*args, **named)
+            if sent.handle[-1].numel():  # of a size that no graph knows
+                fix = "select another kernel, or call outside of torch.compile"
+                refuse("moe_dispatch", "backend", "is of a kernel whose handles have state", fix)
             parts = [_missing(sent.x) if part is None else part for part in sent[:-1]]
             return (*parts, *(part.clone() for part in sent.handle))
 
