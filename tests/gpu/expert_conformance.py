@@ -1,6 +1,9 @@
-"""Conformance of a dispatch and a combine with a capacity on several GPUs; `test_comm_on_gpu.py` and a person run it.
+"""Conformance of a dispatch and a combine on several GPUs; `test_comm_on_gpu.py` and a person run it.
 
     python -m tests.gpu.expert_conformance triton.push triton.push --ranks 2
+    python -m tests.gpu.expert_conformance deep_ep.normal deep_ep.normal --exact --width 3072 --ranks 2
+
+With a capacity, but for `--exact`. Dtypes that a pair does not have are left out, and named in the answer.
 
 It starts the ranks and prints one JSON object: for each scene, what was wrong on each rank; an empty list is right.
 Payloads are small integers and weights 1/2 and 1, whose sums are exact in every dtype and order.
@@ -53,14 +56,20 @@ class Layer:
         dtype: of the tokens.
         format: of the received tokens.
         most: most tokens of a rank.
+        width: columns.
+        exact: whether the dispatch has no capacity.
     """
 
-    def __init__(self, pair: tuple[str, str], dtype: torch.dtype, format: str, most: int) -> None:
+    def __init__(
+        self, pair: tuple[str, str], dtype: torch.dtype, format: str, most: int, width: int, exact: bool
+    ) -> None:
+        self.width = width
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.dtype, self.format, self.top_k, self.most = dtype, format, TOP_K[dtype], most
         self.of_y = torch.bfloat16 if dtype is E4M3 else dtype
         group, example = dist.group.WORLD, self.tokens(0, "random")
-        options: dict[str, Any] = {"group": group, "num_experts": EXPERTS, "format": format, "max_tokens": most}
+        options: dict[str, Any] = {"group": group, "num_experts": EXPERTS, "format": format}
+        options["max_tokens"] = None if exact else most
         self.dispatch = kernelhub.moe_dispatch.prepare(**example, **options, backend=pair[0])
         sent = self.dispatch.run(**example)
         self.combine = kernelhub.moe_combine.prepare(self.experts(sent), sent.handle, group, backend=pair[1])
@@ -72,7 +81,7 @@ class Layer:
         chosen = torch.Generator().manual_seed(1000 * seed + rank)
         if count is None:
             count = (0, self.most, 1, self.most // 2)[(seed + rank) % 4]
-        x = torch.randint(-4, 5, (count, WIDTH), generator=chosen).float()
+        x = torch.randint(-4, 5, (count, self.width), generator=chosen).float()
         ids = torch.rand(count, EXPERTS, generator=chosen).topk(self.top_k, 1).indices.int()
         if routing == "to one rank":
             ids %= EXPERTS // self.size
@@ -89,7 +98,7 @@ class Layer:
         weights = weights.masked_fill((ids < 0) | (ids >= EXPERTS), torch.nan)
         made = {"x": x.to(self.dtype), "topk_ids": ids, "topk_weights": weights}
         if self.dtype is E4M3:
-            columns = -(-WIDTH // 128)
+            columns = -(-self.width // 128)
             made["scales"] = torch.randint(-1, 2, (count, columns), generator=chosen).float().exp2()
         return {name: part.to("cuda") for name, part in made.items()}
 
@@ -144,16 +153,28 @@ def weighed(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
 class Scenes:
     """The scenes of a pair of kernels on one rank."""
 
-    def __init__(self, pair: tuple[str, str], calls: int) -> None:
-        self.pair, self.calls = pair, calls
+    def __init__(self, pair: tuple[str, str], calls: int, width: int, exact: bool) -> None:
+        self.pair, self.calls, self.width, self.exact = pair, calls, width, exact
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.lacking: dict[torch.dtype, str] = {}
+
+    def layer(self, dtype: torch.dtype, format: str, most: int) -> Layer:
+        return Layer(self.pair, dtype, format, most, self.width, self.exact)
+
+    def find_dtypes(self) -> None:
+        """Which dtypes the pair lacks; every rank finds the same."""
+        for dtype in TOP_K:
+            try:
+                self.layer(dtype, TOKENS, 8)
+            except KernelhubError as error:
+                self.lacking[dtype] = str(error)
 
     def exchanges(self) -> list[str]:
         """Every format, dtype, routing and number of choices, twice."""
         wrong = []
-        for dtype in TOP_K:
+        for dtype in [one for one in TOP_K if one not in self.lacking]:
             for format in FORMATS:
-                layer = Layer(self.pair, dtype, format, 17)
+                layer = self.layer(dtype, format, 17)
                 for seed, routing in enumerate((*ROUTINGS, *ROUTINGS)):
                     parts = [layer.tokens(seed, routing, other) for other in range(self.size)]
                     given = parts[self.rank]
@@ -172,7 +193,7 @@ class Scenes:
         """More rows than one launch sends, or than a program places in one step, all to all."""
         wrong = []
         for format, most in zip(FORMATS, (16384, 16384, 700), strict=True):
-            layer = Layer(self.pair, torch.bfloat16, format, most)
+            layer = self.layer(torch.bfloat16, format, most)
             given = layer.tokens(5, "random", count=most - 100 * self.rank)
             if not torch.equal(layer.run(given), layer.wanted(given)):
                 wrong.append(format)
@@ -181,8 +202,12 @@ class Scenes:
     def graphs(self) -> list[str]:
         """Two layers in one graph, replayed with other tokens and routings; in between eager calls."""
         wrong = []
+        if self.exact:  # its shapes follow from values
+            return wrong
         for dtype, format in ((torch.bfloat16, TOKENS), (E4M3, FORMATS[1]), (torch.float16, FORMATS[2])):
-            layer = Layer(self.pair, dtype, format, 24)
+            if dtype in self.lacking:
+                continue
+            layer = self.layer(dtype, format, 24)
             given = layer.tokens(0, "random", count=20)
             layer.run(given)
             torch.cuda.synchronize()
@@ -202,7 +227,7 @@ class Scenes:
     def delayed(self) -> list[str]:
         """One rank comes later, another each time."""
         wrong = []
-        layers = [Layer(self.pair, torch.bfloat16, format, 24) for format in FORMATS]
+        layers = [self.layer(torch.bfloat16, format, 24) for format in FORMATS]
         chosen = random.Random(0)
         for turn in range(100):
             late, cycles = chosen.randrange(self.size), chosen.randrange(1, 2_000_000)
@@ -219,7 +244,7 @@ class Scenes:
 
     def many(self) -> list[str]:
         """Calls without a pause, of several sizes and routings in turn; each result is compared on the device."""
-        layers = [Layer(self.pair, torch.bfloat16, TOKENS, most) for most in (4, 64)]
+        layers = [self.layer(torch.bfloat16, TOKENS, most) for most in (4, 64)]
         cases = []
         for seed, routing in enumerate(ROUTINGS[:4]):
             for layer in layers:
@@ -233,7 +258,7 @@ class Scenes:
 
     def side_streams(self) -> list[str]:
         """Calls on two streams in turn, each after the other."""
-        layer = Layer(self.pair, torch.bfloat16, FORMATS[1], 24)
+        layer = self.layer(torch.bfloat16, FORMATS[1], 24)
         given = [layer.tokens(seed, "random") for seed in range(20)]
         torch.cuda.synchronize()
         streams, found = [torch.cuda.Stream() for _ in range(2)], []
@@ -250,7 +275,7 @@ class Scenes:
         """The last rank does not call: the others end in time, and the combine names it. No call can follow."""
         if self.pair != ("triton.push", "triton.push"):
             return []
-        layer = Layer(self.pair, torch.bfloat16, TOKENS, 24)
+        layer = self.layer(torch.bfloat16, TOKENS, 24)
         if self.rank == self.size - 1:
             return []
         sent = layer.dispatch.run(**layer.tokens(1, "random"))
@@ -264,11 +289,12 @@ class Scenes:
     def act(self, write: Callable[[dict[str, Any]], None]) -> None:
         answers: dict[str, Any] = {}
         try:
-            layer = Layer(self.pair, torch.bfloat16, TOKENS, 8)
+            layer = self.layer(torch.bfloat16, TOKENS, 8)
         except KernelhubError as error:
             write({"unsupported": str(error)})
             return
-        answers["kernels"] = [layer.dispatch.kernel, layer.combine.kernel]
+        self.find_dtypes()
+        answers["kernels"] = [layer.dispatch.kernel, layer.combine.kernel, *map(str, self.lacking)]
         scenes = (self.exchanges, self.graphs, self.delayed, self.side_streams, self.large, self.many, self.missing)
         for scene in scenes:
             answers[scene.__name__] = scene()
@@ -276,13 +302,15 @@ class Scenes:
             write(answers)
 
 
-def live(rank: int, size: int, port: int, pair: tuple[str, str], calls: int, folder: str) -> None:
+def live(
+    rank: int, size: int, port: int, pair: tuple[str, str], calls: int, folder: str, width: int, exact: bool
+) -> None:
     torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     _ = HUB.settings
     place = Path(folder) / str(rank)
-    Scenes(pair, calls).act(lambda answers: place.write_text(json.dumps(answers)))
+    Scenes(pair, calls, width, exact).act(lambda answers: place.write_text(json.dumps(answers)))
     store.set(f"ended/{rank}", "")
     store.wait([f"ended/{other}" for other in range(size)], timedelta(seconds=60))
     os._exit(0)
@@ -294,11 +322,14 @@ def main() -> None:
     parser.add_argument("combine")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--calls", type=int, default=10_000, help="calls of the scene `many`")
+    parser.add_argument("--width", type=int, default=WIDTH, help="columns of a token")
+    parser.add_argument("--exact", action="store_true", help="without max_tokens")
     parser.add_argument("--limit-s", type=float, default=240.0)
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         given = (options.ranks, _free_port(), (options.dispatch, options.combine), options.calls, folder)
+        given = (*given, options.width, options.exact)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for rank in ranks:
             rank.start()

@@ -50,6 +50,11 @@ def test_conformance_of_experts(dispatch: str, combine: str) -> None:
     check("tests.gpu.expert_conformance", dispatch, combine)
 
 
+@pytest.mark.parametrize(("kernel", "how"), [("deep_ep.normal_fixed", ()), ("deep_ep.normal", ("--exact",))])
+def test_conformance_of_deep_ep(kernel: str, how: tuple[str, ...]) -> None:
+    check("tests.gpu.expert_conformance", kernel, kernel, "--width", "3072", *how)
+
+
 def check(module: str, *names: str) -> None:
     if torch.cuda.device_count() < RANKS:
         pytest.skip(f"{RANKS} GPUs are needed")
