@@ -33,6 +33,7 @@ import torch.distributed as dist
 import kernelhub
 from kernelhub.errors import KernelhubError
 from kernelhub.ops import functions
+from kernelhub.ops.fused_quant.inputs import form_of
 
 KIB = 1024
 SIZES = tuple(
@@ -62,6 +63,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="bytes of a rank's message")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--format", help="form of the norm of all_reduce_rms_norm, as of rms_norm_quant")
     parser.add_argument("--json", type=Path, help="file for the results, rewritten after each row")
     return parser.parse_args()
 
@@ -78,12 +80,14 @@ def run(rank: int, size: int, port: int | None, options: argparse.Namespace) -> 
     place = {} if store is None else {"store": store, "rank": rank, "world_size": size}
     dist.init_process_group(backend, timeout=timedelta(seconds=120), **place)
     report = Report(rank, about(device, size), options.json)
-    bench = Bench(device, size, getattr(torch, options.dtype))
+    bench = Bench(device, size, getattr(torch, options.dtype), options.format)
     if device.type == "cuda":
         report.add("roof_gb_s", bench.roof())
     for name in options.ops:
         for kernel in options.kernels or kernels_of(name):
             measure(bench, report, name, kernel, options.sizes)
+        if name == "all_reduce_rms_norm" and options.format:
+            measure_apart(bench, report, options.sizes)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -139,8 +143,9 @@ class Report:
 class Bench:
     """Measures on all ranks together; every figure is that of the slowest rank."""
 
-    def __init__(self, device: torch.device, size: int, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, size: int, dtype: torch.dtype, format: str | None) -> None:
         self.device, self.size, self.dtype = device, size, dtype
+        self.form = form_of(format, device) if format else {}
         self.group = dist.group.WORLD
         self.on_gpu = device.type == "cuda"
 
@@ -245,7 +250,8 @@ def measure(bench: Bench, report: Report, op: str, kernel: str, sizes: tuple[int
         if operands is None:
             continue
         try:
-            plan = function.prepare(**operands, group=bench.group, backend=[kernel, "torch.distributed"])
+            form = bench.form if op == "all_reduce_rms_norm" else {}
+            plan = function.prepare(**operands, **form, group=bench.group, backend=[kernel, "torch.distributed"])
         except KernelhubError as error:
             if report.rank == 0:
                 print(f"{op:20} {kernel:28} {num_bytes:>10} {str(error).splitlines()[0]}", flush=True)
@@ -261,6 +267,8 @@ def measure(bench: Bench, report: Report, op: str, kernel: str, sizes: tuple[int
         places = {"out": torch.empty(shape.get(op, x.shape), dtype=x.dtype, device=x.device)}
         if op == "all_reduce_rms_norm":
             places["residual_out"] = torch.empty_like(x)
+        if form:  # the result is of another dtype
+            places = {"residual_out": places["residual_out"], **_scales(form)}
         run_plan = plan.run
 
         def call(run: Any = run_plan, given: Any = given, places: Any = places) -> None:
@@ -270,6 +278,34 @@ def measure(bench: Bench, report: Report, op: str, kernel: str, sizes: tuple[int
         row = {"op": op, "kernel": kernel, "bytes": num_bytes, "eager_us": bench.eager_us(call), "graph_us": graph}
         host = bench.host_us(call) if num_bytes <= 64 * KIB else None
         report.row({**row, "host_us": host, "bus_bytes": bus_bytes(op, num_bytes, bench.size)})
+
+
+def measure_apart(bench: Bench, report: Report, sizes: tuple[int, ...]) -> None:
+    """The same result by `all_reduce`, then `rms_norm_quant`, each by the kernel that is selected."""
+    for num_bytes in sizes:
+        given = bench.operands("all_reduce_rms_norm", num_bytes)
+        if given is None:
+            continue
+        x, residual, weight, eps = given.values()
+        total = kernelhub.all_reduce.prepare(x, bench.group)
+        norm = kernelhub.rms_norm_quant.prepare(x, weight, eps, residual, **bench.form)
+        out = torch.empty_like(x)
+
+        def call(total: Any = total, norm: Any = norm, given: Any = given, out: Any = out) -> None:
+            x, residual, weight, eps = given.values()
+            norm.run(total.run(x, out=out), weight, eps, residual, **_scales(bench.form), out_residual=residual)
+
+        kernel = f"{total.kernel} + {norm.kernel}"
+        graph = bench.graph_us(call) if bench.on_gpu else None
+        row = {"op": "all_reduce, norm", "kernel": kernel, "bytes": num_bytes}
+        row |= {"eager_us": bench.eager_us(call), "graph_us": graph}
+        host = bench.host_us(call) if num_bytes <= 64 * KIB else None
+        report.row({**row, "host_us": host, "bus_bytes": bus_bytes("all_reduce", num_bytes, bench.size)})
+
+
+def _scales(form: dict[str, Any]) -> dict[str, Any]:
+    """The scale that a format is given."""
+    return {name: value for name, value in form.items() if name != "format"}
 
 
 if __name__ == "__main__":
