@@ -162,7 +162,7 @@ class _RmsNorm(AllReduceRmsNormAdapter):
         super().__init__(problem)
         self._dtype = getattr(torch, problem.dtype)
         row_bytes = problem.hidden_size * self._dtype.itemsize
-        self._rows = max(8, self.piece() // row_bytes // 8 * 8)  # of one launch; eight are whole units
+        self._rows: int = max(8, self.piece() // row_bytes // 8 * 8)  # of one launch; eight are whole units
         self._slot_bytes = self.slot_rows() * row_bytes
         self._tile = row_tile(problem.hidden_size, self._dtype.itemsize)
         self._connections: dict[str, Connection] = {}
