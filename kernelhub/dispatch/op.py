@@ -121,6 +121,7 @@ class Op(Generic[ProblemT]):
         traced: the function that torch.compile calls instead.
         table: by key, the bound function for calls without ``backend=`` and outside of `use` blocks.
         before: the kernel that was selected last, for ops whose functions ask it first.
+        befores: the same of calls with features, by what the op's function makes of all arguments but tensors.
     """
 
     def __init__(self, contract: Contract[ProblemT]) -> None:
@@ -129,6 +130,7 @@ class Op(Generic[ProblemT]):
         self.traced: Callable[..., Any]
         self.table: dict[Key, Run] = {}
         self.before: Before | None = None
+        self.befores: dict[Hashable, Before] = {}
         self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
         self._bound: dict[Request, Bound] = {}  # without ``backend=`` and contexts
         self._bound_otherwise: dict[Request, Bound] = {}  # with one of them
@@ -283,6 +285,7 @@ class Op(Generic[ProblemT]):
 
     def _forget(self) -> None:
         self.before = None
+        self.befores.clear()
         self.table.clear()
         self._overrides.clear()
         self._bound.clear()
@@ -292,6 +295,7 @@ class Op(Generic[ProblemT]):
     def _forget_device(self, device: int) -> None:
         """Remove the device's functions from the tables. Its next call reaches `bound_for`, which raises DeviceLost."""
         self.before = None
+        self.befores.clear()
         runs = {id(bound.run) for request, bound in self._requests() if request.device == device}
         for key in [key for key, run in self.table.items() if id(run) in runs]:
             del self.table[key]

@@ -69,7 +69,7 @@ class Repeated:
     """The calls of an adapter that are repeated. Threads may share it."""
 
     def __init__(self, written: int | None = None) -> None:
-        """`written` is the index of the destination among the tensors of a call, for `Last.again`."""
+        """`written`, for `Last.again`, is the index of the destination among a call's tensors; below 0 from the end."""
         self._written = written
         self._known: dict[Hashable, _Known] = {}
         self._seen: set[Hashable] = set()
@@ -151,7 +151,7 @@ class Repeated:
         form.learn(tensors, [tensor.shape for tensor in tensors], range(count))
         facts = native.driver, form.holds, count, tuple(range(count))
         if made is not None and self._written is not None:
-            gaps, same = places_of(tensors, (self._written,))
+            gaps, same = places_of(tensors, (self._written % count,))
             if not same and are_apart(tensors, gaps, same):
                 apart = native.module.Known(*facts, gaps, same)
         return _Form(form.holds, made, native.module.Known(*facts, (), (), checked=True), apart)

@@ -270,10 +270,10 @@ class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
     def again(self, step: StepT, values: Values) -> Callable[..., bool] | None:
         """What makes the launches of a call like one before, of this step and these values, with nothing checked again.
 
-        It takes q, k, v, `out`, the block table and the lengths, and returns whether it made the launches. It makes
-        none unless each has type, dtype, device, sizes and strides as in one call that `launch` was given, with as many
-        sequences and with these values, and `out` shares no memory with the others. None where calls have other
-        tensors, or are not repeated.
+        It takes the tensors of `optional_tensors`, the LSE if the problem has one, q, k, v, `out`, the block table and
+        the lengths, and returns whether it made the launches. It makes none unless each has type, dtype, device, sizes
+        and strides as in one call that `launch` was given, with as many sequences and with these values and bounds, and
+        `out` shares no memory with the others. None where calls are not repeated.
         """
         return None
 

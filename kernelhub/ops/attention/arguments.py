@@ -10,7 +10,7 @@ import functools
 import itertools
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -220,6 +220,42 @@ def features_of(
     )
     scale = q_dims[1] ** -0.5 if scale is None else finite_scale(op, scale)
     return features, _values((scale, left, right, softcap or 0.0, sinks, k_scale, v_scale))
+
+
+def optional_tensors(values: Values, cu_seqlens_q: Tensor | None) -> list[Tensor]:
+    """The tensors of a call over pages that not every call has, as `AttentionAdapter.again` takes them first."""
+    more = (values.sinks, values.k_scale, values.v_scale, cu_seqlens_q)
+    return [one for one in more if isinstance(one, Tensor)]
+
+
+def likeness(
+    causal: Any,
+    window: Any,
+    softcap: Any,
+    sinks: Any,
+    scale: Any,
+    k_scale: Any,
+    v_scale: Any,
+    return_lse: Any,
+    kv_layout: Any,
+    cu_seqlens_q: Any,
+    max_seqlen_q: Any,
+) -> Hashable:
+    """Equal for calls over pages that differ in their tensors only; None for arguments of types that checks look at."""
+    if (
+        (causal is not True and causal is not False)
+        or (return_lse is not True and return_lse is not False)
+        or (window is not None and type(window) is not int)
+        or (softcap is not None and type(softcap) is not float)
+        or (scale is not None and type(scale) is not float)
+        or (max_seqlen_q is not None and type(max_seqlen_q) is not int)
+        or type(kv_layout) is not str
+    ):
+        return None
+    k_kind: Any = k_scale if k_scale is None or type(k_scale) is float else Tensor
+    v_kind: Any = v_scale if v_scale is None or type(v_scale) is float else Tensor
+    absent = sinks is None, cu_seqlens_q is None
+    return causal, window, softcap, scale, k_kind, v_kind, return_lse, kv_layout, max_seqlen_q, absent
 
 
 def arguments_of(problem: AttentionProblem, values: Values) -> dict[str, Any]:

@@ -6,11 +6,12 @@ batches that mix prefill and decode.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, strided
 
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
@@ -30,7 +31,9 @@ from kernelhub.ops.attention.arguments import (
     check_bound,
     check_kept,
     features_of,
+    likeness,
     memory_like,
+    optional_tensors,
 )
 from kernelhub.ops.attention.operands import StepOperands, empties_of
 from kernelhub.ops.attention.paged_call import HND, NAME, NHD, bind, check, checked_step, problem_of
@@ -57,6 +60,7 @@ _op: Op[PagedAttentionProblem] = Op(
         example="kernelhub.ops.attention.inputs:paged_attention_inputs",
     )
 )
+_MOST_LIKE = 64  # calls with features that are recognised; bounds of queries change from step to step
 _get = _op.table.get
 _contexts_used = HUB.contexts_used
 _contexts = HUB.contexts.get
@@ -97,9 +101,11 @@ class PagedAttentionPlan(PagedPlan):
     def _runner(self, step: PagedStep) -> Callable[..., Any]:
         launch, values = self.adapter.launch, self._values
         empty = empties_of(self.selection.problem)
-        once = step.max_seqlen_q is not None or not self.adapter.repeats or checks_devices()
-        learn = None if once else self.adapter.again  # of steps without a bound, which `again` does not compare
-        again: Callable[..., bool] | None = None if learn is None else self._again
+        learn = None if not self.adapter.repeats or checks_devices() else self.adapter.again
+        more = optional_tensors(values, step.cu_seqlens_q)
+        # From the first layer on, but not of a step whose bound or offsets may not fit what the last step's fitted.
+        kept = learn is not None and step.max_seqlen_q is None and step.cu_seqlens_q is None
+        again: Callable[..., bool] | None = _with(self._again, more) if kept else None
         block_table, seq_lens = step.block_table, step.seq_lens
         operands = self._operands = self._operands.for_step(step)
         known, known_out, accept = operands.known, operands.known_out, operands.accept
@@ -131,7 +137,10 @@ class PagedAttentionPlan(PagedPlan):
                     tick()
                     launch(q, k_cache, v_cache, step, values, out, None)
                     if learn is not None:
-                        again = self._again = learn(step, values)
+                        found = learn(step, values)
+                        again = _with(found, more)
+                        if kept:
+                            self._again = found
                 return out
             except Exception as error:
                 blame(error, q, k_cache, v_cache, out)
@@ -141,14 +150,22 @@ class PagedAttentionPlan(PagedPlan):
         def run_with_lse(
             q: Tensor, k_cache: Tensor, v_cache: Tensor, out: Tensor | None = None
         ) -> tuple[Tensor, Tensor]:
+            nonlocal again
             launches = True
             try:
+                if again is not None and q.layout is strided and q.ndim in (3, 4) and not q.is_nested:
+                    made = empty(q) if out is None else out
+                    made_lse = q.new_empty(*lse_shape(q.shape), dtype=torch.float32)
+                    if again(made_lse, q, k_cache, v_cache, made, block_table, seq_lens):
+                        tick()
+                        return made, made_lse
                 if out is None:
                     if q.is_nested or k_cache.is_nested or v_cache.is_nested or not known.holds(q, k_cache, v_cache):
                         launches = accept(step, q, k_cache, v_cache, None)
                     out = empty(q)
                 elif (
-                    q.is_nested
+                    again is not None
+                    or q.is_nested
                     or k_cache.is_nested
                     or v_cache.is_nested
                     or out.is_nested
@@ -159,6 +176,11 @@ class PagedAttentionPlan(PagedPlan):
                 if launches:
                     tick()
                     launch(q, k_cache, v_cache, step, values, out, lse)
+                    if learn is not None:
+                        found = learn(step, values)
+                        again = _with(found, more)
+                        if kept:
+                            self._again = found
                 return out, lse
             except Exception as error:
                 blame(error, q, k_cache, v_cache, out)
@@ -170,6 +192,11 @@ class PagedAttentionPlan(PagedPlan):
             return self.run(q, k_cache, v_cache, *metadata, out)
 
         return traced_as(run_with_lse if self.selection.problem.lse else run, traced)
+
+
+def _with(again: Callable[..., bool] | None, more: list[Tensor]) -> Callable[..., bool] | None:
+    """What repeats the runs of a step, which has these tensors at each of them."""
+    return again if again is None or not more else functools.partial(again, *more)
 
 
 def _memory(q: Tensor, v_cache: Tensor, **others: Any) -> dict[str, Tensor]:
@@ -270,6 +297,34 @@ def paged_attention(
         repeated = before.repeat(q, k_cache, v_cache, block_table, seq_lens, scale, out)
         if repeated is not None:
             return repeated
+    like = None
+    if not plain or q.ndim == 4:
+        like = likeness(
+            causal,
+            window,
+            softcap,
+            sinks,
+            scale,
+            k_scale,
+            v_scale,
+            return_lse,
+            kv_layout,
+            cu_seqlens_q,
+            max_seqlen_q,
+        )
+        before = _op.befores.get(like)
+        if (
+            before is not None
+            and before.generation == HUB.generation
+            and before.backend == backend
+            and not (_contexts_used and _contexts())
+        ):
+            repeated = before.repeat(
+                q, k_cache, v_cache, block_table, seq_lens, out, sinks, k_scale, v_scale, cu_seqlens_q
+            )
+            if repeated is not None:
+                return repeated
+    generation, learned = HUB.generation, None if like is None else list[Any]()
     try:
         shape = q.shape
         k_shape = k_cache.shape
@@ -323,7 +378,6 @@ def paged_attention(
             page_size, pages = (dim1 if kv_layout == NHD else dim2), k_shape[0]
             metadata = block_table, seq_lens, cu_seqlens_q, max_seqlen_q
             checked_step(page_size, cu_seqlens_q is not None, q.device, pages, shape[0], *metadata)
-        generation = HUB.generation
         run = _op.decide(key, q.get_device(), backend)
         repeat = getattr(run, "repeat", None)
         if rest is None and repeat is not None and not (_contexts_used and _contexts()):
@@ -332,4 +386,10 @@ def paged_attention(
         return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, *rows, True)
     if rest is None:  # plain decode, the call that engines make most
         return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out)
-    return run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, cu_seqlens_q, max_seqlen_q, values)
+    metadata = cu_seqlens_q, max_seqlen_q
+    result = run(q, k_cache, v_cache, block_table, seq_lens, shape, scale, out, *metadata, values, learned=learned)
+    if learned and not (_contexts_used and _contexts()):
+        if len(_op.befores) >= _MOST_LIKE:
+            _op.befores.clear()
+        _op.befores[like] = Before(generation, backend, learned[0])
+    return result

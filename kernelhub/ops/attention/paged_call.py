@@ -38,6 +38,7 @@ from kernelhub.probes.device import facts_of
 
 NAME = "paged_attention"
 NHD, HND = "NHD", "HND"
+_MORE = tuple(map(Values._fields.index, ("sinks", "k_scale", "v_scale")))  # then the offsets, as `optional_tensors`
 
 
 def problem_of(key: Any, device: int) -> PagedAttentionProblem:
@@ -184,7 +185,9 @@ def bind(
     # same tensors may have changed, and are read anew.
     reusable = problem.device.type != "cpu" and not adapter.plans_steps and not checks_devices()
     steps: LastSteps[PagedStep] = LastSteps()
-    learn = adapter.again if reusable and adapter.repeats and not ragged else None
+    learn = adapter.again if reusable and adapter.repeats else None
+    bare = not (ragged or returns_lse or extras_at)  # a call that has no tensors but those of each
+    more_at = (*[at for at, kept in enumerate(_MORE) if kept in extras_at], *([len(_MORE)] if ragged else []))
     before: _Before | None = None
     known, known_out, known_extras = KnownForm(), KnownForm(), KnownForm()
 
@@ -221,6 +224,39 @@ def bind(
         tick()
         return made
 
+    def repeats(again: Callable[..., bool]) -> Callable[..., Any]:
+        """What makes a call like that of an `again`, or gives None; the caller has compared values and bounds."""
+
+        def repeat(
+            q: Tensor,
+            k_cache: Tensor,
+            v_cache: Tensor,
+            block_table: Tensor,
+            seq_lens: Tensor,
+            out: Tensor | None,
+            *more: Any,
+        ) -> Any:
+            if forward_ad._current_level >= 0 or q.layout is not strided or q.ndim not in (3, 4):
+                return None
+            made = empty(q) if out is None else out
+            given = [more[at] for at in more_at]
+            lse = None
+            if returns_lse:
+                if q.is_nested:
+                    return None
+                lse = q.new_empty(*lse_shape(q.shape), dtype=torch.float32)
+                given.append(lse)
+            try:
+                if not again(*given, q, k_cache, v_cache, made, block_table, seq_lens):
+                    return None
+            except Exception as error:
+                failed(launch, error)
+                raise
+            tick()
+            return made if lse is None else (made, lse)
+
+        return repeat
+
     def run(
         q: Tensor,
         k_cache: Tensor,
@@ -234,8 +270,14 @@ def bind(
         max_seqlen_q: int | None = None,
         values: Values | None = None,
         checked: bool = False,
+        learned: list[Callable[..., Any]] | None = None,
     ) -> Any:
-        """`checked`: the call was checked and this function was built for it; its form is remembered."""
+        """Make a call.
+
+        Args:
+            checked: the call was checked and this function was built for it; its form is remembered.
+            learned: gets what repeats the call, if anything does.
+        """
         nonlocal before
         if before is not None and cu_seqlens_q is None and max_seqlen_q is None:
             made = repeat(q, k_cache, v_cache, block_table, seq_lens, scale, out, values)
@@ -299,12 +341,14 @@ def bind(
             except Exception as error:
                 failed(launch, error)
                 raise
-            if learn is not None and cu_seqlens_q is None and max_seqlen_q is None:
+            if learn is not None and bare and max_seqlen_q is None and learned is None:
                 again = learn(step, values)
                 before = None if again is None else _Before(type(given[0]), *given, again)
+            elif learn is not None and learned is not None and (again := learn(step, values)) is not None:
+                learned.append(repeats(again))
         return out if lse is None else (out, lse)
 
-    run.repeat = None if learn is None else repeat  # type: ignore[attr-defined]
+    run.repeat = None if learn is None or not bare else repeat  # type: ignore[attr-defined]
     return run
 
 

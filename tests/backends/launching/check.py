@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import inspect
 import struct
 import sys
 import threading
@@ -435,16 +436,29 @@ def believed_on_gpu(op: Any) -> Iterator[None]:
 
 def decode(name: str) -> tuple[Any, dict[str, Any]]:
     """An op over pages, and a call of it with a destination."""
+    name, _, features = name.partition(" of ")
     table = torch.tensor([[0, 1], [4, 2]], dtype=torch.int32)
     given = {"block_table": table, "seq_lens": torch.tensor([20, 32], dtype=torch.int32), "backend": "triton"}
     half = {"dtype": torch.bfloat16}
     if name == "paged_attention":
         caches = {"k_cache": torch.zeros(5, 16, 2, 64, **half), "v_cache": torch.zeros(5, 16, 2, 64, **half)}
+        tokens = 2
+        if features == "fp8":
+            caches = {one: cache.to(torch.float8_e4m3fn) for one, cache in caches.items()}
+            given |= {"k_scale": torch.ones(1), "v_scale": torch.ones(1), "window": 7, "softcap": 3.0, "scale": 0.2}
+            given |= {"sinks": torch.zeros(8, **half)}
+        if features == "lse":
+            given |= {"return_lse": True}
+        if features == "speculation":
+            given["q"] = torch.zeros(2, 3, 8, 64, **half)
+        if features == "ragged":
+            tokens = 4
+            given |= {"cu_seqlens_q": torch.tensor([0, 1, 4], dtype=torch.int32), "max_seqlen_q": 3, "window": 5}
         return kernelhub.paged_attention, {
-            "q": torch.zeros(2, 8, 64, **half),
+            "q": torch.zeros(tokens, 8, 64, **half),
             **caches,
             **given,
-            "out": torch.zeros(2, 8, 64, **half),
+            "out": torch.zeros_like(given.get("q", torch.empty(tokens, 8, 64, **half))),
         }
     given |= {"scale": 0.1, "value_dim": 64}
     operands = {"q": torch.zeros(2, 4, 96, **half), "kv_cache": torch.zeros(5, 16, 96, **half)}
@@ -492,6 +506,9 @@ def _decodes_again(stub: Stub, name: str) -> None:
             if isinstance(tensor, torch.Tensor)
             for kind, other in others_than(tensor, parameter, good)
         ]
+        others += [("window", "another", 6), ("window", "true", True), ("window", "a pair", (7, 0))]
+        others += [("softcap", "another", 2.0), ("softcap", "text", "x"), ("kv_layout", "a list", ["NHD"])]
+        others = [one for one in others if one[0] in inspect.signature(op).parameters]
         others += [("scale", "another", 0.3), ("scale", "text", "x"), ("scale", "true", True)]
         others += [("scale", "a tensor", torch.ones(())), ("return_lse", "another", True), ("return_lse", "one", 1)]
         others += [
@@ -521,7 +538,7 @@ def _decodes_again(stub: Stub, name: str) -> None:
                 assert outcome(op, good | {parameter: other}) == expected, (parameter, kind)
                 op(**good)
                 calls = len(met)
-            _states(op, good, met, paged_call if name == "paged_attention" else mla_call)
+            _states(op, good, met, mla_call if name == "mla_attention" else paged_call)
             _steps_again(stub, op, good, met)
 
 
@@ -540,11 +557,12 @@ def _launched(stub: Stub, given: dict[str, Any]) -> list[list[str]]:
 def _states(op: Any, good: dict[str, Any], met: list[Any], module: Any) -> None:
     """Nothing is recognised in another state of torch or of the process."""
     fresh = {one: value for one, value in good.items() if one != "out"}
+    results = outcome(op, good)
     for given in (good, fresh):
         for _ in range(4):
-            result = op(**given)
+            op(**given)
         calls = len(met)
-        assert op(**given).shape == result.shape
+        assert outcome(op, given) == results
         assert len(met) == calls
         with forward_ad.dual_level():
             op(**given)
@@ -569,13 +587,14 @@ def _steps_again(stub: Stub, op: Any, good: dict[str, Any], met: list[Any]) -> N
     """The same of a step's runs."""
     plan = op.prepare(**{one: value for one, value in good.items() if one != "out"})
     layer = {one: value for one, value in good.items() if one in ("q", "k_cache", "v_cache", "kv_cache", "out")}
-    metadata = good["block_table"], good["seq_lens"]
+    metadata = [good[one] for one in ("block_table", "seq_lens", "cu_seqlens_q") if one in good]
     others = [(one, *other) for one, value in layer.items() for other in others_than(value, one, good)]
     first = []
     for parameter, _, other in others:
-        step = plan.begin(*metadata)
+        step = plan.begin(*metadata, max_seqlen_q=good.get("max_seqlen_q"))
         first.append(outcome(step.run, layer | {parameter: other}))
-    step = op.prepare(**{one: value for one, value in good.items() if one != "out"}).begin(*metadata)
+    plan = op.prepare(**{one: value for one, value in good.items() if one != "out"})
+    step = plan.begin(*metadata, max_seqlen_q=good.get("max_seqlen_q"))
     stub.take()
     step.run(**layer)
     launches = _launched(stub, layer)
@@ -592,7 +611,8 @@ def _steps_again(stub: Stub, op: Any, good: dict[str, Any], met: list[Any]) -> N
         step.run(**layer)
         calls = len(met)
     without = {one: value for one, value in layer.items() if one != "out"}
-    assert step.run(**without).data_ptr() != layer["out"].data_ptr()
+    made = step.run(**without)
+    assert (made[0] if isinstance(made, tuple) else made).data_ptr() != layer["out"].data_ptr()
     assert len(met) == calls
     plan.adapter.launch = lambda *operands: None  # as an audit does
     assert not plan.adapter.repeats
@@ -602,6 +622,12 @@ def _steps_again(stub: Stub, op: Any, good: dict[str, Any], met: list[Any]) -> N
 def decode_again(stub: Stub) -> None:
     """Of `paged_attention`."""
     _decodes_again(stub, "paged_attention")
+
+
+def decode_with_features_again(stub: Stub) -> None:
+    """Of `paged_attention` with tensors that not every call has."""
+    for features in ("fp8", "lse", "ragged", "speculation"):
+        _decodes_again(stub, f"paged_attention of {features}")
 
 
 def latent_decode_again(stub: Stub) -> None:
@@ -716,6 +742,7 @@ SCENARIOS = (
     hooks,
     threads_and_leaks,
     decode_again,
+    decode_with_features_again,
     latent_decode_again,
     product_again,
     experts_again,

@@ -21,7 +21,7 @@ from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.repeat import Last, Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
-from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.arguments import Values, optional_tensors
 from kernelhub.ops.attention.problem import E5M2, FP8, ONE, QUANTISED, AttentionProblem, PagedAttentionProblem
 from kernelhub.runtime.counters import counters_of, no_counters
 
@@ -107,7 +107,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         self._tiles: dict[int, Tiles] = {}
         self._prepared: set[Hashable] = set()
         self._launchers: dict[Any, Any] = {}
-        self._repeated = Repeated(written=3)
+        self._repeated = Repeated(written=-3 if self.page_size else -1)
         # Whether a call over pages takes no tensor but q, the caches, `out`, the block table and the lengths.
         self._plain = not (problem.lse or problem.sinks or problem.ragged or problem.kv_scale)
         self.scores = {
@@ -125,21 +125,35 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
         last = step.state
-        if (
-            type(last) is Last
-            and last.adapter is self
-            and (last.values is values or last.values == values)  # which hold no tensors
-            and last.launch(q, k, v, out, step.block_table, step.seq_lens)
-        ):
-            return
+        if type(last) is Last and last.adapter is self:
+            if self._plain:
+                if (last.values is values or last.values == values) and last.launch(
+                    q, k, v, out, step.block_table, step.seq_lens
+                ):
+                    return
+            elif last.values == self._without_tensors(values):
+                more = optional_tensors(values, step.cu_seqlens_q)
+                if lse is not None:
+                    more.append(lse)
+                if last.launch(*more, q, k, v, out, step.block_table, step.seq_lens):
+                    return
         key, tensors = self._form(q, k, v, step, values, out, lse)
         self._repeated.run(key, tensors, self._launch_anew, q, k, v, step, values, out, lse)
-        if self._plain and type(step) is PagedStep and (last is None or type(last) is Last):
-            step.state = self._repeated.last_of(key, self, values)
+        if type(step) is PagedStep and (last is None or type(last) is Last):
+            step.state = self._repeated.last_of(key, self, self._without_tensors(values))
 
     def again(self, step: Any, values: Values) -> Callable[..., bool] | None:
         last = step.state
-        return last.again if type(last) is Last and last.adapter is self and last.values == values else None
+        if type(last) is not Last or last.adapter is not self or last.values != self._without_tensors(values):
+            return None
+        return last.again
+
+    def _without_tensors(self, values: Values) -> tuple[Any, ...]:
+        """Values that compare as one: those of a call that has no tensors in them are what they are."""
+        if self._plain:
+            return values
+        scales = [None if isinstance(scale, Tensor) else scale for scale in (values.k_scale, values.v_scale)]
+        return (*values[:4], *scales)
 
     def _launch_anew(
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
@@ -166,8 +180,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             tensors, keys, bound = (q, k, v, out), k.shape[1], step.max_seqlen_k
         if not self._plain:
             of_keys = None if isinstance(step, PagedStep) else step.cu_seqlens_k
-            more = (lse, values.sinks, step.cu_seqlens_q, of_keys, k_scale, v_scale)
-            tensors = (*tensors, *[tensor for tensor in more if isinstance(tensor, Tensor)])
+            more = [of_keys, *optional_tensors(values, step.cu_seqlens_q), lse]
+            tensors = (*[one for one in more if one is not None], *tensors)
         key = (
             step.num_seqs,
             q.shape[0],
