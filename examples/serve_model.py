@@ -154,7 +154,7 @@ class Model:
         return made | {"w13": w13[0], "w2": w2[0]}
 
     def _rotation(self, device: torch.device) -> Tensor:
-        """Factors of x, and of x rolled by half a head, at every position: ``[max_len, 2 * head_dim]``, float32."""
+        """Factors of x, and of x rolled by half a head, at every position: ``[max_len, 2 * head_dim]``."""
         half = torch.arange(0, self.config.head_dim, 2, device=device, dtype=torch.float32) / self.config.head_dim
         frequency = self.config.theta**-half
         if self.config.rope_scaling is not None:
@@ -164,10 +164,10 @@ class Model:
             frequency = keep * frequency + (1 - keep) * frequency / factor
         angle = torch.arange(self.config.max_len, device=device, dtype=torch.float32)[:, None] * frequency
         cos, sin = angle.cos(), angle.sin()
-        return torch.cat([cos, cos, -sin, sin], -1)
+        return torch.cat([cos, cos, -sin, sin], -1).to(self.embed.dtype)  # as transformers rounds them
 
     def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return torch.addcmul(x * cos, x.roll(self.config.head_dim // 2, -1), sin).to(x.dtype)
+        return torch.addcmul(x * cos, x.roll(self.config.head_dim // 2, -1), sin)
 
     def forward(
         self,
