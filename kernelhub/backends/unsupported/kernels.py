@@ -51,8 +51,9 @@ LIBRARIES = (
         "deep_ep_low_latency",
         _EXPERTS,
         "DeepEP 1, low latency (Buffer.low_latency_dispatch)",
-        "it has two buffers, so that a third dispatch overwrites the first, whose handle moe_combine may still get; it "
-        "also requires NVSHMEM",
+        "the rows of an expert come in no fixed order, where moe_dispatch promises that of ranks and tokens; it has "
+        "two buffers, so that a third dispatch overwrites the first, whose handle moe_combine may still get; it also "
+        "requires NVSHMEM",
         _OTHER_EXPERTS,
     ),
     Unsupported(

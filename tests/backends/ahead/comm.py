@@ -138,6 +138,7 @@ CASES = [
             (8, 8192, "bfloat16", "fp8_token"),
             (2, 7168, "bfloat16", "fp8_group"),
             (8, 8192, "bfloat16", "nvfp4"),
+            (2, 4096, "float16", "mxfp8"),
         )
     ),
 ]
