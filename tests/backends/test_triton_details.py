@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -100,6 +101,14 @@ class TestSplits:
 
 class TestOneLaunch:
     """The last program of a row block merges its parts."""
+
+    @pytest.fixture(autouse=True)
+    def in_one_launch(self, monkeypatch) -> Iterator[None]:
+        with monkeypatch.context() as patched:
+            patched.setattr(adapters, "ONE_LAUNCH", True)
+            kernelhub.paged_attention.op._forget()
+            yield
+        kernelhub.paged_attention.op._forget()
 
     @pytest.mark.parametrize(
         ("parts", "heads", "more"),

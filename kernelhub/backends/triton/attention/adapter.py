@@ -38,6 +38,8 @@ MOST_SPLITS = 64
 FIXED_SPLITS = 16
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 PARTS = 16
+# Whether one launch makes and merges few parts. It has not run on a GPU yet, so calls make two.
+ONE_LAUNCH = False
 # The last program of a sequence merges few parts: up to so many reads one after another, each of so many elements for
 # a warp. More would take registers from all programs.
 MOST_READS = 4
@@ -100,9 +102,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         kinds = HOPPER.get((itemsize, max(64, widest)), ()) if device.family == "hopper" and measured else ()
         self._kinds: tuple[Kind, ...] = kinds
         # Of other dtypes the code that merges takes registers from all programs, or spills.
-        self._may_merge = problem.q_dtype in _HALVES and (
-            problem.kv_dtype == problem.q_dtype or (problem.kv_dtype == FP8 and widest <= 128)
-        )
+        registers = problem.kv_dtype == problem.q_dtype or (problem.kv_dtype == FP8 and widest <= 128)
+        self._may_merge = ONE_LAUNCH and problem.q_dtype in _HALVES and registers
         self._row_bytes = itemsize * (problem.head_dim_qk + problem.head_dim_vo)
         self._tiles: dict[int, Tiles] = {}
         self._prepared: set[Hashable] = set()
