@@ -29,6 +29,7 @@ RUNS = {
         "gluon_h100.json",
         "comm_h200.json",
         "comm_4_ranks_h200.json",
+        "comm_norm_h200.json",
         "expert_comm_h200.json",
         "expert_comm_4_ranks_h200.json",
     ),
