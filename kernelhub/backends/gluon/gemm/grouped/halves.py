@@ -67,7 +67,7 @@ def multiply_groups(
 
 
 @gluon.jit(
-    do_not_specialize=["total", "room", "n", "k", "groups", "rows_of_b"],
+    do_not_specialize=["total", "room", "k", "groups", "rows_of_b"],
     do_not_specialize_on_alignment=["bias", "lengths"],
 )
 def grouped_halves_kernel(
