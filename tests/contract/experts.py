@@ -190,7 +190,9 @@ class ExpertsContract(OpContract):
                 scale = arguments["w2_scale"][expert]
                 down *= scale[:, 0].repeat_interleave(128)[:160] if scale.ndim == 2 else scale
             want += float(arguments["topk_weights"][0, place]) * inner * down
-        torch.testing.assert_close(self.run(arguments)[0].double(), want, rtol=1e-4, atol=1e-5)
+        # Tensor cores add products of float8 in 14 bits.
+        near = {"rtol": 1e-4, "atol": 1e-5} if self.wide else {"rtol": 2.0**-9, "atol": 5e-4}
+        torch.testing.assert_close(self.run(arguments)[0].double(), want, **near)
 
     def test_ids_outside_of_the_experts_are_left_out(self) -> None:
         arguments = self.inputs()

@@ -115,7 +115,8 @@ class Pointer:
 
     def load(self, mask: Any = None, other: Any = 0) -> Values:
         place, kept = self._places(mask)
-        found = _plain(_memory(self.tensor)[place.reshape(-1)].reshape(place.shape))
+        taken = _memory(self.tensor)[place.reshape(-1)]
+        found = _plain(taken.view(self.tensor.dtype) if self.tensor.dtype in _FP8 else taken).reshape(place.shape)
         return values(np.where(kept, found, np.asarray(other, found.dtype)) if mask is not None else found)
 
     def store(self, given: Any, mask: Any = None) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 MOST_SHARED = 232_448  # bytes that a block may have on sm_90
-WITHOUT_PRODUCTS = {"merge_kernel", "count_kernel", "place_kernel", "spread_kernel", "sum_kernel"}
+WITHOUT_PRODUCTS = {"merge_kernel", "count_kernel", "place_kernel", "code_kernel", "sum_kernel"}
 LOADS_THAT_COST_NOTHING = 8  # of values that a loop does not change, where ptxas prefers that to a register
 
 

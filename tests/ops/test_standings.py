@@ -27,6 +27,7 @@ RUNS = {
         "cuda_h100.json",
         "nvlink_h100.json",
         "gluon_h100.json",
+        "gluon_h200.json",
         "comm_h200.json",
         "comm_4_ranks_h200.json",
         "comm_norm_h200.json",

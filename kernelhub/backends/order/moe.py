@@ -21,7 +21,7 @@ _FLASHINFER = (
 )
 _TRTLLM = tuple(name for name in _FLASHINFER if ".trtllm_" in name)
 _CUTLASS = tuple(name for name in _FLASHINFER if ".cutlass_" in name)
-_ALL = ("triton.experts", *_FLASHINFER, "torch.experts")
+_ALL = ("triton.experts", "gluon.experts", *_FLASHINFER, "torch.experts")
 _VLLM = "https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/model_executor/layers/fused_moe/oracle"
 
 FUSED_MOE = (
@@ -36,6 +36,10 @@ FUSED_MOE = (
         "measured on an EPYC of Zen 5, torch 2.13, 2026-11-20; Triton is only interpreted on a CPU",
     ),
     # Qwen3 30B-A3B in bfloat16, 64 tokens: 0.316 and 18.6 ms; DeepSeek V3.2 / 8 in fp8 blocks: 0.350 and 95.5.
+    # In fp8 blocks gluon.experts is slower than triton.experts with few tokens, and one kernel has them all (below), so
+    # it is second. On an H200 (gluon_h200.json) Qwen3 30B-A3B, 16, 64, 256, 1024 and 4096 tokens: 0.121, 0.176, 0.212,
+    # 0.284 and 0.585 against 0.111, 0.163, 0.197, 0.278 and 0.763; DeepSeek V3.2: 1.08, 2.49, 2.85, 2.93 and 5.07
+    # against 1.04, 2.33, 2.74, 4.19 and 6.77.
     Line(
         "*",
         "*",

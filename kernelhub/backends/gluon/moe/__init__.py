@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kernelhub.backends.gluon.requirements import MACHINE
+from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import Between, MultipleOf, OneOf, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import untested
 from kernelhub.ops.moe.experts.problem import ACTIVATIONS, BLOCK_FORMATS, FLOATS, FP8, FP8_BLOCK
 
 KERNELS = (
@@ -34,6 +34,6 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source="DeepSeek-V3 (2024), section 3.3; the tiles are those of DeepGEMM on Hopper",
-        standings=(untested("hopper"),),
+        standings=standings(81, "gluon_h200.json"),
     ),
 )

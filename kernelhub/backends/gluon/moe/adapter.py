@@ -1,4 +1,4 @@
-"""From a call of `fused_moe` to its launches: place, spread, multiply, multiply, sum.
+"""From a call of `fused_moe` to its launches: place, code, multiply, multiply, sum.
 
 Nothing is read back from the device, and grids depend on the number of tokens alone, so a call can be captured.
 """
@@ -16,7 +16,7 @@ from kernelhub.backends.gluon.language import gl
 from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.gluon.moe.places import count_kernel, place_kernel
 from kernelhub.backends.gluon.moe.product import experts_kernel
-from kernelhub.backends.gluon.moe.rows import spread_kernel, sum_kernel
+from kernelhub.backends.gluon.moe.rows import code_kernel, sum_kernel
 from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
@@ -25,9 +25,9 @@ from kernelhub.ops.moe.experts.weights import BLOCK, Matrix
 
 # Bytes of what experts add; more tokens than that come in several rounds.
 _MOST_ADDED = 1 << 30
-_PIECE = 512  # pairs that a program sorts
+_PIECES = (128, 512)  # pairs that a program sorts, where those are few and where they are many
 _COUNTED_ALONE = 4  # pieces that every program counts for itself, against the launch of another kernel
-_SPREAD_AT_ONCE = 8  # times 128 columns
+_CODED_AT_ONCE = 8  # times 128 columns
 _SUMMED_AT_ONCE = 1024
 _FEW_ROWS = 48  # of an expert on average, up to which tiles of 64 are taken
 _TYPES = {torch.float32: gl.float32, torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -38,11 +38,13 @@ class Placed(NamedTuple):
 
     Attributes:
         places: of pairs, -1 for those that are left out.
+        pairs: of places.
         experts, rows, ends: of tiles: whose they are, where they begin and where the expert's rows end.
         num_tiles: how many there are.
     """
 
     places: Tensor
+    pairs: Tensor
     experts: Tensor
     rows: Tensor
     ends: Tensor
@@ -63,20 +65,23 @@ class Experts(ExpertsAdapter):
             "EXPERTS": problem.num_experts,
             "EXPERTS_PAD": self._padded,
             "HAS_MAP": problem.expert_map,
-            "PIECE": _PIECE,
         }
-        self._count = Launcher(count_kernel, choices)
+        self._count = Launcher(count_kernel, {**choices, "PIECE": _PIECES[1]})
         self._place = {
-            (counted, rows): Launcher(place_kernel, {**choices, "HAS_COUNTS": counted, "BM": rows}, num_warps=8)
-            for counted in (False, True)
+            (counted, rows, piece): Launcher(
+                place_kernel, {**choices, "HAS_COUNTS": counted, "BM": rows, "PIECE": piece}, num_warps=8
+            )
+            for counted, piece in ((False, _PIECES[0]), (False, _PIECES[1]), (True, _PIECES[1]))
             for rows in (64, 128)
         }
-        on_input = {"TOP_K": problem.top_k, "ON_INPUT": problem.apply_router_weight_on_input}
-        self._spread = Launcher(spread_kernel, {"K": problem.hidden_size, **on_input, "BLOCK": _SPREAD_AT_ONCE})
-        self._sum = Launcher(
-            sum_kernel,
-            {"N": problem.hidden_size, **on_input, "HAS_RESIDUAL": problem.residual, "BLOCK": _SUMMED_AT_ONCE},
-        )
+        self._code = Launcher(code_kernel, {"K": problem.hidden_size, "BLOCK": _CODED_AT_ONCE})
+        summed = {
+            "N": problem.hidden_size,
+            "TOP_K": problem.top_k,
+            "ON_INPUT": problem.apply_router_weight_on_input,
+            "HAS_RESIDUAL": problem.residual,
+        }
+        self._sum = Launcher(sum_kernel, {**summed, "BLOCK": _SUMMED_AT_ONCE})
         self._products = {
             (first, rows): Launcher(experts_kernel, self._static(first, rows))
             for first in (True, False)
@@ -106,43 +111,38 @@ class Experts(ExpertsAdapter):
 
     def workspace_bytes(self, num_tokens: int) -> int:
         problem, step = self.problem, self._round(num_tokens)
-        pairs = step * problem.top_k
-        coded = sum(width + 4 * -(-width // BLOCK) for width in (problem.hidden_size, problem.intermediate_size))
-        added = problem.hidden_size * self._added_dtype.itemsize
-        router = 4 if problem.apply_router_weight_on_input else 0
-        metadata = pairs + 3 * self._most_tiles(pairs, 64) + 1 + -(-pairs // _PIECE) * self._padded
-        return int(pairs * (coded + added + router) + 4 * metadata)
+        pairs, groups = step * problem.top_k, -(-problem.hidden_size // BLOCK)
+        inner = problem.intermediate_size // BLOCK
+        made = step * groups * (BLOCK + 4) + pairs * inner * (BLOCK + 4)
+        made += pairs * problem.hidden_size * self._added_dtype.itemsize
+        metadata = 2 * pairs + 3 * self._most_tiles(pairs, 64) + 1 + -(-pairs // _PIECES[1]) * self._padded
+        return int(made + 4 * metadata)
 
     def _launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
         """One round."""
         problem, (tokens, hidden), pairs = self.problem, x.shape, topk_ids.numel()
-        inner, height = problem.intermediate_size, self._rows(x.shape[0])
+        inner, height, device = problem.intermediate_size, self._rows(x.shape[0]), x.get_device()
         placed = self._sort(topk_ids, values.expert_map, height)
-        of_x, of_weights, device = x.stride(), topk_weights.stride(), x.get_device()
-        aligned = not x.data_ptr() & 15
-        codes = x.new_empty((pairs, hidden), dtype=E4M3)
-        scales = x.new_empty((-(-hidden // BLOCK), pairs), dtype=torch.float32)
-        router = x.new_empty(pairs, dtype=torch.float32) if problem.apply_router_weight_on_input else None
-        self._spread(
-            tokens * -(-scales.shape[0] // _SPREAD_AT_ONCE),
-            (device, of_x) if aligned else None,
+        groups, of_x = -(-hidden // BLOCK), x.stride()
+        codes = x.new_empty((tokens, groups * BLOCK), dtype=E4M3)
+        scales = x.new_empty((tokens, groups), dtype=torch.float32)
+        self._code(
+            -(-tokens * groups // _CODED_AT_ONCE),
+            (device, of_x) if not x.data_ptr() & 15 else None,
             x,
-            placed.places,
-            topk_weights,
             codes,
             scales,
-            router,
-            pairs,
+            tokens,
             *of_x,
-            *of_weights,
         )
         joined = x.new_empty((pairs, inner), dtype=E4M3)
         joined_scales = x.new_empty((inner // BLOCK, pairs), dtype=torch.float32)
-        self._multiply(True, height, codes, scales, w13, router, placed, values, joined, joined_scales)
+        whole = (topk_weights, placed, values)
+        self._multiply(True, height, codes, scales, w13, *whole, joined, joined_scales)
         added = x.new_empty((pairs, hidden), dtype=self._added_dtype)
-        self._multiply(False, height, joined, joined_scales, w2, None, placed, values, added, None)
+        self._multiply(False, height, joined, joined_scales.t(), w2, *whole, added, None)
         residual = values.residual
         of_residual = (0, 0) if residual is None else residual.stride()
         of_out = out.stride()
@@ -155,7 +155,7 @@ class Experts(ExpertsAdapter):
             topk_weights,
             residual,
             out,
-            *of_weights,
+            *topk_weights.stride(),
             *of_residual,
             *of_out,
         )
@@ -163,10 +163,11 @@ class Experts(ExpertsAdapter):
     def _sort(self, topk_ids: Tensor, expert_map: Tensor | None, height: int) -> Placed:
         """Places of pairs, and tiles of so many rows."""
         pairs = topk_ids.numel()
-        pieces = -(-pairs // _PIECE)
+        piece = _PIECES[pairs > _COUNTED_ALONE * _PIECES[0]]
+        pieces = -(-pairs // piece)
         counted = pieces > _COUNTED_ALONE
         most = self._most_tiles(pairs, height)
-        sizes = (pairs, most, most, most, 1, pieces * self._padded if counted else 0)
+        sizes = (pairs, pairs, most, most, most, 1, pieces * self._padded if counted else 0)
         *results, counts = topk_ids.new_empty(sum(sizes)).split_with_sizes(sizes)
         placed = Placed(*results)
         table = (0, 0) if expert_map is None else (expert_map.numel(), expert_map.stride(0))
@@ -174,7 +175,7 @@ class Experts(ExpertsAdapter):
         variant = (topk_ids.get_device(),)
         if counted:
             self._count(pieces, variant, topk_ids, expert_map, counts, pairs, *varying)
-        place = self._place[counted, height]
+        place = self._place[counted, height, piece]
         place(pieces, variant, topk_ids, expert_map, counts, *placed, pairs, pieces, *varying)
         return placed
 
@@ -185,7 +186,7 @@ class Experts(ExpertsAdapter):
         a: Tensor,
         a_scale: Tensor,
         matrix: Matrix,
-        router: Tensor | None,
+        router: Tensor,
         placed: Placed,
         values: Values,
         out: Tensor,
@@ -200,6 +201,7 @@ class Experts(ExpertsAdapter):
         self._products[first, height](
             min(problem.device.num_sms, self._most_tiles(pairs, height) * across),
             (out.get_device(), strides[:3], None if bias is None else bias.dtype),
+            a,
             descriptor(a, (height, 128)),
             descriptor(weight.matrix, (128, 128)),
             out,
@@ -208,6 +210,7 @@ class Experts(ExpertsAdapter):
             scale,
             bias,
             router,
+            placed.pairs,
             placed.experts,
             placed.rows,
             placed.ends,
@@ -215,10 +218,11 @@ class Experts(ExpertsAdapter):
             across,
             n if first else 128,
             n,
-            a.shape[1],
+            problem.hidden_size if first else a.shape[1],
             weight.apart,
-            pairs,
+            *a_scale.stride(),
             *strides,
+            *router.stride(),
             n,
             pairs,
             float(values.alpha),
@@ -230,10 +234,11 @@ class Experts(ExpertsAdapter):
         return {
             "BM": rows,
             "STAGES": 4 if rows == 128 else 5,
+            "TOP_K": problem.top_k,
             "B_E8M0": problem.weights == FP8_BLOCK_UE8M0,
             "HAS_BIAS": problem.w13_bias if first else problem.w2_bias,
             "ON_INPUT": first and problem.apply_router_weight_on_input,
-            "JOIN": first,
+            "FIRST": first,
             "ACTIVATION": problem.activation,
             "HALF": _TYPES[self._dtype],
             "TURNS": rows == 128,

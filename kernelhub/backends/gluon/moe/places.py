@@ -4,9 +4,9 @@
     count: for each piece of the pairs, how many each expert has in it
     place: a pair's place = pairs of experts before its own, its expert's in pieces before, and in its piece before it
 
-A pair is a number, token * TOP_K + rank; pairs that are left out have the place -1. Nothing is padded: an expert's rows
-follow those of the expert before. No program waits for another and none adds to what another wrote, so the order is
-the same every time.
+A pair is a number, token * TOP_K + rank; pairs that are left out have the place -1. `sorted_pairs` has the pair of
+each place. Nothing is padded: an expert's rows follow those of the expert before. No program waits for another and
+none adds to what another wrote, so the order is the same every time.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import triton.language as tl
 
 # Pairs that a program compares with those of its piece at once, and pieces whose counts it adds up at once.
 _COMPARED = tl.constexpr(32)
-_ADDED = tl.constexpr(8)
+_ADDED = tl.constexpr(32)
 _VARYING = ["pairs", "pieces", "num_global", "stride_it", "stride_ik", "stride_em"]
 _METADATA = [
-    *("topk_ids", "expert_map", "counts", "places"),
+    *("topk_ids", "expert_map", "counts", "places", "sorted_pairs"),
     *("tile_experts", "tile_rows", "tile_ends", "num_tiles"),
 ]
 
@@ -54,8 +54,8 @@ def count_kernel(
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=_METADATA)
 def place_kernel(
-    topk_ids, expert_map, counts, places, tile_experts, tile_rows, tile_ends, num_tiles, pairs, pieces, num_global,
-    stride_it, stride_ik, stride_em, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr,
+    topk_ids, expert_map, counts, places, sorted_pairs, tile_experts, tile_rows, tile_ends, num_tiles, pairs, pieces,
+    num_global, stride_it, stride_ik, stride_em, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr,
     HAS_MAP: tl.constexpr, HAS_COUNTS: tl.constexpr, BM: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
     """A program per piece; the first also lists the tiles of BM rows. Without HAS_COUNTS each counts for itself."""
@@ -86,7 +86,7 @@ def place_kernel(
         topk_ids, expert_map, pair, pairs, num_global, stride_it, stride_ik, stride_em, TOP_K, EXPERTS, HAS_MAP
     )
     rank = tl.zeros((PIECE,), dtype=tl.int32)
-    for start in range(0, PIECE, _COMPARED):
+    for start in tl.static_range(0, PIECE, _COMPARED):  # so that all are loaded at once
         other = own * PIECE + start + tl.arange(0, _COMPARED)
         same = mine[:, None] == _experts_of(
             topk_ids, expert_map, other, pairs, num_global, stride_it, stride_ik, stride_em, TOP_K, EXPERTS, HAS_MAP
@@ -94,6 +94,7 @@ def place_kernel(
         rank += tl.sum((same & (other[None, :] < pair[:, None])).to(tl.int32), 1)
     place = tl.gather(begin + before, mine, 0) + rank
     tl.store(places + pair, tl.where(mine < EXPERTS, place, -1), pair < pairs)
+    tl.store(sorted_pairs + place, pair, mine < EXPERTS)
     if own == 0:
         tiles = (total + BM - 1) // BM
         at = tl.cumsum(tiles, 0) - tiles

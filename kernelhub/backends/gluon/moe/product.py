@@ -5,13 +5,15 @@
                  128 rows of weights into it by TMA
     multipliers: for each tile, for each 128 columns of K: wait for the stage;
                      for each of the two blocks: part = rows . blockT in the tensor cores; sums += part * scales
-                 JOIN: activation(gate) * up, and that in float8 with a scale for each row; store
+                 FIRST: activation(gate) * up, and that in float8 with a scale for each row; store
 
-The two blocks are gate and up of the same columns (JOIN), or columns that follow each other. So weights are read once
-for up to 128 rows of an expert, and of the first product a quarter of the bytes is stored.
+The two blocks are gate and up of the same columns (FIRST), or columns that follow each other. So weights are read once
+for up to 128 rows of an expert, and of the first product a quarter of the bytes is stored. Rows of the first product
+are gathered where their tokens are, by cp.async, since TMA of sm_90 copies rows that follow each other.
 
 A list of tiles says which expert's rows each has. A tile whose rows end in it also multiplies rows of the next expert,
-by the wrong weights, and does not store them: nothing is padded. A warpgroup none of whose rows exist waits.
+by the wrong weights, and does not store them: nothing is padded. Two warpgroups hold 64 rows each; where a tile has no
+more than 64 rows, they hold the same ones, and half the columns of each block.
 
 Source: DeepSeek-V3 (2024), section 3.3, for the scales and for sums in float32.
 """
@@ -19,6 +21,8 @@ Source: DeepSeek-V3 (2024), section 3.3, for the scales and for sums in float32.
 from __future__ import annotations
 
 from kernelhub.backends.gluon.language import (
+    copy_arrive,
+    copy_rows,
     fence_async_shared,
     gl,
     gluon,
@@ -33,65 +37,71 @@ _LOG2E = gl.constexpr(1.4426950408889634)
 _LEAST = gl.constexpr(-3.4028234663852886e38)
 _SMALLEST_AMAX = gl.constexpr(1e-10)
 _E4M3_MAX = gl.constexpr(448.0)
+VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
 @gluon.jit
 def load_tiles(
-    a_desc, b_desc, a_bufs, b_bufs, full, empty, tile_experts, tile_rows, tiles, across, apart, k, rows_of_b,
-    WIDTH: gl.constexpr, STAGES: gl.constexpr
+    a, a_desc, b_desc, a_bufs, b_bufs, full, empty, sorted_pairs, tile_experts, tile_rows, tile_ends, tiles, across,
+    apart, k, rows_of_b, TOP_K: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, FIRST: gl.constexpr
 ):  # fmt: skip
-    """`across` tiles of WIDTH columns for each tile of rows; the second block begins `apart` rows after the first."""
+    """`across` tiles of columns for each tile of rows; the second block begins `apart` rows after the first.
+
+    FIRST: four warps gather rows of `a`, each up to whole 128 columns wide; else one warp loads those of `a_desc`.
+    """
+    layout: gl.constexpr = gl.BlockedLayout([1, 16], [4, 8], [4, 1], [1, 0])
+    WIDTH: gl.constexpr = 128 if FIRST else 256
     step = 0
+    blocks = gl.cdiv(k, 128)
     for t in range(gl.program_id(0), tiles * across, gl.num_programs(0)):
         at_a = gl.load(tile_rows + t // across)
         at_b = gl.load(tile_experts + t // across) * rows_of_b + t % across * WIDTH
-        for kb in range(gl.cdiv(k, 128)):
+        if FIRST:
+            place = gl.minimum(at_a + gl.arange(0, BM, gl.SliceLayout(1, layout)), gl.load(tile_ends + t // across) - 1)
+            token = gl.load(sorted_pairs + place) // TOP_K
+            rows = token[:, None] * (blocks * 128) + gl.arange(0, 128, gl.SliceLayout(0, layout))[None, :]
+        for kb in range(blocks):
             s = step % STAGES
             mbarrier.wait(empty.index(s), ((step // STAGES) & 1) ^ 1)
-            mbarrier.expect(full.index(s), a_desc.block_type.nbytes + 2 * b_desc.block_type.nbytes)
-            tma_load(a_desc, [at_a, kb * 128], full.index(s), a_bufs.index(s))
+            if FIRST:
+                mbarrier.expect(full.index(s), 2 * b_desc.block_type.nbytes)
+                copy_rows(a_bufs.index(s), a + kb * 128 + rows)
+                copy_arrive(full.index(s), increment_count=False)
+            else:
+                mbarrier.expect(full.index(s), a_desc.block_type.nbytes + 2 * b_desc.block_type.nbytes)
+                tma_load(a_desc, [at_a, kb * 128], full.index(s), a_bufs.index(s))
             tma_load(b_desc, [at_b, kb * 128], full.index(s), b_bufs.index(2 * s))
             tma_load(b_desc, [at_b + apart, kb * 128], full.index(s), b_bufs.index(2 * s + 1))
             step += 1
 
 
 @gluon.jit
-def skip_stages(full, empty, turn, step, blocks, WHICH: gl.constexpr, STAGES: gl.constexpr, TURNS: gl.constexpr):
-    """Pass on the stages, and the turns, of a tile none of whose rows exist."""
-    for _ in range(blocks):
-        s = step % STAGES
-        mbarrier.wait(full.index(s), (step // STAGES) & 1)
-        if TURNS:
-            mbarrier.wait(turn.index(WHICH), 1 - WHICH)
-            mbarrier.arrive(turn.index(1 - WHICH), count=1)
-            mbarrier.wait(turn.index(WHICH), WHICH)
-            mbarrier.arrive(turn.index(1 - WHICH), count=1)
-        mbarrier.arrive(empty.index(s), count=1)
-        step += 1
-
-
-@gluon.jit
 def sums_of_two(
     a_bufs, b_bufs, full, empty, turn, step, blocks, a_scale, stride_ak_scale, b0_scale, b1_scale, stride_bk_scale,
-    WHICH: gl.constexpr, STAGES: gl.constexpr, B_E8M0: gl.constexpr, TURNS: gl.constexpr, layout: gl.constexpr
+    WHICH: gl.constexpr, ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr,
+    B_E8M0: gl.constexpr, FIRST: gl.constexpr, TURNS: gl.constexpr, layout: gl.constexpr
 ):  # fmt: skip
-    """Sums of 64 rows, those from WHICH * 64 on, with both blocks of weights, less a factor of LEFT_OF_BOTH.
+    """Sums of 64 rows, those from ROW on, with COLUMNS of both blocks of weights, less a factor of LEFT_OF_BOTH.
 
     `a_scale` has an address for each row. The order of waits is that of `gemm/scaled_sums.py`, which says why.
     """
-    sums0 = gl.zeros((64, 128), gl.float32, layout)
-    sums1 = gl.zeros((64, 128), gl.float32, layout)
-    zero = gl.zeros((64, 128), gl.float32, layout)
+    sums0 = gl.zeros((64, COLUMNS), gl.float32, layout)
+    sums1 = gl.zeros((64, COLUMNS), gl.float32, layout)
+    zero = gl.zeros((64, COLUMNS), gl.float32, layout)
     of_a = gl.load(a_scale)
     of_b0 = number(gl.load(b0_scale), B_E8M0)
     of_b1 = number(gl.load(b1_scale), B_E8M0)
     for kb in range(blocks):
         s = step % STAGES
         mbarrier.wait(full.index(s), (step // STAGES) & 1)
-        a = a_bufs.index(s).slice(WHICH * 64, 64)
+        if FIRST:
+            fence_async_shared()  # threads copied the rows
+        a = a_bufs.index(s).slice(ROW, 64)
+        b0 = b_bufs.index(2 * s).slice(COLUMN, COLUMNS).permute((1, 0))
+        b1 = b_bufs.index(2 * s + 1).slice(COLUMN, COLUMNS).permute((1, 0))
         if TURNS:
             mbarrier.wait(turn.index(WHICH), 1 - WHICH)
-        p0 = warpgroup_mma(a, b_bufs.index(2 * s).permute((1, 0)), zero, use_acc=False, is_async=True)
+        p0 = warpgroup_mma(a, b0, zero, use_acc=False, is_async=True)
         if TURNS:
             mbarrier.arrive(turn.index(1 - WHICH), count=1)
         f0 = of_both(of_a, of_b0)
@@ -105,7 +115,7 @@ def sums_of_two(
         sums0 = warpgroup_mma_wait(0, deps=(sums0,))
         if TURNS:
             mbarrier.wait(turn.index(WHICH), WHICH)
-        p1 = warpgroup_mma(a, b_bufs.index(2 * s + 1).permute((1, 0)), p0, use_acc=False, is_async=True)
+        p1 = warpgroup_mma(a, b1, p0, use_acc=False, is_async=True)
         if TURNS:
             mbarrier.arrive(turn.index(1 - WHICH), count=1)
         p1 = warpgroup_mma_wait(0, deps=(p1,))
@@ -150,125 +160,175 @@ def store_tile(made, out, left, column, n, stride_om, layout: gl.constexpr):
 
 
 @gluon.jit
+def multiply_tile(
+    out, out_scale, a_bufs, b_bufs, full, empty, turn, maxima, known, a_scale, b_scale, bias, router, sorted_pairs,
+    expert, row, left, column, step, shared, apart, n, k, stride_am_scale, stride_ak_scale, stride_be_scale,
+    stride_bn_scale, stride_bk_scale, stride_bias_e, stride_bias_n, stride_wt, stride_wk, stride_om, stride_out_scale,
+    alpha, limit, WHICH: gl.constexpr, ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr, TOP_K: gl.constexpr, B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, ON_INPUT: gl.constexpr,
+    FIRST: gl.constexpr, ACTIVATION: gl.constexpr, HALF: gl.constexpr, TURNS: gl.constexpr, BY_LINES: gl.constexpr
+):  # fmt: skip
+    """What a warpgroup does for a tile: the 64 rows from `row` on, of which `left` exist, COLUMNS of each block."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 32]
+    )
+    # BY_LINES: a warp stores whole lines of memory, and its registers go through shared memory for that.
+    PIECES: gl.constexpr = 16 if FIRST else 8
+    ACROSS: gl.constexpr = COLUMNS // PIECES
+    lines: gl.constexpr = gl.BlockedLayout([1, PIECES], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
+    stored: gl.constexpr = lines if BY_LINES else layout
+    rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
+    of_a = row + gl.minimum(rows, left - 1)
+    if FIRST:
+        of_a = gl.load(sorted_pairs + of_a) // TOP_K
+    b_at = b_scale + expert * stride_be_scale
+    # The last tile's second block may be beyond the weights' last.
+    second = gl.minimum((column + apart) // 128, (apart + n - 1) // 128 if FIRST else (n - 1) // 128)
+    sums0, sums1 = sums_of_two(
+        a_bufs, b_bufs, full, empty, turn, step, gl.cdiv(k, 128), a_scale + of_a * stride_am_scale, stride_ak_scale,
+        b_at + column // 128 * stride_bn_scale, b_at + second * stride_bn_scale, stride_bk_scale,
+        WHICH, ROW, COLUMN, COLUMNS, STAGES, B_E8M0, FIRST, TURNS, layout
+    )  # fmt: skip
+    sums0 = sums0 * LEFT_OF_BOTH
+    sums1 = sums1 * LEFT_OF_BOTH
+    if ON_INPUT:
+        pair = gl.load(sorted_pairs + row + gl.minimum(rows, left - 1))
+        weight = gl.load(router + (pair // TOP_K).to(gl.int64) * stride_wt + pair % TOP_K * stride_wk)
+        sums0 = sums0 * weight[:, None]
+        sums1 = sums1 * weight[:, None]
+    if HAS_BIAS:
+        columns = column + COLUMN + gl.arange(0, COLUMNS, gl.SliceLayout(0, layout))
+        at = bias + expert * stride_bias_e
+        sums0 += gl.load(at + gl.minimum(columns, n - 1) * stride_bias_n).to(gl.float32)[None, :]
+        columns = gl.minimum(columns + apart, apart + n - 1 if FIRST else n - 1)
+        sums1 += gl.load(at + columns * stride_bias_n).to(gl.float32)[None, :]
+    out_at = out + row.to(gl.int64) * stride_om
+    if FIRST:
+        made = joined(sums0, sums1, alpha, limit, ACTIVATION).to(HALF).to(gl.float32)
+        largest = gl.max(gl.abs(made), 1)
+        if COLUMNS == 64:  # the other warpgroup has the other half of the columns that share a scale
+            # It may be a tile ahead, so two places take turns.
+            place = shared % 2 * 2
+            maxima.index(place + WHICH).store(largest)
+            mbarrier.arrive(known.index(place + WHICH), count=1)
+            mbarrier.wait(known.index(place + 1 - WHICH), shared // 2 & 1)
+            largest = gl.maximum(largest, maxima.index(place + 1 - WHICH).load(gl.SliceLayout(1, layout)))
+        scale = gl.div_rn(gl.where(largest > _SMALLEST_AMAX, largest, _SMALLEST_AMAX), _E4M3_MAX)
+        if COLUMN == 0:
+            gl.store(out_scale + column // 128 * stride_out_scale + row + rows, scale, mask=rows < left)
+        codes = gl.div_rn(made, scale[:, None] + gl.zeros_like(made)).to(out.dtype.element_ty)
+        store_tile(gl.convert_layout(codes, stored), out_at, left, column + COLUMN, n, stride_om, stored)
+    else:
+        made = sums0.to(out.dtype.element_ty)
+        store_tile(gl.convert_layout(made, stored), out_at, left, column + COLUMN, n, stride_om, stored)
+        made = sums1.to(out.dtype.element_ty)
+        store_tile(gl.convert_layout(made, stored), out_at, left, column + 128 + COLUMN, n, stride_om, stored)
+
+
+@gluon.jit
 def multiply_tiles(
-    out, out_scale, a_bufs, b_bufs, full, empty, turn, a_scale, b_scale, bias, router, tile_experts, tile_rows,
-    tile_ends, tiles, across, apart, n, k, stride_a_scale, stride_be_scale, stride_bn_scale, stride_bk_scale,
-    stride_bias_e, stride_bias_n, stride_om, stride_out_scale, alpha, limit, WHICH: gl.constexpr, BM: gl.constexpr,
-    STAGES: gl.constexpr, B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, ON_INPUT: gl.constexpr, JOIN: gl.constexpr,
+    out, out_scale, a_bufs, b_bufs, full, empty, turn, maxima, known, a_scale, b_scale, bias, router, sorted_pairs,
+    tile_experts, tile_rows, tile_ends, tiles, across, apart, n, k, stride_am_scale, stride_ak_scale, stride_be_scale,
+    stride_bn_scale, stride_bk_scale, stride_bias_e, stride_bias_n, stride_wt, stride_wk, stride_om, stride_out_scale,
+    alpha, limit, WHICH: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, TOP_K: gl.constexpr,
+    B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, ON_INPUT: gl.constexpr, FIRST: gl.constexpr,
     ACTIVATION: gl.constexpr, HALF: gl.constexpr, TURNS: gl.constexpr, BY_LINES: gl.constexpr
 ):  # fmt: skip
-    """The warpgroup WHICH of two, whose 64 rows are the WHICH-th of each tile, if it has so many."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, 128, 32])
-    # BY_LINES: a warp stores whole lines of memory, and its registers go through shared memory for that.
-    PIECES: gl.constexpr = 16 if JOIN else 8
-    lines: gl.constexpr = gl.BlockedLayout([1, PIECES], [PIECES // 4, 128 // PIECES], [4, 1], [1, 0])
-    stored: gl.constexpr = lines if BY_LINES else layout
-    WIDTH: gl.constexpr = 128 if JOIN else 256
+    """The warpgroup WHICH of two: the WHICH-th 64 rows of a tile, or of one with up to 64 rows half the columns."""
+    WIDTH: gl.constexpr = 128 if FIRST else 256
     step = 0
-    blocks = gl.cdiv(k, 128)
+    shared = 0  # tiles whose rows both warpgroups have
     for t in range(gl.program_id(0), tiles * across, gl.num_programs(0)):
-        row = gl.load(tile_rows + t // across) + WHICH * 64
+        row = gl.load(tile_rows + t // across)
         left = gl.load(tile_ends + t // across) - row
+        expert = gl.load(tile_experts + t // across).to(gl.int64)
         column = t % across * WIDTH
-        has_rows = left > 0
-        if WHICH * 64 >= BM:
-            has_rows = left < -BM  # never: a tile has no such rows
-        if has_rows:
-            rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
-            a_at = a_scale + row.to(gl.int64) + gl.minimum(rows, left - 1)
-            expert = gl.load(tile_experts + t // across).to(gl.int64)
-            b_at = b_scale + expert * stride_be_scale
-            # The last tile's second block may be beyond the weights' last.
-            second = gl.minimum((column + apart) // 128, (apart + n - 1) // 128 if JOIN else (n - 1) // 128)
-            sums0, sums1 = sums_of_two(
-                a_bufs, b_bufs, full, empty, turn, step, blocks, a_at, stride_a_scale,
-                b_at + column // 128 * stride_bn_scale, b_at + second * stride_bn_scale, stride_bk_scale,
-                WHICH if WHICH * 64 < BM else 0, STAGES, B_E8M0, TURNS, layout
+        halves = left <= BM // 2
+        if BM == 64:
+            halves = left > 0
+        if halves:
+            multiply_tile(
+                out, out_scale, a_bufs, b_bufs, full, empty, turn, maxima, known, a_scale, b_scale, bias, router,
+                sorted_pairs, expert, row, left, column, step, shared, apart, n, k, stride_am_scale, stride_ak_scale,
+                stride_be_scale, stride_bn_scale, stride_bk_scale, stride_bias_e, stride_bias_n, stride_wt, stride_wk,
+                stride_om, stride_out_scale, alpha, limit, WHICH, 0, WHICH * 64, 64, STAGES, TOP_K, B_E8M0, HAS_BIAS,
+                ON_INPUT, FIRST, ACTIVATION, HALF, False, BY_LINES
             )  # fmt: skip
-            sums0 = sums0 * LEFT_OF_BOTH
-            sums1 = sums1 * LEFT_OF_BOTH
-            if ON_INPUT:
-                weight = gl.load(router + row.to(gl.int64) + gl.minimum(rows, left - 1))
-                sums0 = sums0 * weight[:, None]
-                sums1 = sums1 * weight[:, None]
-            if HAS_BIAS:
-                columns = column + gl.arange(0, 128, gl.SliceLayout(0, layout))
-                at = bias + expert * stride_bias_e
-                sums0 += gl.load(at + gl.minimum(columns, n - 1) * stride_bias_n).to(gl.float32)[None, :]
-                columns = gl.minimum(columns + apart, apart + n - 1 if JOIN else n - 1)
-                sums1 += gl.load(at + columns * stride_bias_n).to(gl.float32)[None, :]
-            out_at = out + row.to(gl.int64) * stride_om
-            if JOIN:
-                made = joined(sums0, sums1, alpha, limit, ACTIVATION).to(HALF).to(gl.float32)
-                largest = gl.max(gl.abs(made), 1)
-                scale = gl.div_rn(gl.where(largest > _SMALLEST_AMAX, largest, _SMALLEST_AMAX), _E4M3_MAX)
-                gl.store(out_scale + column // 128 * stride_out_scale + row + rows, scale, mask=rows < left)
-                codes = gl.div_rn(made, scale[:, None] + gl.zeros_like(made)).to(out.dtype.element_ty)
-                store_tile(gl.convert_layout(codes, stored), out_at, left, column, n, stride_om, stored)
-            else:
-                made = sums0.to(out.dtype.element_ty)
-                store_tile(gl.convert_layout(made, stored), out_at, left, column, n, stride_om, stored)
-                made = sums1.to(out.dtype.element_ty)
-                store_tile(gl.convert_layout(made, stored), out_at, left, column + 128, n, stride_om, stored)
-        else:
-            skip_stages(full, empty, turn, step, blocks, WHICH, STAGES, TURNS)
-        step += blocks
+            shared += 1
+        elif BM == 128:
+            multiply_tile(
+                out, out_scale, a_bufs, b_bufs, full, empty, turn, maxima, known, a_scale, b_scale, bias, router,
+                sorted_pairs, expert, row + WHICH * 64, left - WHICH * 64, column, step, shared, apart, n, k,
+                stride_am_scale, stride_ak_scale, stride_be_scale, stride_bn_scale, stride_bk_scale, stride_bias_e,
+                stride_bias_n, stride_wt, stride_wk, stride_om, stride_out_scale, alpha, limit, WHICH, WHICH * 64, 0,
+                128, STAGES, TOP_K, B_E8M0, HAS_BIAS, ON_INPUT, FIRST, ACTIVATION, HALF, TURNS, BY_LINES
+            )  # fmt: skip
+        step += gl.cdiv(k, 128)
 
 
 @gluon.jit(
     do_not_specialize=[
-        "across", "apart", "n", "k", "rows_of_b", "stride_a_scale", "stride_out_scale", "stride_bias_e",
-        "stride_bias_n", "alpha", "limit",
+        "across", "apart", "k", "rows_of_b", "stride_am_scale", "stride_ak_scale", "stride_out_scale",
+        "stride_bias_e", "stride_bias_n", "stride_wt", "stride_wk", "alpha", "limit",
     ],
     do_not_specialize_on_alignment=[
-        "out_scale", "a_scale", "b_scale", "bias", "router", "tile_experts", "tile_rows", "tile_ends", "num_tiles",
+        "out_scale", "a_scale", "b_scale", "bias", "router", "sorted_pairs", "tile_experts", "tile_rows", "tile_ends",
+        "num_tiles",
     ],
 )  # fmt: skip
 def experts_kernel(
-    a_desc, b_desc, out, out_scale, a_scale, b_scale, bias, router, tile_experts, tile_rows, tile_ends, num_tiles,
-    across, apart, n, k, rows_of_b, stride_a_scale, stride_be_scale, stride_bn_scale, stride_bk_scale, stride_bias_e,
-    stride_bias_n, stride_om, stride_out_scale, alpha, limit, BM: gl.constexpr, STAGES: gl.constexpr,
-    B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, ON_INPUT: gl.constexpr, JOIN: gl.constexpr,
-    ACTIVATION: gl.constexpr, HALF: gl.constexpr, TURNS: gl.constexpr, BY_LINES: gl.constexpr
+    a, a_desc, b_desc, out, out_scale, a_scale, b_scale, bias, router, sorted_pairs, tile_experts, tile_rows,
+    tile_ends, num_tiles, across, apart, n, k, rows_of_b, stride_am_scale, stride_ak_scale, stride_be_scale,
+    stride_bn_scale, stride_bk_scale, stride_bias_e, stride_bias_n, stride_wt, stride_wk, stride_om, stride_out_scale,
+    alpha, limit, BM: gl.constexpr, STAGES: gl.constexpr, TOP_K: gl.constexpr, B_E8M0: gl.constexpr,
+    HAS_BIAS: gl.constexpr, ON_INPUT: gl.constexpr, FIRST: gl.constexpr, ACTIVATION: gl.constexpr, HALF: gl.constexpr,
+    TURNS: gl.constexpr, BY_LINES: gl.constexpr
 ):  # fmt: skip
-    """out [rows, n] of `a_desc` [rows, k], with scales [k / 128, rows], and the weights of all experts.
+    """out [rows, n] of rows of float8 and the weights of all experts, of which those of e are from e * rows_of_b on.
 
-    `b_desc` has those of expert e from e * rows_of_b on. JOIN: they are gate and, `apart` rows later, up, both of n
-    rows; `out` gets float8, `out_scale` [n / 128, rows] its scales, and HALF is what is rounded to before. Otherwise
-    they have n rows, and `apart` is 128. ON_INPUT: sums are first multiplied by `router` [rows]. A tile has BM rows
-    from `tile_rows` on, of which those before `tile_ends` belong to `tile_experts`.
+    FIRST: row r is that of the token sorted_pairs[r] // TOP_K in `a`, which is `k` up to whole 128 wide; weights are
+    gate and, `apart` rows later, up, both of n rows; `out` gets float8, `out_scale` [n / 128, rows] its scales, and
+    HALF is what is rounded to before. Otherwise rows are those of `a_desc`, weights have n rows and `apart` is 128.
+    ON_INPUT: sums are first multiplied by `router` of the pair. A tile has BM rows from `tile_rows` on, of which those
+    before `tile_ends` belong to `tile_experts`.
     """
     a_bufs = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BM, 128], a_desc.layout)
     b_bufs = gl.allocate_shared_memory(b_desc.dtype, [2 * STAGES, 128, 128], b_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    known = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    maxima = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
     for w in gl.static_range(2):
         mbarrier.init(turn.index(w), count=1)
+    for w in gl.static_range(4):
+        mbarrier.init(known.index(w), count=1)
     for s in gl.static_range(STAGES):
-        mbarrier.init(full.index(s), count=1)
+        mbarrier.init(full.index(s), count=129 if FIRST else 1)
         mbarrier.init(empty.index(s), count=2)
     fence_async_shared()
     tiles = gl.load(num_tiles)
     gl.warp_specialize(
         [
             (multiply_tiles, (
-                out, out_scale, a_bufs, b_bufs, full, empty, turn, a_scale, b_scale, bias, router, tile_experts,
-                tile_rows, tile_ends, tiles, across, apart, n, k, stride_a_scale, stride_be_scale, stride_bn_scale,
-                stride_bk_scale, stride_bias_e, stride_bias_n, stride_om, stride_out_scale, alpha, limit,
-                0, BM, STAGES, B_E8M0, HAS_BIAS, ON_INPUT, JOIN, ACTIVATION, HALF, TURNS, BY_LINES
+                out, out_scale, a_bufs, b_bufs, full, empty, turn, maxima, known, a_scale, b_scale, bias, router,
+                sorted_pairs, tile_experts, tile_rows, tile_ends, tiles, across, apart, n, k, stride_am_scale,
+                stride_ak_scale, stride_be_scale, stride_bn_scale, stride_bk_scale, stride_bias_e, stride_bias_n,
+                stride_wt, stride_wk, stride_om, stride_out_scale, alpha, limit,
+                0, BM, STAGES, TOP_K, B_E8M0, HAS_BIAS, ON_INPUT, FIRST, ACTIVATION, HALF, TURNS, BY_LINES
             )),
             (multiply_tiles, (
-                out, out_scale, a_bufs, b_bufs, full, empty, turn, a_scale, b_scale, bias, router, tile_experts,
-                tile_rows, tile_ends, tiles, across, apart, n, k, stride_a_scale, stride_be_scale, stride_bn_scale,
-                stride_bk_scale, stride_bias_e, stride_bias_n, stride_om, stride_out_scale, alpha, limit,
-                1, BM, STAGES, B_E8M0, HAS_BIAS, ON_INPUT, JOIN, ACTIVATION, HALF, TURNS, BY_LINES
+                out, out_scale, a_bufs, b_bufs, full, empty, turn, maxima, known, a_scale, b_scale, bias, router,
+                sorted_pairs, tile_experts, tile_rows, tile_ends, tiles, across, apart, n, k, stride_am_scale,
+                stride_ak_scale, stride_be_scale, stride_bn_scale, stride_bk_scale, stride_bias_e, stride_bias_n,
+                stride_wt, stride_wk, stride_om, stride_out_scale, alpha, limit,
+                1, BM, STAGES, TOP_K, B_E8M0, HAS_BIAS, ON_INPUT, FIRST, ACTIVATION, HALF, TURNS, BY_LINES
             )),
             (load_tiles, (
-                a_desc, b_desc, a_bufs, b_bufs, full, empty, tile_experts, tile_rows, tiles, across, apart, k,
-                rows_of_b, 128 if JOIN else 256, STAGES
+                a, a_desc, b_desc, a_bufs, b_bufs, full, empty, sorted_pairs, tile_experts, tile_rows, tile_ends, tiles,
+                across, apart, k, rows_of_b, TOP_K, BM, STAGES, FIRST
             )),
         ],
-        [4, 1],
+        [4, 4 if FIRST else 1],
         [232, 40],
     )  # fmt: skip
