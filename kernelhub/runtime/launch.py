@@ -90,11 +90,13 @@ class Native(NamedTuple):
         module: the extension, with `Kernel` and `Sequence`.
         driver: its `Driver`, which a `Kernel` takes first.
         allocates: whether a `Sequence` may have temporaries.
+        counts: whether a `Sequence` may have the counters of its stream.
     """
 
     module: Any
     driver: Any
     allocates: bool
+    counts: bool
 
 
 @functools.cache
@@ -140,7 +142,7 @@ def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other
     }
     usual |= other
     made = module.Driver(launch=launch, encode=encode, capturing=capturing, **usual)
-    return Native(module, made, usual["allocate"] is not None)
+    return Native(module, made, usual["allocate"] is not None, bool(capturing) and usual["counters"] is not None)
 
 
 def in_use() -> bool:

@@ -84,7 +84,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return library.cuLaunchKernelEx(*map(ctypes.c_void_p, given))
 
     native = launch.native_of(
-        launch.extension().module, launch.address(counting), launch.address(library.cuTensorMapEncodeTiled)
+        launch.extension().module,
+        *map(launch.address, (counting, library.cuTensorMapEncodeTiled, library.cuStreamIsCapturing)),
     )
     monkeypatch.setattr(launch, "native", lambda: native)
     monkeypatch.setattr(HUB, "known_of", HUB.known_of)  # put back

@@ -140,7 +140,9 @@ def sequence(
         counted: the stream's counters are the operand after that.
     """
     native = launch.native()
-    if native is None or any(step is None for step in steps) or (room and not native.allocates):
+    if native is None or any(step is None for step in steps):
+        return None
+    if (room and not native.allocates) or (counted and not native.counts):
         return None
     total = operands + (room > 0) + counted
     if len(steps) > native.module.MAX_STEPS or total > native.module.MAX_OPERANDS:
