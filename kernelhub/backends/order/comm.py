@@ -112,7 +112,7 @@ ORDER = {
         Line(
             "*",
             "*",
-            (_PUSH_ONE, _PUSH_TWO, _NCCL, *_FUSED, "triton.one_shot_quant"),
+            (_PUSH_ONE, _NCCL, *_FUSED, "triton.one_shot_quant", _PUSH_TWO),
             f"{_H100}; with the norm, 8 KB and 1 MB: Triton's 3.5 and 6.7, FlashInfer's 4.9 and 8.1; on 4 H200, 8 KB, "
             "1 MB and 8 MB (benchmarks/results/comm_4_ranks_h200.json): Triton's 5.4, 16.2 and 95.9, FlashInfer's 5.9, "
             "14.6 and, in two shots, 68.0, NCCL with the norm 33.6, 55.2 and 166; with the norm triton.two_shot takes "

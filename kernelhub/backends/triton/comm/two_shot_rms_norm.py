@@ -66,14 +66,12 @@ def two_shot_rms_norm_kernel(
         sums = part.to(tl.int64) * (H * (x.dtype.element_ty.primitive_bitwidth // 8))
         for index in range(first, tl.minimum(first + ahead * step, part), step):
             send_rows(x, index, rows, part, lane, slots, here, sender, H, RANK, WORLD)
-        scale = tl.load(weight + lane, inside, other=0.0).to(tl.float32)
         for index in range(first, part, step):
             later = index + ahead * step
             if later < part:
                 send_rows(x, later, rows, part, lane, slots, here, sender, H, RANK, WORLD)
             row = RANK * part + index
             mask = inside & (row < rows)
-            before = tl.load(residual + row * H + lane, mask, other=0.0).to(tl.float32)
             at = index * H + lane
             total, late = add_up(
                 x + RANK * part * H, at, mask, slots, here, sender, missing, until, late, RANK, WORLD, CLOCK
@@ -83,17 +81,16 @@ def two_shot_rms_norm_kernel(
             for peer in tl.static_range(WORLD):
                 if peer != RANK:
                     tl.store(slot_at(slots[peer] + here + place(RANK, peer) * sender + sums, x) + at, bits, mask)
-            finish(rounded.to(tl.float32) + before, scale, out, residual_out, row * H + lane, mask, eps, H)
+            finish(rounded, residual, weight, out, residual_out, row, lane, mask, eps, H)
         for index in range(first, part, step):
-            at = index * H + lane
-            for peer in tl.static_range(WORLD):
-                if peer != RANK:
-                    row = peer * part + index
-                    mask = inside & (row < rows)
-                    before = tl.load(residual + row * H + lane, mask, other=0.0).to(tl.float32)
-                    slot = slot_at(slots[RANK] + here + place(peer, RANK) * sender + sums, x) + at
-                    value, late = receive(slot, mask, x.dtype.element_ty, missing, peer, until, late, CLOCK)
-                    finish(value + before, scale, out, residual_out, row * H + lane, mask, eps, H)
+            # Not unrolled: rows of several ranks at a time would take more registers than a thread has.
+            for other in range(WORLD - 1):
+                peer = other + (other + WORLD - RANK) // WORLD  # one more from this rank on
+                row = peer * part + index
+                mask = inside & (row < rows)
+                slot = slot_at(slots[RANK] + here + other * sender + sums, x) + index * H + lane
+                value, late = receive(slot, mask, x.dtype.element_ty, missing, peer, until, late, CLOCK)
+                finish(value, residual, weight, out, residual_out, row, lane, mask, eps, H)
     else:
         for row in range(first, rows, step):
             lost = tl.full([BLOCK], float("nan"), tl.float32)
@@ -116,10 +113,15 @@ def send_rows(
 
 
 @triton.jit
-def finish(total, scale, out, residual_out, at, mask, eps, H: tl.constexpr):
-    """Store a row and its norm."""
-    total = tl.where(mask, total, 0.0)
+def finish(value, residual, weight, out, residual_out, row, lane, mask, eps, H: tl.constexpr):
+    """Add the residual to a row, and store it and its norm.
+
+    The weight is loaded for each row: beside a row of 8192 it would not fit the registers.
+    """
+    at = row * H + lane
+    total = tl.where(mask, value.to(tl.float32) + tl.load(residual + at, mask, other=0.0).to(tl.float32), 0.0)
     inverse = tl.rsqrt(tl.sum(total * total, 0) / H + eps)
     # After the sum, in which all threads have read the row: residual_out may be x or the residual.
     tl.store(residual_out + at, total.to(residual_out.dtype.element_ty), mask)
+    scale = tl.load(weight + lane, mask, other=0.0).to(tl.float32)
     tl.store(out + at, (total * inverse * scale).to(out.dtype.element_ty), mask)
