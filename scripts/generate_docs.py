@@ -230,11 +230,11 @@ HEADLINES = (
         "deepseek-v3.2 down 7168 x 18432, scaled by block, 4096 rows",
     ),
     ("FP8 block-scaled, 7168 x 18432, 16 rows", "gemm", "deepseek-v3.2 down 7168 x 18432, scaled by block, 16 rows"),
-    ("latent decode, 128 heads, 32 x 8192 tokens", "mla", "decode, 128 heads, 32 x 8192, bfloat16"),
-    ("latent decode, 16 heads, 32 x 8192 tokens", "mla", "decode, 16 heads, 32 x 8192, bfloat16"),
+    ("latent decode, 128 heads, 32 x 8192 tokens", "mla_with_gluon", "decode, 128 heads, 32 x 8192, bfloat16"),
+    ("latent decode, 16 heads, 8 x 8192 tokens", "mla_with_gluon", "decode, 16 heads, 8 x 8192, bfloat16"),
     ("prefill, Llama 3.1 8B, 8 x 2048 tokens", "attention", "prefill llama-3.1-8b, 8 x 2048, bfloat16"),
     ("paged decode, Llama 3.1 8B, 64 x 4096 tokens", "attention", "paged decode llama-3.1-8b, 64 x 4096, bfloat16 KV"),
-    ("latent decode, 16 heads, 1 x 32768 tokens", "mla", "decode, 16 heads, 1 x 32768, bfloat16"),
+    ("latent decode, 16 heads, 1 x 32768 tokens", "mla_with_gluon", "decode, 16 heads, 1 x 32768, bfloat16"),
     ("NVFP4 weights, 10240 x 8192, 256 rows", "gemm", "llama-3.1-70b qkv 10240 x 8192, nvfp4, 256 rows"),
     ("MXFP8, 7168 x 2304, 1024 rows", "gemm", "deepseek-v3.2 down / 8 7168 x 2304, scaled by mx, 1024 rows"),
 )
@@ -262,7 +262,8 @@ def headlines() -> str:
         f"torch {torch_version} [ms] (fastest call)",
         "speed-up",
     )
-    days = " and ".join(sorted({result["date"] for _, _, result in rows}))
+    *before, last = sorted({result["date"] for _, _, result in rows})
+    days = f"{', '.join(before)} and {last}" if before else last
     said = f"Median times on an {device}, {days}, with no vendor library installed. A speed-up below 1 is a loss."
     return f"{said}\n\n{table(header, [(*cells, f'{ratio:.2g} x') for ratio, cells, _ in rows])}"
 
