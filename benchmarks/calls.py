@@ -145,7 +145,7 @@ def _measure(function: Any) -> dict[str, float]:
         results = function(**arguments)
         assert nothing.recorded is not None, "the call launched something else"
         launched = nothing.recorded
-        given = {**arguments, **_destinations(function, results)}
+        given = {**arguments, **_destinations(function, results, arguments)}
         plan = function.prepare(**arguments)
         assert plan.kernel == "nothing.launch"
         names: dict[str, Any] = {
@@ -279,10 +279,12 @@ def _arguments(op: str, example: str) -> dict[str, Any]:
     return arguments
 
 
-def _destinations(function: Any, results: Any) -> dict[str, Any]:
+def _destinations(function: Any, results: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Results as the destinations of the next call."""
-    names = [name for name in inspect.signature(function).parameters if name == "out" or name.startswith("out_")]
-    names = [name for name in names if name != "out_dtype"]
+    parameters = inspect.signature(function).parameters
+    names = [name for name in parameters if name == "out" or (name.startswith("out_") and name != "out_dtype")]
+    if "format" in parameters and arguments.get("format", parameters["format"].default) is None:
+        names = [name for name in names if name != "out_scale"]  # there are no scales
     return dict(zip(names, results if isinstance(results, tuple) else (results,), strict=False))
 
 

@@ -94,7 +94,7 @@ def forms_of(function: Any) -> dict[str, Callable[[], Any]]:
     contract = function.op.contract
     arguments = {**_arguments(contract.name, contract.example), "backend": "triton"}
     results = function(**arguments)
-    given = {**arguments, **_destinations(function, results)}
+    given = {**arguments, **_destinations(function, results, arguments)}
     plan = function.prepare(**arguments)
     run, of_run = plan.run, {name: value for name, value in given.items() if name not in plan.weights}
     if hasattr(plan, "begin"):
