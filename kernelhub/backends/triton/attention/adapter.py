@@ -363,7 +363,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             lse,
             part_out,
             part_lse,
-            no_counters(q) if counters is None else counters,
+            no_counters(q) if counters is None and self._may_merge else counters,
             values.sinks,
             values.k_scale if isinstance(values.k_scale, Tensor) else None,
             values.v_scale if isinstance(values.v_scale, Tensor) else None,
