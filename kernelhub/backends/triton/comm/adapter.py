@@ -152,10 +152,29 @@ class TwoShot(_AllReduce):
         target.view(-1).copy_(padded[: source.numel()])
 
 
-class _RmsNorm(AllReduceRmsNormAdapter):
-    """What both kernels of `all_reduce_rms_norm` that write floats do."""
+class ConnectedRmsNorm(AllReduceRmsNormAdapter):
+    """A kernel of `all_reduce_rms_norm` with its connections; a subclass sets `_slot_bytes` and `_connections`."""
 
     problem: AllReduceRmsNormProblem
+    _slot_bytes: int
+    _connections: dict[str, Connection]
+
+    def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
+        self.attach(group.group_name, workspace_for(group, x.device, self._slot_bytes, timeout_s))
+
+    @abc.abstractmethod
+    def attach(self, group_name: str, workspace: Workspace) -> Connection:
+        """Serve a group that has a workspace. This communicates with no rank."""
+
+    def connection(self, group: ProcessGroup) -> Connection:
+        """That of a group, over the workspace of another plan where this adapter has not connected it."""
+        found = self._connections.get(group.group_name)
+        return self.attach(group.group_name, workspace_before(group, self._slot_bytes)) if found is None else found
+
+
+class _RmsNorm(ConnectedRmsNorm):
+    """What both kernels of `all_reduce_rms_norm` that write floats do."""
+
     kernel: Any
 
     def __init__(self, problem: AllReduceRmsNormProblem) -> None:
@@ -179,11 +198,7 @@ class _RmsNorm(AllReduceRmsNormAdapter):
     def sizes(self, rows: int, eps: float) -> tuple[int, tuple[Any, ...]]:
         """Programs for a message, and the scalar arguments of the kernel."""
 
-    def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
-        self.attach(group.group_name, workspace_for(group, x.device, self._slot_bytes, timeout_s))
-
     def attach(self, group_name: str, workspace: Workspace) -> Connection:
-        """Serve a group that has a workspace. This communicates with no rank."""
         hidden_size = self.problem.hidden_size
         static = {"H": hidden_size, "BLOCK": self._tile.bytes // self._dtype.itemsize}
         connection = Connection("all_reduce_rms_norm", self.kernel, static, self._tile, workspace)
@@ -209,9 +224,7 @@ class _RmsNorm(AllReduceRmsNormAdapter):
         rows = x.numel() // self.problem.hidden_size
         if not rows:
             return
-        connection = self._connections.get(group.group_name)
-        if connection is None:
-            connection = self.attach(group.group_name, workspace_before(group, self._slot_bytes))
+        connection = self.connection(group)
         targets = [item if is_aligned(item) else fresh(item) for item in (out, residual_out)]
         source, before, weight = aligned(x), aligned(residual), aligned(weight)
         if rows <= self._rows:

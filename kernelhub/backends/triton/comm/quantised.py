@@ -9,14 +9,13 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.comm.adapter import piece_bytes
+from kernelhub.backends.triton.comm.adapter import ConnectedRmsNorm, piece_bytes
 from kernelhub.backends.triton.comm.connection import Connection, aligned, fresh, is_aligned
 from kernelhub.backends.triton.comm.fused_rms_norm_quant import all_reduce_rms_norm_quant_kernel
 from kernelhub.backends.triton.comm.tiles import quantised_row_tile
-from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
+from kernelhub.backends.triton.comm.workspace import UNIT, Workspace
 from kernelhub.backends.triton.fused_quant.adapter import static_form
 from kernelhub.backends.triton.operands import as_bytes
-from kernelhub.ops.comm.adapter import AllReduceRmsNormAdapter
 from kernelhub.ops.comm.problem import AllReduceRmsNormProblem
 from kernelhub.ops.fused_quant.formats import GIVEN, GROUPS, out_form, scale_kind
 from kernelhub.ops.fused_quant.problem import FP8_TOKEN
@@ -28,10 +27,8 @@ if triton.knobs.runtime.interpret:
     interpreter.repair()
 
 
-class OneShotRmsNormQuant(AllReduceRmsNormAdapter):
+class OneShotRmsNormQuant(ConnectedRmsNorm):
     """Sum, residual, norm and quantisation in one launch and one step."""
-
-    problem: AllReduceRmsNormProblem
 
     def __init__(self, problem: AllReduceRmsNormProblem) -> None:
         super().__init__(problem)
@@ -43,11 +40,7 @@ class OneShotRmsNormQuant(AllReduceRmsNormAdapter):
         self._tile = quantised_row_tile(problem.hidden_size, self._dtype.itemsize)
         self._connections: dict[str, Connection] = {}
 
-    def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
-        self.attach(group.group_name, workspace_for(group, x.device, self._slot_bytes, timeout_s))
-
     def attach(self, group_name: str, workspace: Workspace) -> Connection:
-        """Serve a group that has a workspace. This communicates with no rank."""
         problem = self.problem
         form, hidden_size = problem.format, problem.hidden_size
         static = {"H": hidden_size, "BLOCK": self._tile.bytes // self._dtype.itemsize, **static_form(problem)}
@@ -80,9 +73,7 @@ class OneShotRmsNormQuant(AllReduceRmsNormAdapter):
         rows = out.shape[0]
         if not rows:
             return
-        connection = self._connections.get(group.group_name)
-        if connection is None:
-            connection = self.attach(group.group_name, workspace_before(group, self._slot_bytes))
+        connection = self.connection(group)
         codes, scales = as_bytes(out), None if scale is None else as_bytes(scale)
         targets = [item if is_aligned(item) else fresh(item) for item in (codes, residual_out)]
         source, before, weight = aligned(x), aligned(residual), aligned(weight)
