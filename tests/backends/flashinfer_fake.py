@@ -26,6 +26,7 @@ from tests.backends import flashinfer_trtllm_fake as trtllm
 from tests.backends.fake import flashinfer_comm as sums
 from tests.backends.fake import flashinfer_cudnn as of_cudnn
 from tests.backends.fake import flashinfer_cutlass as cutlass
+from tests.backends.fake import flashinfer_exchange as exchange
 from tests.backends.fake import flashinfer_trtllm as blackwell
 from tests.backends.fake.addresses import check_small
 from tests.backends.fake.flashinfer_attention import attend, check_out, check_rows, paged
@@ -47,6 +48,8 @@ _ADAPTERS = (
     "kernelhub.backends.flashinfer.cudnn.ragged",
     "kernelhub.backends.flashinfer.cascade.merge",
     "kernelhub.backends.flashinfer.comm.adapter",
+    "kernelhub.backends.flashinfer.comm.experts.workspace",
+    "kernelhub.backends.flashinfer.comm.experts.adapter",
     "kernelhub.backends.flashinfer.mla.paged",
     "kernelhub.backends.flashinfer.mla.concat",
     "kernelhub.backends.flashinfer.gemm.blocks",
@@ -80,6 +83,8 @@ def installed() -> Iterator[None]:
         ("cascade", cascade.FUNCTIONS),
         ("comm", ()),
         ("comm.trtllm_ar", sums.FUNCTIONS),
+        ("comm.trtllm_moe_alltoall", exchange.FUNCTIONS),
+        ("comm.dlpack_utils", (exchange.pack_strided_memory,)),
         ("mla._core", cutlass.LATENT),
         ("concat_ops", (concat_mla_k,)),
         ("gemm", ()),

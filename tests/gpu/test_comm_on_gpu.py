@@ -32,6 +32,8 @@ PAIRS = [
     ("torch.gather_fixed", "triton.push"),
     ("triton.push", "torch.all_to_all_fixed"),
     ("torch.all_to_all_fixed", "torch.reduce_scatter_fixed"),
+    ("flashinfer.moe_a2a", "flashinfer.moe_a2a"),
+    ("torch.gather_fixed", "flashinfer.moe_a2a"),
 ]
 
 

@@ -20,6 +20,9 @@ STATE: dict[str, dict[str, str]] = {
     "backends.flashinfer.comm.workspace": {
         "_made": "addresses of workspaces of `backends.shared.symmetric`, while those live"
     },
+    "backends.flashinfer.comm.experts.workspace": {
+        "_made": "exchanges in workspaces of `backends.shared.symmetric`, while those live"
+    },
     "backends.flashinfer.steps": {"_scratch": "workspaces, one for each kind, device and stream"},
     "backends.shared.symmetric": {"_workspaces": "workspaces that captured graphs may use, while their groups live"},
     "backends.triton.comm.workspace": {"_made": "slots in workspaces of `backends.shared.symmetric`, while those live"},

@@ -468,11 +468,38 @@ EXPERTS_BLOCKS_SPACE = Call(
 EXPERTS_FP4_SPACE = Call(
     EXPERTS_SPACE.target, EXPERTS_SPACE.positional, (*EXPERTS_SPACE.keywords, "use_w4_group_scaling")
 )
+
+_EXCHANGE = "flashinfer.comm.trtllm_moe_alltoall"
+_EXCHANGED = ("workspace", "metainfo", "runtime_max_tokens_per_rank", "ep_rank", "ep_size", "top_k")
+EXCHANGE_MODULE = Call(f"{_EXCHANGE}:get_moe_alltoall_module")
+EXCHANGE_INITIALIZE = Call(
+    f"{_EXCHANGE}:moe_a2a_initialize", keywords=("workspace", "ep_rank", "ep_size", "max_num_tokens")
+)
+# `enable_pdl` marks the releases whose combine adds in float32; those before add in the dtype of the rows.
+EXCHANGE_DISPATCH = Call(
+    f"{_EXCHANGE}:moe_a2a_dispatch",
+    keywords=("token_selected_experts", "input_payloads", *_EXCHANGED, "num_experts", "enable_pdl"),
+)
+EXCHANGE_COMBINE = Call(
+    f"{_EXCHANGE}:moe_a2a_combine",
+    keywords=(
+        "payload",
+        "local_num_tokens",
+        *_EXCHANGED,
+        "combine_payload_offset",
+        "payload_in_workspace",
+        "enable_pdl",
+    ),
+)
+PACK_STRIDED = Call(
+    "flashinfer.comm.dlpack_utils:pack_strided_memory",
+    ("ptr", "segment_size", "segment_stride", "num_segments", "dtype", "dev_id"),
+)
 # Not in the first release that is admitted: `mm_mxfp8`, `nvfp4_kv_dequantize`, masks of the context and an LSE of
 # latent attention, which marks the release that takes `out` as documented, and a package of quantisers, from
 # 0.6.12; sums in a fixed
-# order, a function that returns the workspace, a routing in float32, and no look at the lengths of ragged sequences
-# from 0.6.18 on, of those that were read.
+# order, a function that returns the workspace, a routing in float32, no look at the lengths of ragged sequences, and
+# exchanges of tokens that add in float32 from 0.6.18 on, of those that were read.
 NEWER: tuple[Call | tuple[Call, ...], ...] = (
     EXPERTS,
     EXPERTS_SPACE,
@@ -503,6 +530,8 @@ NEWER: tuple[Call | tuple[Call, ...], ...] = (
     QUANTIZE_FP4,
     QUANTIZE_MXFP8,
     QUANTIZE_GROUPS,
+    EXCHANGE_DISPATCH,
+    EXCHANGE_COMBINE,
 )
 
 # Which of them a call gives depends on the pattern; the others are None.
@@ -570,6 +599,9 @@ CALLS: tuple[Call | tuple[Call, ...], ...] = (
     SEGMENTS,
     TRTLLM_FP4,
     ALL_REDUCE,
+    EXCHANGE_MODULE,
+    EXCHANGE_INITIALIZE,
+    PACK_STRIDED,
 )
 
 

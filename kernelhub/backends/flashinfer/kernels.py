@@ -15,6 +15,7 @@ from kernelhub.backends.flashinfer import (
     quant,
     trtllm,
 )
+from kernelhub.backends.flashinfer.comm import experts
 from kernelhub.dispatch.kernel import Backend, Watch
 
 BACKEND = Backend(
@@ -39,6 +40,7 @@ KERNELS = (
     *attention.KERNELS,
     *cascade.KERNELS,
     *comm.KERNELS,
+    *experts.KERNELS,
     *mla.KERNELS,
     *trtllm.KERNELS,
     *cudnn.KERNELS,

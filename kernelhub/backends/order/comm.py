@@ -71,14 +71,14 @@ _PUSHED_BY_FOUR = (
     "67, 140 and 380, torch.all_to_all_fixed 82, 146 and 492 (benchmarks/results/expert_comm_4_ranks_h200.json)"
 )
 _MORE = f"triton.push has not run on other numbers of ranks than 2 and 4; {_PUSHED}"
-_DEEP_EP = ("deep_ep.normal", "deep_ep.normal_fixed")  # last, since they have not run
+_NOT_RUN = ("deep_ep.normal", "deep_ep.normal_fixed", "flashinfer.moe_a2a")  # last
 _EXPERTS = (
     "torch.gather_fixed",
     "torch.all_to_all",
     "torch.all_to_all_fixed",
     "torch.gather",
     "triton.push",
-    *_DEEP_EP,
+    *_NOT_RUN,
 )
 _SUMS = (
     "torch.all_to_all",
@@ -86,7 +86,7 @@ _SUMS = (
     "torch.reduce_scatter",
     "torch.reduce_scatter_fixed",
     "triton.push",
-    *_DEEP_EP,
+    *_NOT_RUN,
 )
 _OTHER = "kernels over peer memory have not run on 3, 5, 6 or 7 ranks"
 _EVIDENCE = {"2 ranks": _PUSHED, "4 ranks": _PUSHED_BY_FOUR}

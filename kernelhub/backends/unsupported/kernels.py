@@ -64,11 +64,11 @@ LIBRARIES = (
         _OTHER_EXPERTS,
     ),
     Unsupported(
-        "flashinfer_moe_a2a",
+        "flashinfer_mnnvl_moe",
         _EXPERTS,
-        "FlashInfer's all-to-all (moe_a2a_dispatch, MnnvlMoe)",
-        "its combine reads what the last dispatch left in the workspace, but a handle may be combined after others",
-        _OTHER_EXPERTS,
+        "FlashInfer's two-sided all-to-all (MnnvlMoe)",
+        "release 0.7.1 deprecates it, and the one-sided exchange sends the same rows without counting them first",
+        "select flashinfer.moe_a2a, the one-sided exchange",
     ),
     Unsupported(
         "torch_all_to_all_vdev_2d",

@@ -1,0 +1,68 @@
+"""Records of FlashInfer's one-sided exchange of tokens (`moe_a2a_*`), on a workspace that kernelhub makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kernelhub.backends.flashinfer import calls
+from kernelhub.backends.flashinfer.requirements import Module, requirements
+from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Package, anything, dtype_in
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.standing import untested
+from kernelhub.ops.comm.experts.problem import FEW, FIXED, FP8, MANY
+from kernelhub.ops.comm.links import ONE_NODE_SIZES
+from kernelhub.ops.comm.problem import ACCESS, ATOMICS, FLOATS, NVLINK
+
+_PREPARE = "call the op's prepare on every rank, and run its plan"
+_STORES = "it accesses the memory of all other ranks' GPUs"
+_RANKS: tuple[Any, ...] = (
+    Package("cuda", ">=12.8", distribution="cuda-bindings", install="pip install cuda-bindings"),
+    Module((), lambda _: ("mnnvl_moe_alltoall",)),
+    ONE_NODE_SIZES,
+    OneOf("link", (NVLINK,), "link", _STORES, _PREPARE),
+    OneOf("peers", (ATOMICS, ACCESS), "peers", _STORES, _PREPARE),
+    OneOf("capacity", (FEW, MANY), why="its shapes follow from max_tokens", remedy="give max_tokens"),
+    MultipleOf("hidden_size", 16, why="rows of float8 are moved in units of 16 bytes"),
+    anything("group_backend", "top_k", "num_experts", "format"),
+)
+_GPUS = OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3)))  # that have NVLink, of those it is compiled for
+_COMMON = (calls.EXCHANGE_MODULE, calls.EXCHANGE_INITIALIZE, calls.PACK_STRIDED)
+_ENDS = "ends the process after waiting about 300 s for another rank"
+
+
+def _kernel(op: str, target: str, summary: str, limits: tuple[Any, ...], features: Any = frozenset()) -> Kernel:
+    return Kernel(
+        op=op,
+        name="flashinfer.moe_a2a",
+        target=f"kernelhub.backends.flashinfer.comm.experts.adapter:{target}",
+        summary=f"{summary}; no wait for the host; {_ENDS}",
+        band=Band.PORTABLE,
+        constraints=(*limits, *_RANKS),
+        features=features,
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source="TensorRT-LLM, in FlashInfer",
+        standings=(untested("hopper", "blackwell"),),
+    )
+
+
+KERNELS = (
+    _kernel(
+        "moe_dispatch",
+        "Dispatch",
+        "TensorRT-LLM's one-sided exchange without multicast: each token to the ranks that need it, once, over NVLink",
+        (*requirements(_GPUS, *_COMMON, calls.EXCHANGE_DISPATCH), dtype_in("dtype", *FLOATS, FP8)),
+        frozenset({"scales"}),
+    ),
+    _kernel(
+        "moe_combine",
+        "Combine",
+        "TensorRT-LLM's one-sided exchange without multicast: each rank reads the sums of all ranks over NVLink, adds "
+        "neighbours, then neighbours of those, in float32, and rounds once",
+        (
+            *requirements(_GPUS, *_COMMON, calls.EXCHANGE_COMBINE),
+            dtype_in("dtype", *FLOATS),
+            OneOf("rows", (FIXED,), why="the dispatch kernel gave other rows"),
+        ),
+    ),
+)
