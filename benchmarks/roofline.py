@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 import kernelhub
+from kernelhub.errors import NoKernel
 from kernelhub.evidence.timing import TimedCall, Timing, time_calls, time_once
 from kernelhub.probes.device import facts
 
@@ -103,7 +104,7 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
     for name in able:
         try:
             got = function(**case.arguments, backend=name)
-        except kernelhub.NoKernel as error:  # it does not load, which is found out by trying
+        except NoKernel as error:  # it does not load, which is found out by trying
             unable[name] = next(item.reason for item in error.selection.decisions if item.kernel == name)
             continue
         far = (case.disagreement or _disagreement)(got, chosen)

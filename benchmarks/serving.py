@@ -12,8 +12,10 @@ list of seeded token ids, `ignore_eos`, streamed. Results go to --out after each
 `--plot` draws it.
 
 TTFT: from sending a request to its first token. ITL: between two events of a stream. TPOT: the time of a request after
-its first token over its other tokens. Output tokens are those that were asked for. The price is --price dollars per
-hour.
+its first token over its other tokens. Output tokens are those that were asked for. Tokens per event: above 1 the
+server joined tokens since it, or this client, did not keep up; then the table says so, and ITL is no property of a
+kernel. Models of random weights need a tokenizer with a text for each id (whole_tokenizer.py). The price is --price
+dollars per hour.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "tpot_ms_p50", "output_tokens_per_s")
+JOINED = 1.05  # tokens per event, above which streams were late
 HIGHER_IS_BETTER = {"output_tokens_per_s", "total_tokens_per_s"}
 
 
@@ -210,6 +213,7 @@ def figures(timings: Sequence[Timing], price: float | None) -> dict[str, Any]:
         "seconds": wall,
         "output_tokens_per_s": made / wall,
         "total_tokens_per_s": (given + made) / wall,
+        "tokens_per_event": made / sum(len(timing.events) for timing in timings),
     }
     for name, values in (("ttft", first), ("itl", gaps), ("tpot", rest)):
         for part in (50, 99) if values else ():
@@ -397,6 +401,11 @@ def table(results: dict[str, Any]) -> str:
             label = f"{Path(model).name}, {name}, {clients}"
             lines.append(f"{label:<34} {backend:<12} {len(rows):>4} " + " ".join(shown))
     lines.append("ratios: against the best other backend; above 1 is better")
+    late = [row for row in results["rows"] if row.get("tokens_per_event", 1) > JOINED]
+    if late:
+        most = max(row["tokens_per_event"] for row in late)
+        cells = ", ".join(sorted({f"{row['workload']} at {row['concurrency']} ({row['backend']})" for row in late}))
+        lines.append(f"late streams, up to {most:.1f} tokens per event: {cells}; the server's process was the limit")
     return "\n".join(lines)
 
 

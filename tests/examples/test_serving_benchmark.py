@@ -35,7 +35,30 @@ def test_figures_of_known_timings(serving) -> None:
     assert found["ttft_ms_p50"] == pytest.approx(500.0)
     assert found["itl_ms_p99"] == pytest.approx(400.0)
     assert found["tpot_ms_p50"] == pytest.approx(250.0)
+    assert found["tokens_per_event"] == pytest.approx(1.0)
     assert found["dollars_per_million_output_tokens"] == pytest.approx(3.6 / 3600 / 6 * 1e6, abs=1e-3)
+
+
+def test_streams_that_came_late_are_said(serving) -> None:
+    prompt = serving.Prompt(10, 6)
+    row = {"engine": "vllm", "model": "m", "backend": "CUSTOM", "workload": "1k/1k", "concurrency": 8}
+    for events, said in ((tuple(range(1, 7)), False), ((1, 2, 3), True)):
+        found = serving.figures([serving.Timing(prompt, 0.0, events)], None)
+        table = serving.table({"rows": [{**row, **found}]})
+        assert ("late streams, up to 2.0 tokens per event: 1k/1k at 8 (CUSTOM)" in table) is said
+
+
+def test_a_tokenizer_has_a_text_for_each_id(tmp_path: Path, serving) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    from whole_tokenizer import main
+
+    with pytest.raises(SystemExit, match="name the folder of a model"):
+        main([str(tmp_path)])
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 300}))
+    main([str(tmp_path)])
+    made = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert made.decode(list(range(300)), skip_special_tokens=False) == "".join(f"t{at} " for at in range(300))
+    assert made.encode("t7 t299 ").ids == [7, 299]
 
 
 def test_a_request_that_fails_ends_the_cell(serving) -> None:
