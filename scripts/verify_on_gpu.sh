@@ -11,7 +11,8 @@ rm -rf "$RUN"
 mkdir -p "$RUN"
 export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 PYTHON=${PYTHON:-python3}
-WORKERS=${WORKERS:-14}
+GPUS=$("$PYTHON" -c 'import torch; print(max(1, torch.cuda.device_count()))')
+WORKERS=${WORKERS:-$((14 * GPUS))}  # they share the GPUs
 TESTS_SECONDS=${TESTS_SECONDS:-300}  # most, of the tests that a GPU decides
 FUZZ_SECONDS=${FUZZ_SECONDS:-40}  # of tests/fuzz; more find more
 # With their seconds. All of them measured whole would take 8 minutes: name fewer, with more, to have those whole.
@@ -21,29 +22,34 @@ STARTED=$SECONDS
 part() {  # part NAME SECONDS COMMAND...
     local name=$1 budget=$2 began=$SECONDS
     shift 2
-    timeout --signal=INT --kill-after=10 "$budget" "$@" >"$RUN/$name.log" 2>&1  # pytest then tells what failed so far
+    timeout --signal=INT --kill-after=10 "$budget" "$@" >"$RUN/$name.log" 2>&1
     echo "$name $? $((SECONDS - began)) $budget" >>"$RUN/parts.txt"
     echo "== $name: exit $(tail -n 1 "$RUN/parts.txt" | cut -d' ' -f2), $((SECONDS - began)) s of $budget"
     tail -n "${LINES_SHOWN:-3}" "$RUN/$name.log" | cut -c1-200
     [ -z "${OUT:-}" ] || tar -czf "$OUT/run.tgz" -C "$RUN" .
 }
 
-tests=("$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
+# Tests end by themselves at their limit, and tell what failed so far: an interrupted parallel run tells nothing.
+tests=(env TESTS_GPUS="$GPUS" "$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
 decided=(tests/gpu tests/probes tests/backends tests/evidence tests/ops tests/runtime/test_seal.py)
-part gpu_tests "$TESTS_SECONDS" "${tests[@]}" -m "gpu or device" "${decided[@]}" --junitxml "$RUN/gpu_tests.xml"
+part gpu_tests "$((TESTS_SECONDS + 60))" "${tests[@]}" --session-timeout "$TESTS_SECONDS" -m "gpu or device" \
+    "${decided[@]}" --junitxml "$RUN/gpu_tests.xml"
 for named in $BENCHMARKS; do
     part "${named%:*}" "${named#*:}" "$PYTHON" "benchmarks/${named%:*}.py" --out "$RUN/${named%:*}.json"
 done
 part host 50 "$PYTHON" benchmarks/host.py --rounds 1 --out "$RUN/host.json"
-if [ "$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')" -gt 1 ]; then
+if [ "$GPUS" -gt 1 ]; then
+    part comm_tests 90 "$PYTHON" -m pytest -q -p no:cacheprovider -n 0 --session-timeout 70 tests/gpu/test_comm_on_gpu.py \
+        --junitxml "$RUN/comm_tests.xml"
     part comm 50 "$PYTHON" benchmarks/comm.py --sizes 8192 1048576 33554432 --json "$RUN/comm.json"
 fi
 part fuzz "$((FUZZ_SECONDS + 30))" "$PYTHON" -m tests.fuzz --device cuda --seed "${FUZZ_SEED:-0}" --cases 100000 \
     --seconds "$FUZZ_SECONDS" --jobs "${FUZZ_JOBS:-12}" --json "$RUN/fuzz.json"
 part fuzz_values "$((FUZZ_SECONDS / 3 + 30))" env KERNELHUB_CHECK=1 "$PYTHON" -m tests.fuzz --device cuda --kinds metadata \
     --cases 100000 --seconds "$((FUZZ_SECONDS / 3))" --jobs "${FUZZ_JOBS:-12}" --json "$RUN/fuzz_values.json"
-left=$((525 - SECONDS + STARTED))
-part other_tests "$((left > 20 ? left : 20))" "${tests[@]}" -m "not (gpu or device or ahead)" tests \
+left=$((500 - SECONDS + STARTED))
+left=$((left > 20 ? left : 20))
+part other_tests "$((left + 25))" "${tests[@]}" --session-timeout "$left" -m "not (gpu or device or ahead)" tests \
     --ignore tests/backends --junitxml "$RUN/other_tests.xml"
 
 "$PYTHON" scripts/record_verification.py --junit "$RUN/gpu_tests.xml" "$RUN/other_tests.xml" --out "$RUN/verification.json"
