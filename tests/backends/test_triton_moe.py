@@ -31,14 +31,28 @@ def problem(**changes: Any) -> ExpertsProblem:
 
 class TestSorting:
     @pytest.mark.parametrize("counted_alone", [True, False], ids=["one launch", "counted before"])
-    @pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 1), (7, 3, 5), (700, 2, 6), (40, 22, 60)])
+    @pytest.mark.parametrize(
+        ("tokens", "top_k", "experts", "spread"),
+        [
+            (1, 1, 1, 1.0),
+            (7, 3, 5, 1.0),
+            (700, 2, 6, 1.0),
+            (40, 22, 60, 1.0),
+            (300, 8, 256, 8.0),
+            (140, 8, 256, 0.0),
+            (450, 5, 300, 3.0),
+        ],
+    )
     def test_pairs_stand_expert_by_expert_in_their_order_and_tiles_are_padded(
-        self, tokens, top_k, experts, counted_alone, monkeypatch
+        self, tokens, top_k, experts, spread, counted_alone, monkeypatch
     ) -> None:
+        """A spread above 1 leaves most experts without pairs; of 0, none has any."""
         monkeypatch.setattr(experts_adapter, "_COUNTED_ALONE", 1 << 20 if counted_alone else 0)
         adapter = Experts(problem(num_experts=experts, top_k=top_k, expert_map=True))
         random = torch.Generator().manual_seed(0)
-        ids = torch.randint(-1, experts + 3, (tokens, top_k), generator=random, dtype=torch.int32).to(DEVICE)
+        uniform = torch.rand(tokens, top_k, generator=random)
+        ids = (uniform**spread * (experts + 4) - 1).int() if spread else torch.full((tokens, top_k), -1).int()
+        ids = ids.to(DEVICE)
         table = torch.arange(experts + 1, dtype=torch.int32).roll(1).sub(1).to(DEVICE)  # one is -1, the last is missing
         choice = choose(adapter.problem, tokens)
         block_m = choice.first.block_m

@@ -45,14 +45,27 @@ def problem(**facets: Any) -> ExpertsProblem:
 
 
 class TestPlaces:
-    @pytest.mark.parametrize("pieces", [0, 8], ids=["counted before", "one launch"])
-    @pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 1), (7, 3, 5), (700, 2, 6), (40, 22, 60)])
+    @pytest.mark.parametrize("most", [0, 1 << 20], ids=["counted before", "one launch"])
+    @pytest.mark.parametrize(
+        ("tokens", "top_k", "experts", "spread"),
+        [
+            (1, 1, 1, 1.0),
+            (7, 3, 5, 1.0),
+            (700, 2, 6, 1.0),
+            (40, 22, 60, 1.0),
+            (300, 8, 256, 8.0),
+            (140, 8, 256, 0.0),
+            (450, 5, 300, 3.0),
+        ],
+    )
     def test_pairs_stand_expert_by_expert_in_their_order(
-        self, tokens: int, top_k: int, experts: int, pieces: int, monkeypatch: pytest.MonkeyPatch
+        self, tokens: int, top_k: int, experts: int, spread: float, most: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(adapter, "_COUNTED_ALONE", pieces)
+        """A spread above 1 leaves most experts without pairs; of 0, none has any."""
+        monkeypatch.setattr(adapter, "_COUNTED_ALONE", most)
         random = torch.Generator().manual_seed(0)
-        ids = torch.randint(-1, experts + 3, (tokens, top_k), generator=random, dtype=torch.int32)
+        uniform = torch.rand(tokens, top_k, generator=random)
+        ids = (uniform**spread * (experts + 4) - 1).int() if spread else torch.full((tokens, top_k), -1).int()
         table = torch.arange(experts + 1, dtype=torch.int32).roll(1).sub(1)  # one is -1, the last is missing
         with emulated():
             placed = Experts(problem(num_experts=experts, top_k=top_k, expert_map=True))._sort(ids, table, 64)

@@ -25,8 +25,13 @@ from kernelhub.ops.moe.experts.weights import BLOCK, Matrix
 
 # Bytes of what experts add; more tokens than that come in several rounds.
 _MOST_ADDED = 1 << 30
-_PIECES = (128, 512)  # pairs that a program sorts, where those are few and where they are many
-_COUNTED_ALONE = 4  # pieces that every program counts for itself, against the launch of another kernel
+# Pairs that a program places: more compare each with more others, and fewer read more counts of pieces.
+_FEW_PAIRS, _PIECE = 128, 256
+# Pairs that a program counts at once, and the most that every program counts for itself: 4 passes, against the launch
+# of another kernel.
+_COUNTED_AT_ONCE = 1024
+_COUNTED_ALONE = 4096
+_LEAST_BINS = 32  # of a histogram: one for each thread of a warp
 _CODED_AT_ONCE = 8  # times 128 columns
 _SUMMED_AT_ONCE = 1024
 _FEW_ROWS = 48  # of an expert on average, up to which tiles of 64 are taken
@@ -59,19 +64,25 @@ class Experts(ExpertsAdapter):
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         # What experts add may be beyond float16 where their sum is not.
         self._added_dtype = torch.bfloat16 if self._dtype is torch.bfloat16 else torch.float32
-        self._padded = triton.next_power_of_2(problem.num_experts + 1)
+        self._padded = max(_LEAST_BINS, triton.next_power_of_2(problem.num_experts))
         choices = {
             "TOP_K": problem.top_k,
             "EXPERTS": problem.num_experts,
             "EXPERTS_PAD": self._padded,
             "HAS_MAP": problem.expert_map,
         }
-        self._count = Launcher(count_kernel, {**choices, "PIECE": _PIECES[1]})
+        self._count = Launcher(count_kernel, {**choices, "PIECE": _PIECE}, num_warps=8)
         self._place = {
-            (counted, rows, piece): Launcher(
-                place_kernel, {**choices, "HAS_COUNTS": counted, "BM": rows, "PIECE": piece}, num_warps=8
+            (piece, counted, rows): Launcher(
+                place_kernel,
+                {**choices, "HAS_COUNTS": counted, "BM": rows, "PIECE": piece, "BLOCK": block},
+                num_warps=piece // 32,
             )
-            for counted, piece in ((False, _PIECES[0]), (False, _PIECES[1]), (True, _PIECES[1]))
+            for piece, counted, block in (
+                (_FEW_PAIRS, False, _FEW_PAIRS),
+                (_PIECE, False, _COUNTED_AT_ONCE),
+                (_PIECE, True, _COUNTED_AT_ONCE),
+            )
             for rows in (64, 128)
         }
         self._code = Launcher(code_kernel, {"K": problem.hidden_size, "BLOCK": _CODED_AT_ONCE})
@@ -115,7 +126,7 @@ class Experts(ExpertsAdapter):
         inner = problem.intermediate_size // BLOCK
         made = step * groups * (BLOCK + 4) + pairs * inner * (BLOCK + 4)
         made += pairs * problem.hidden_size * self._added_dtype.itemsize
-        metadata = 2 * pairs + 3 * self._most_tiles(pairs, 64) + 1 + -(-pairs // _PIECES[1]) * self._padded
+        metadata = 2 * pairs + 3 * self._most_tiles(pairs, 64) + 1 + self._size_of_counts(pairs)
         return int(made + 4 * metadata)
 
     def _launch(
@@ -163,11 +174,10 @@ class Experts(ExpertsAdapter):
     def _sort(self, topk_ids: Tensor, expert_map: Tensor | None, height: int) -> Placed:
         """Places of pairs, and tiles of so many rows."""
         pairs = topk_ids.numel()
-        piece = _PIECES[pairs > _COUNTED_ALONE * _PIECES[0]]
-        pieces = -(-pairs // piece)
-        counted = pieces > _COUNTED_ALONE
-        most = self._most_tiles(pairs, height)
-        sizes = (pairs, pairs, most, most, most, 1, pieces * self._padded if counted else 0)
+        counted = pairs > _COUNTED_ALONE
+        piece = _PIECE if counted or pairs > _FEW_PAIRS else _FEW_PAIRS
+        pieces, most = -(-pairs // piece), self._most_tiles(pairs, height)
+        sizes = (pairs, pairs, most, most, most, 1, self._size_of_counts(pairs))
         *results, counts = topk_ids.new_empty(sum(sizes)).split_with_sizes(sizes)
         placed = Placed(*results)
         table = (0, 0) if expert_map is None else (expert_map.numel(), expert_map.stride(0))
@@ -175,7 +185,7 @@ class Experts(ExpertsAdapter):
         variant = (topk_ids.get_device(),)
         if counted:
             self._count(pieces, variant, topk_ids, expert_map, counts, pairs, *varying)
-        place = self._place[counted, height, piece]
+        place = self._place[piece, counted, height]
         place(pieces, variant, topk_ids, expert_map, counts, *placed, pairs, pieces, *varying)
         return placed
 
@@ -254,6 +264,10 @@ class Experts(ExpertsAdapter):
         """Tokens at a time."""
         row_bytes = self.problem.top_k * self.problem.hidden_size * self._added_dtype.itemsize
         return max(1, min(num_tokens, _MOST_ADDED // row_bytes))
+
+    def _size_of_counts(self, pairs: int) -> int:
+        """Of the counts of every piece, where another launch makes them."""
+        return -(-pairs // _PIECE) * self._padded if pairs > _COUNTED_ALONE else 0
 
     def _most_tiles(self, pairs: int, height: int) -> int:
         """The most tiles that pairs can come to, however they are spread."""

@@ -14,9 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# Pairs that a program compares with those of its piece at once, and pieces whose counts it adds up at once.
-_COMPARED = tl.constexpr(32)
-_ADDED = tl.constexpr(32)
+_ADDED = tl.constexpr(8192)  # counts of pieces that a program adds up at once
 _VARYING = ["pairs", "pieces", "num_global", "stride_it", "stride_ik", "stride_em"]
 _METADATA = [
     *("topk_ids", "expert_map", "counts", "places", "sorted_pairs"),
@@ -48,7 +46,7 @@ def count_kernel(
     expert = _experts_of(
         topk_ids, expert_map, pair, pairs, num_global, stride_it, stride_ik, stride_em, TOP_K, EXPERTS, HAS_MAP
     )
-    found = tl.histogram(expert, EXPERTS_PAD)
+    found = tl.histogram(expert, EXPERTS_PAD, mask=expert < EXPERTS)
     tl.store(counts + tl.program_id(0) * EXPERTS_PAD + tl.arange(0, EXPERTS_PAD), found)
 
 
@@ -56,51 +54,56 @@ def count_kernel(
 def place_kernel(
     topk_ids, expert_map, counts, places, sorted_pairs, tile_experts, tile_rows, tile_ends, num_tiles, pairs, pieces,
     num_global, stride_it, stride_ik, stride_em, TOP_K: tl.constexpr, EXPERTS: tl.constexpr, EXPERTS_PAD: tl.constexpr,
-    HAS_MAP: tl.constexpr, HAS_COUNTS: tl.constexpr, BM: tl.constexpr, PIECE: tl.constexpr,
+    HAS_MAP: tl.constexpr, HAS_COUNTS: tl.constexpr, BM: tl.constexpr, PIECE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A program per piece; the first also lists the tiles of BM rows. Without HAS_COUNTS each counts for itself."""
+    """A program per piece. Without HAS_COUNTS each counts for itself, BLOCK pairs at once."""
     own = tl.program_id(0)
-    expert = tl.arange(0, EXPERTS_PAD)  # one more than there are, at least
-    total = tl.zeros((EXPERTS_PAD,), dtype=tl.int32)
-    before = tl.zeros((EXPERTS_PAD,), dtype=tl.int32)
+    expert = tl.arange(0, EXPERTS_PAD)
     if HAS_COUNTS:
-        for start in range(0, pieces, _ADDED):
-            piece = start + tl.arange(0, _ADDED)
+        ADDED: tl.constexpr = _ADDED // EXPERTS_PAD
+        all_counts = tl.zeros((ADDED, EXPERTS_PAD), dtype=tl.int32)
+        counts_before = tl.zeros((ADDED, EXPERTS_PAD), dtype=tl.int32)
+        for start in range(0, pieces, ADDED):
+            piece = start + tl.arange(0, ADDED)
             found = tl.load(counts + piece[:, None] * EXPERTS_PAD + expert[None, :], (piece < pieces)[:, None], other=0)
-            total += tl.sum(found, 0)
-            before += tl.sum(tl.where((piece < own)[:, None], found, 0), 0)
+            all_counts += found
+            counts_before += tl.where((piece < own)[:, None], found, 0)
+        total = tl.sum(all_counts, 0)
+        before = tl.sum(counts_before, 0)
     else:
-        for piece in range(pieces):
-            found = tl.histogram(
-                _experts_of(
-                    topk_ids, expert_map, piece * PIECE + tl.arange(0, PIECE), pairs, num_global, stride_it, stride_ik,
-                    stride_em, TOP_K, EXPERTS, HAS_MAP,
-                ), EXPERTS_PAD,
+        total = tl.zeros((EXPERTS_PAD,), dtype=tl.int32)
+        before = tl.zeros((EXPERTS_PAD,), dtype=tl.int32)
+        for start in range(0, pairs, BLOCK):
+            chosen = _experts_of(
+                topk_ids, expert_map, start + tl.arange(0, BLOCK), pairs, num_global, stride_it, stride_ik, stride_em,
+                TOP_K, EXPERTS, HAS_MAP,
             )  # fmt: skip
+            found = tl.histogram(chosen, EXPERTS_PAD, mask=chosen < EXPERTS)
             total += found
-            before += tl.where(piece < own, found, 0)
-    total = tl.where(expert < EXPERTS, total, 0)
+            before += tl.where(start + BLOCK <= own * PIECE, found, 0)
+        if own * PIECE % BLOCK > 0:
+            earlier = own * PIECE // BLOCK * BLOCK + tl.arange(0, BLOCK)
+            chosen = _experts_of(
+                topk_ids, expert_map, earlier, pairs, num_global, stride_it, stride_ik, stride_em, TOP_K, EXPERTS,
+                HAS_MAP,
+            )  # fmt: skip
+            before += tl.histogram(chosen, EXPERTS_PAD, mask=(chosen < EXPERTS) & (earlier < own * PIECE))
     begin = tl.cumsum(total, 0) - total
     pair = own * PIECE + tl.arange(0, PIECE)
     mine = _experts_of(
         topk_ids, expert_map, pair, pairs, num_global, stride_it, stride_ik, stride_em, TOP_K, EXPERTS, HAS_MAP
     )
-    rank = tl.zeros((PIECE,), dtype=tl.int32)
-    for start in tl.static_range(0, PIECE, _COMPARED):  # so that all are loaded at once
-        other = own * PIECE + start + tl.arange(0, _COMPARED)
-        same = mine[:, None] == _experts_of(
-            topk_ids, expert_map, other, pairs, num_global, stride_it, stride_ik, stride_em, TOP_K, EXPERTS, HAS_MAP
-        )[None, :]  # fmt: skip
-        rank += tl.sum((same & (other[None, :] < pair[:, None])).to(tl.int32), 1)
-    place = tl.gather(begin + before, mine, 0) + rank
+    same = (mine[:, None] == mine[None, :]) & (pair[:, None] < pair[None, :])
+    rank = tl.sum(same.to(tl.int32), 0)
+    place = tl.gather(begin + before, tl.minimum(mine, EXPERTS_PAD - 1), 0) + rank
     tl.store(places + pair, tl.where(mine < EXPERTS, place, -1), pair < pairs)
     tl.store(sorted_pairs + place, pair, mine < EXPERTS)
+    tiles = (total + BM - 1) // BM
+    at = tl.cumsum(tiles, 0) - tiles
+    for tile in range(own, tl.max(tiles, 0), pieces):  # programs share the list of tiles out
+        there = tile < tiles
+        tl.store(tile_experts + at + tile, expert, there)
+        tl.store(tile_rows + at + tile, begin + tile * BM, there)
+        tl.store(tile_ends + at + tile, begin + total, there)
     if own == 0:
-        tiles = (total + BM - 1) // BM
-        at = tl.cumsum(tiles, 0) - tiles
         tl.store(num_tiles, tl.sum(tiles, 0))
-        for tile in range(tl.max(tiles, 0)):
-            there = tile < tiles
-            tl.store(tile_experts + at + tile, expert, there)
-            tl.store(tile_rows + at + tile, begin + tile * BM, there)
-            tl.store(tile_ends + at + tile, begin + total, there)

@@ -45,10 +45,13 @@ if triton.knobs.runtime.interpret:
 
 # Bytes of what experts add, in the dtype of the tokens; more tokens than that come in several rounds.
 _MOST_ADDED = 1 << 30
-# Pairs that one pass of the sort looks at, and the most that every program counts for itself: 8 passes, against the
-# launch of another kernel.
-_SORTED_AT_ONCE = 1024
-_COUNTED_ALONE = 8192
+# Pairs that a program of the sort places: more compare each with more others, and fewer read more counts of pieces.
+_FEW_PAIRS, _PIECE = 128, 256
+# Pairs that a program counts at once, and the most that every program counts for itself: 4 passes, against the launch
+# of another kernel.
+_COUNTED_AT_ONCE = 1024
+_COUNTED_ALONE = 4096
+_LEAST_BINS = 32  # of a histogram: one for each thread of a warp
 _REDUCED_AT_ONCE = 1024
 _MOST_ROUNDS = 1024  # numbers of tokens, kept per adapter
 
@@ -59,14 +62,16 @@ class _Round(NamedTuple):
     Attributes:
         first, second: launchers of the products, for weights that are read as bytes and as words.
         sorter: a launcher.
-        counted: another launch counts the pairs of every expert before they are sorted.
-        results: sizes of what the sort writes, which share an allocation: pairs, experts of tiles, counts, rows.
+        pieces: programs of the sort.
+        counted: another launch counts the pairs of every expert in each piece before they are sorted.
+        results: sizes of what the sort writes, which share an allocation: pairs, experts of tiles, rows, counts.
         programs: of the first product, the second and the sum.
     """
 
     first: tuple[Launcher, Launcher]
     second: tuple[Launcher, Launcher]
     sorter: Launcher
+    pieces: int
     counted: bool
     results: tuple[int, int, int, int]
     programs: tuple[int, int, int]
@@ -81,7 +86,7 @@ class Experts(ExpertsAdapter, Configurable):
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         # What experts add may be beyond float16 where their sum is not.
         self._added_dtype = torch.float32 if problem.dtype == "float16" else self._dtype
-        self._sorters: dict[tuple[int, bool], Launcher] = {}
+        self._sorters: dict[tuple[int, int, bool], Launcher] = {}
         self._products: dict[tuple[Tiles, bool], tuple[Launcher, Launcher]] = {}
         self._measured = [entry for entry in TUNED if entry.fits(problem)]
         self._given: Mapping[int, Configuration] = {}
@@ -90,7 +95,8 @@ class Experts(ExpertsAdapter, Configurable):
         self._repeated = Repeated()
         choices = {"TOP_K": problem.top_k, "EXPERTS": problem.num_experts, "HAS_MAP": problem.expert_map}
         self._choices = choices
-        self._count = Launcher(count_kernel, {**choices, "BLOCK": _SORTED_AT_ONCE}, num_warps=4, num_stages=1)
+        self._counts = {**choices, "EXPERTS_PAD": max(_LEAST_BINS, triton.next_power_of_2(problem.num_experts))}
+        self._count = Launcher(count_kernel, {**self._counts, "PIECE": _PIECE}, num_warps=8, num_stages=1)
         self._tokens, self._inner = (
             Activations(problem, width, self._native) for width in (problem.hidden_size, problem.intermediate_size)
         )
@@ -139,7 +145,7 @@ class Experts(ExpertsAdapter, Configurable):
         inner = problem.intermediate_size * (1 if self._join is None else 2)
         total = pairs * (problem.hidden_size * item + inner * self._inner_dtype.itemsize)
         rows, tiles = self._bounds(pairs, self._choice(step).first.block_m)
-        total += 4 * (rows + tiles + problem.num_experts + 1)
+        total += 4 * (rows + tiles + 1 + self._size_of_counts(pairs))
         return total + self._tokens.bytes_of(step) + self._inner.bytes_of(pairs)
 
     def configurations(self, num_tokens: int, stage: int, best: Configuration | None) -> Sequence[Configuration]:
@@ -187,16 +193,18 @@ class Experts(ExpertsAdapter, Configurable):
         problem, choice = self.problem, self._choice(num_tokens)
         pairs, block_m = num_tokens * problem.top_k, choice.first.block_m
         counted = pairs > _COUNTED_ALONE
-        sorter = self._sorters.get((block_m, counted))
+        piece = _PIECE if counted or pairs > _FEW_PAIRS else _FEW_PAIRS
+        sorter = self._sorters.get((block_m, piece, counted))
         if sorter is None:
             static = {
-                **self._choices,
-                "EXPERTS_PAD": triton.next_power_of_2(problem.num_experts + 1),
+                **self._counts,
                 "HAS_COUNTS": counted,
                 "BLOCK_M": block_m,
-                "BLOCK": _SORTED_AT_ONCE,
+                "PIECE": piece,
+                "BLOCK": _FEW_PAIRS if piece == _FEW_PAIRS else _COUNTED_AT_ONCE,
             }
-            sorter = self._sorters[block_m, counted] = Launcher(sort_kernel, static, num_warps=4, num_stages=1)
+            sorter = Launcher(sort_kernel, static, num_warps=piece // 32, num_stages=1)
+            self._sorters[block_m, piece, counted] = sorter
         on_input = problem.apply_router_weight_on_input
         # Gate and up that are quantised before they are joined are columns of one product.
         first_tiles = choice.first if self._join is None else choice.second
@@ -216,9 +224,8 @@ class Experts(ExpertsAdapter, Configurable):
             most_tiles * -(-problem.hidden_size // choice.second.block_n),
             num_tokens * -(-problem.hidden_size // _REDUCED_AT_ONCE),
         )
-        return _Round(
-            launchers[0], launchers[1], sorter, counted, (most_rows, most_tiles, problem.num_experts, 1), programs
-        )
+        results = (most_rows, most_tiles, 1, self._size_of_counts(pairs))
+        return _Round(launchers[0], launchers[1], sorter, -(-pairs // piece), counted, results, programs)
 
     def _launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
@@ -261,13 +268,14 @@ class Experts(ExpertsAdapter, Configurable):
         self, ids: tuple[Tensor, Tensor | None], sizes: tuple[int, int], strides: tuple[int, ...], round_: _Round
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs sorted by expert, the expert of each tile, and how many rows there are, on the device."""
-        topk_ids, num_experts = ids[0], self.problem.num_experts
+        topk_ids, pieces = ids[0], round_.pieces
         memory = topk_ids.new_empty(sum(round_.results))
-        pairs, experts, counts, num_rows = memory.split_with_sizes(round_.results)
-        variant = (topk_ids.get_device(),)
+        pairs, experts, num_rows, counts = memory.split_with_sizes(round_.results)
+        variant, numbers = (topk_ids.get_device(),), (sizes[1], *strides)
         if round_.counted:
-            self._count(num_experts, variant, *ids, counts, *sizes, *strides)
-        round_.sorter(num_experts, variant, *ids, counts, pairs, experts, num_rows, *sizes, *strides)
+            self._count(pieces, variant, *ids, counts, sizes[0], *numbers)
+        counted = counts if round_.counted else None
+        round_.sorter(pieces, variant, *ids, counted, pairs, experts, num_rows, sizes[0], pieces, *numbers)
         return pairs, experts, num_rows
 
     def _multiply(
@@ -381,6 +389,10 @@ class Experts(ExpertsAdapter, Configurable):
         """Tokens at a time."""
         row_bytes = self.problem.top_k * self.problem.hidden_size * self._added_dtype.itemsize
         return max(1, min(num_tokens, _MOST_ADDED // row_bytes))
+
+    def _size_of_counts(self, pairs: int) -> int:
+        """Of the counts of every piece, where another launch makes them."""
+        return -(-pairs // _PIECE) * int(self._counts["EXPERTS_PAD"]) if pairs > _COUNTED_ALONE else 0
 
     def _bounds(self, pairs: int, block_m: int) -> tuple[int, int]:
         """The most rows and tiles that pairs can come to, however they are spread."""
