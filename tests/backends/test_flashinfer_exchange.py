@@ -163,6 +163,14 @@ class TestWorkspaces:
         with pytest.raises(KernelUnavailable, match="call the op's prepare on every rank"):
             combine.launch(given["x"], None, header, given["x"], GROUP, 1.0)
 
+    def test_symmetric_memory_of_another_backend_is_named(self, modules, monkeypatch) -> None:
+        """Its barriers do nothing."""
+        from torch.distributed import _symmetric_memory
+
+        monkeypatch.setattr(_symmetric_memory, "get_backend", lambda device: "NVSHMEM", raising=False)
+        with pytest.raises(KernelUnavailable, match="symmetric memory is NVSHMEM, and it requires CUDA"):
+            modules.workspace.exchange_for("moe_dispatch", GROUP, torch.device("cpu"), MOST, 64, 1.0)
+
     def test_more_than_the_kernels_count_is_refused(self, modules) -> None:
         with pytest.raises(KernelUnavailable, match=r"300000 tokens of 14336 bytes .* split the batch"):
             modules.workspace.exchange_for("moe_dispatch", GROUP, torch.device("cpu"), 300_000, 14336, 1.0)

@@ -74,7 +74,9 @@ LIBRARIES = (
         "torch_all_to_all_vdev_2d",
         _EXPERTS,
         "torch.ops.symm_mem.all_to_all_vdev_2d",
-        "it requires NVSHMEM as the process's backend of symmetric memory; workspaces of other kernels have CUDA's",
+        "a block overwrites offsets that others may still read (pytorch#192300), and a rank may have 16 experts; it "
+        "requires NVSHMEM as the process's backend of symmetric memory, whose barriers do nothing (pytorch#191858), "
+        "where other kernels require CUDA's",
         _OTHER_EXPERTS,
     ),
     Unsupported(

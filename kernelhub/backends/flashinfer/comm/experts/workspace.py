@@ -76,9 +76,11 @@ def exchange_for(
     """The workspace of a group with room for so many tokens of a rank. All ranks call it, with the same sizes.
 
     Raises:
-        KernelUnavailable: the kernels cannot count so many bytes, or the driver refuses.
+        KernelUnavailable: the kernels cannot count so many bytes, symmetric memory is not CUDA's, or the driver
+            refuses.
         RanksDisagree, RuntimeError: as of `symmetric.rendezvoused`.
     """
+    _check_memory(device)
     get_moe_alltoall_module()  # compiles or loads the code, while no rank waits for another on its GPU
     purpose, size = _purpose(op, max_tokens), _bytes(group.size(), max_tokens, row_bytes)
     shared = symmetric.rendezvoused(group, device, size, purpose, timeout_s)
@@ -110,6 +112,19 @@ def exchange_before(op: str, group: ProcessGroup, max_tokens: int, row_bytes: in
     if made is None:
         raise KernelUnavailable(f"{purpose}: no plan has connected the group {group.group_name!r}: call prepare again")
     return made
+
+
+def _check_memory(device: torch.device) -> None:
+    """NVSHMEM's memory has barriers that do nothing (pytorch#191858), and allocations that cannot be mapped again."""
+    from torch.distributed import _symmetric_memory
+
+    ask = getattr(_symmetric_memory, "get_backend", None)  # not in every torch
+    backend = None if ask is None else ask(device)
+    if backend not in (None, "CUDA"):
+        raise KernelUnavailable(
+            f"flashinfer.moe_a2a: the backend of torch's symmetric memory is {backend}, and it requires CUDA: leave "
+            "out TORCH_SYMMMEM and torch.distributed._symmetric_memory.set_backend, or select another kernel"
+        )
 
 
 def _room(max_tokens: int) -> int:
