@@ -20,7 +20,7 @@ full:                 ## the full tier: all other tests that a machine without a
 ahead:                ## compile every Triton launch for every generation of GPU, of which `make full` compiles the largest
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m ahead
 
-sweep:                ## every size of the kernels that Triton interprets, and every lie through `verify`
+sweep:                ## all sizes, lies, attacks and ops of which the full tier has a share
 	$(INSTALL) -e ".[test]" && $(PYTHON) -m pytest -m sweep
 
 faults:               ## inject every fault, and count what survives

@@ -3,16 +3,17 @@
 `python -m pytest` runs the default tier: every promise by its own tests, every kernel by one case for each feature.
 `python -m pytest -m full` runs the rest, and `.ci/run` runs both. docs/testing.md says which tier proves what. A test
 is `full` by where it is or by what its case shows, so that a new test has its tier without anybody writing it down.
-Tests marked `ahead` are of neither tier, nor those marked `sweep`: sizes of interpreted kernels and lies that repeat
-what the full tier shows. A path named on the command line is run whole, both tiers of it.
+Tests marked `ahead` are of neither tier, nor those marked `sweep`: sizes, ops and lies that repeat what the full tier
+shows. A path named on the command line is run whole, both tiers of it.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,27 @@ NAMED = {
         "tests/runtime/test_cache_faults.py::test_the_library_that_compiles_works_without_the_named_folder",
         "tests/runtime/test_cache_locks.py::test_sixteen_processes_compile_the_same_and_the_one_that_does_is_killed",
         "tests/runtime/test_traffic.py::TestWithTritonsCompiler",
+        "tests/runtime/test_watches.py::TestTriton::test_what_is_in_its_cache_is_loaded_and_not_compiled",
         "tests/warming",
+    ),
+    "starts processes that import torch": (
+        "tests/compat/test_transformers.py::TestRegister::test_importing_it_imports_no_transformers",
+        "tests/compat/test_vllm_flashinfer.py::TestAsking::test_no_question_imports_or_connects",
+        "tests/cli/test_main.py::TestImports::test_the_library_does_not_load_the_command_line",
+        "tests/docs/test_docs.py::test_the_kernel_of_the_guide_is_found_right_and_runs",
+        "tests/docs/test_verification.py::TestRecord::test_what_ran_is_noted_of_a_test",
+        "tests/evidence/test_audit.py::test_nothing_of_audits_is_imported_while_they_are_off",
+        "tests/evidence/test_store.py::TestWhereNothingIs::test_no_folder_is_made_and_nothing_is_imported_at_import",
+        "tests/evidence/test_testing.py::test_a_package_of_somebody_else_s_runs_the_cases_with_pytest",
+        "tests/evidence/test_trust.py::TestTune::test_verifies_before_it_measures",
+        "tests/evidence/test_trust.py::TestWrongKernels::test_a_hang_costs_its_time_limit_and_no_more",
+        "tests/evidence/test_tuned_tables.py::TestWriting::test_two_processes_that_tune_lose_nothing_of_each_other",
+        "tests/examples/test_serving_benchmark.py::test_a_server_that_does_not_start_is_shown_with_its_log",
+        "tests/faults/test_all.py::test_every_fault_is_injected_by_some_test_that_names_its_code",
+        "tests/faults/test_devices.py::test_words_for_visible_devices_are_never_read_as_numbers",
+        "tests/faults/test_network.py::test_addresses_that_lead_nowhere_are_never_asked",
+        "tests/laws/test_import_hygiene.py::test_it_works_without_a_home_and_with_an_unwritable_one",
+        "tests/runtime/test_interrupted.py",
     ),
     "starts ranks, or workers": (
         "tests/backends/test_custom_all_reduce.py::test_sums_of_more_ranks_and_dtypes",
@@ -104,7 +125,35 @@ NAMED = {
         "tests/evidence/test_tuned_sizes.py::TestTriton::test_a_real_search_over_tiles_ends_with_tiles_that_are_right",
         "tests/fuzz",
     ),
+    "torch.compile by an op's further ways": (
+        "tests/ops/test_compile.py::TestCompile::test_a_selection_made_after_compiling_is_honoured",
+        "tests/ops/test_compile.py::TestCompile::test_merge_in_place_goes_through",
+        "tests/ops/test_compile.py::TestCompile::test_paged_plans_do_too",
+        "tests/ops/test_compile_fp8_gemm.py::test_batches_compile_at_most_two_graphs_over_sizes",
+        "tests/ops/test_compile_grouped_gemm.py::test_the_operators_pass_torch_s_own_check",
+        "tests/ops/test_compile_indexer.py::TestCompiled::test_a_plan_runs_inside",
+        "tests/ops/test_compile_kv_cache.py::test_the_operator_passes_torch_s_own_check",
+        "tests/ops/test_compile_linear_attention.py::test_a_plan_runs_inside",
+        "tests/ops/test_compile_mla.py::TestMlaAttention::test_plans_run_inside_a_compiled_region",
+        "tests/ops/test_compile_mla.py::TestMlaAttention::test_the_operators_pass_torch_s_own_check",
+        "tests/ops/test_compile_mla.py::TestWriteMlaCache::test_a_plan_runs_inside_a_compiled_region",
+        "tests/ops/test_compile_mla.py::TestWriteMlaCache::test_the_operator_passes_torch_s_own_check",
+        "tests/ops/test_compile_moe.py::test_experts_write_into_given_tensors_also_of_operands",
+        "tests/ops/test_compile_moe.py::test_plans_run_inside_a_compiled_region",
+        "tests/ops/test_compile_moe.py::test_scales_and_dtypes_of_activations_go_through",
+        "tests/ops/test_compile_moe.py::test_the_operators_pass_torch_s_own_check",
+        "tests/ops/test_compile_quants.py::test_plans_run_inside_a_compiled_region",
+        "tests/ops/test_parameters.py::test_what_is_handed_to_the_traced_form_are_the_parameters_alone",
+    ),
     "repeats, measures, or is large": (
+        "tests/backends/test_cudnn.py::test_warm_up_builds_the_graphs_of_all_sequences_and_lengths",
+        "tests/backends/test_cutlass.py::test_sums_of_14_bits_agree_up_to_the_k_that_records_take_and_not_far_beyond",
+        "tests/backends/test_marlin_fp8.py::TestFloat16::test_a_packed_weight_is_traced",
+        "tests/backends/test_triton_details.py::TestOneLaunch::test_what_may_not_count_is_merged_by_a_second_launch",
+        "tests/cli/test_demo.py::TestChecks::test_a_prefill_that_is_checked_in_parts_is_checked_exactly",
+        "tests/evidence/test_liars.py::TestQuarantine::test_a_quick_run_repeats_what_failed_before",
+        "tests/evidence/test_liars.py::TestQuarantine::test_what_there_was_no_time_for_still_stands",
+        "tests/evidence/test_tuned_sizes.py::TestTrying::test_measuring_again_begins_with_the_kernels_own",
         "tests/cli/test_main.py::TestHelp::test_every_example_runs",
         "tests/cli/test_schemas.py::TestPrinted::test_it_is_of_its_schema_where_much_runs",
         "tests/cli/test_without_torch.py",
@@ -129,6 +178,102 @@ FULL = frozenset(name for names in NAMED.values() for name in names)
 # Where the name of a folder, file, class or function ends within the name of a test.
 _ENDS = re.compile(r"/|::|\[")
 
+# Tests of one mechanism that go through every op, kernel, model, format or number: of the cases of each, the default
+# tier has one of so many, and the full tier the others.
+ONE_OF: dict[str, int] = {
+    "tests/backends/test_attention_edges.py::TestPagesOutsideOfTheCache::test_they_are_not_followed": 3,
+    "tests/backends/test_flashinfer_coded_experts.py::TestNvfp4::test_every_scale_counts": 2,
+    "tests/backends/test_triton_mla.py::TestSplits::test_a_plan_declares_the_memory_that_its_splits_take": 4,
+    "tests/cli/test_explain.py::TestJson::test_there_is_one_decision_for_every_registered_kernel": 5,
+    "tests/cli/test_widths.py::TestWidths::test_in_a_pipe_no_line_depends_on_a_width": 3,
+    "tests/cli/test_widths.py::TestWidths::"
+    "test_no_line_is_wider_than_the_terminal_and_no_wrapped_column_narrower_than_20": 4,
+    "tests/compat/test_sglang_plugin.py::TestSteps::test_a_step_is_the_reference": 4,
+    "tests/compat/test_transformers.py::TestDecoders::test_decoding_after_padding_on_the_right": 3,
+    "tests/compat/test_transformers.py::TestDecoders::test_generation": 3,
+    "tests/compat/test_transformers.py::TestDecoders::test_generation_from_a_padded_batch": 3,
+    "tests/compat/test_transformers.py::TestDecoders::test_generation_with_a_static_cache": 6,
+    "tests/compat/test_vllm_hooks.py::TestFp8Linear::test_a_scale_for_all_or_each_row": 4,
+    "tests/compat/test_vllm_plugin.py::TestStart::test_steps_of_serving_are_ready_when_it_has_started": 4,
+    "tests/compat/test_vllm_plugin.py::TestSteps::test_a_step_is_the_reference": 4,
+    "tests/compat/test_vllm_plugin.py::TestSteps::test_equal_numbers_of_speculative_tokens_are_one_batch": 4,
+    "tests/evidence/test_audit.py::test_a_case_of_any_op_can_be_kept_and_run_again": 4,
+    "tests/evidence/test_audit.py::test_a_kernel_that_is_wrong_where_verification_does_not_look_is_found_in_time": 4,
+    "tests/evidence/test_audit.py::test_a_right_kernel_is_never_accused": 4,
+    "tests/evidence/test_audit.py::test_one_wrong_element_is_found_in_any_op": 4,
+    "tests/evidence/test_cases.py::TestOfAnOp::test_the_reference_hears_every_feature": 4,
+    "tests/evidence/test_liars.py::TestOfAttention::test_is_caught_by_its_code_and_the_next_kernel_is_chosen": 4,
+    "tests/evidence/test_trust.py::TestWrongKernels::"
+    "test_is_quarantined_and_not_selected_even_if_the_vendor_is_trusted": 4,
+    "tests/examples/test_copying_weights.py::test_the_best_token_is_one_of_the_context_and_a_fault_changes_it": 2,
+    "tests/examples/test_serve.py::test_tokens_are_those_of_transformers": 3,
+    "tests/ops/test_calls_of.py::TestEveryModel::test_a_calls_problem_is_the_needs": 6,
+    "tests/ops/test_calls_of.py::TestEveryOp::test_with_features_they_are_what_is_asked_and_run": 4,
+    "tests/ops/test_closed_schema.py::test_a_kernel_that_does_not_list_a_feature_is_refused_where_it_is_used": 5,
+    "tests/ops/test_closed_schema.py::test_every_kernel_can_be_had_for_some_problem_on_some_device": 4,
+    "tests/ops/test_compile_fp4_gemm.py::test_at_most_two_graphs_over_sizes": 3,
+    "tests/ops/test_compile_fp4_gemm.py::test_packed_weights_and_plans_go_through": 2,
+    "tests/ops/test_compile_fp8_gemm.py::test_at_most_two_graphs_over_sizes": 3,
+    "tests/ops/test_compile_fp8_gemm.py::test_weights_alone_go_through": 2,
+    "tests/ops/test_compile_fused_quant.py::test_every_number_of_results_goes_through": 3,
+    "tests/ops/test_compile_indexer.py::TestCompiled::test_at_most_two_graphs_over_sizes": 3,
+    "tests/ops/test_compile_kv_cache.py::test_scales_a_layout_and_a_plan_go_through": 2,
+    "tests/ops/test_compile_linear_attention.py::test_at_most_two_graphs_over_sizes": 2,
+    "tests/ops/test_compile_mla.py::TestMlaAttention::test_compiles_at_most_two_graphs_over_batch_sizes": 2,
+    "tests/ops/test_compile_mla.py::TestMlaAttention::test_lse_out_scales_and_a_named_backend_go_through": 2,
+    "tests/ops/test_compile_mla.py::TestWriteMlaCache::test_scales_and_a_named_backend_go_through": 2,
+    "tests/ops/test_compile_moe.py::test_experts_compile_at_most_two_graphs_over_sizes": 4,
+    "tests/ops/test_compile_moe.py::test_formats_of_activations_go_through": 2,
+    "tests/ops/test_compile_quants.py::test_destinations_are_written": 4,
+    "tests/ops/test_gradients.py::test_a_layer_around_attention_loses_no_gradient": 3,
+    "tests/ops/test_gradients.py::test_every_op_refuses_a_gradient_where_torch_compile_traces_it": 4,
+    "tests/ops/test_largest_scales.py::test_fp4_gemm": 4,
+    "tests/ops/test_largest_scales.py::test_fused_moe": 3,
+    "tests/ops/test_largest_scales.py::test_grouped_gemm": 4,
+    "tests/ops/test_latent_and_indexer_operands.py::test_every_operand_may_have_any_strides": 3,
+    "tests/ops/test_latent_and_indexer_operands.py::test_unused_entries_of_tables_and_lists_may_hold_anything": 3,
+    "tests/ops/test_moe_numbers.py::test_a_gate_beyond_the_least_number_adds_nothing": 4,
+    "tests/ops/test_moe_numbers.py::test_autocast_and_the_precision_of_others_change_nothing": 3,
+    "tests/ops/test_moe_numbers.py::test_defaults_that_a_program_sets_change_nothing": 3,
+    "tests/ops/test_moe_numbers.py::test_products_of_halves_are_not_rounded_to_halves": 4,
+    "tests/ops/test_moe_numbers.py::test_scales_of_any_size_lose_nothing": 4,
+    "tests/ops/test_own_precision.py::test_settings_for_layers_alter_nothing": 4,
+    "tests/ops/test_packed_experts.py::TestPacking::test_they_go_through_torch_compile": 5,
+    "tests/ops/test_parameters.py::test_a_call_with_parameters_gives_what_one_with_tensors_gives": 3,
+    "tests/ops/test_prepared_with_shapes.py::test_a_plan_is_the_same_for_shapes": 5,
+    "tests/ops/test_problems_of.py::TestProblems::test_each_is_a_problem_of_its_op_that_something_can_run": 4,
+    "tests/ops/test_quant_operands.py::test_operands_lie_anywhere": 3,
+    "tests/ops/test_scales_far_apart.py::test_fp8_gemm": 4,
+    "tests/ops/test_scales_far_apart.py::test_grouped_gemm": 3,
+    "tests/ops/test_small_weights.py::test_values_behind_small_weights": 4,
+    "tests/ops/test_steps_of_threads.py::test_a_thread_that_ended_keeps_no_tensors": 3,
+    "tests/ops/test_steps_of_threads.py::test_one_thread_keeps_one_step": 3,
+    "tests/ops/test_weights_of_plans.py::TestEach::test_compiled_runs_do_the_same": 4,
+    "tests/ops/test_wrong_values.py::test_a_scalar_of_numpy_is_the_python_value": 4,
+    "tests/runtime/test_seal.py::TestLines::test_of_every_op_makes_it_ready": 4,
+}
+
+# What repeats the full tier with other lies, ops, sizes or numbers, and what `make sweep` alone runs of it.
+SWEPT = frozenset(
+    {
+        "tests/evidence/test_tuned_sizes.py::TestTriton::test_a_real_search_over_tiles_ends_with_tiles_that_are_right",
+    }
+)
+# Of the cases of these, the full tier has one of so many, and `make sweep` the others.
+ONE_OF_FULL: dict[str, int] = {
+    "tests/contract/test_fp4_gemm_liars.py::test_products_that_lie_are_caught": 3,
+    "tests/contract/test_grouped_gemm_liars.py::test_is_detected": 2,
+    "tests/contract/test_linear_attention_liars.py::test_linear_attention_that_is_wrong_is_detected": 3,
+    "tests/contract/test_moe_liars.py::test_experts_that_lie_are_caught": 3,
+    "tests/evidence/test_contract_liars.py::test_wrong_kernels_are_detected_and_right_ones_pass": 12,
+    "tests/evidence/test_contract_liars.py::test_wrong_quantisers_are_detected_by_a_check": 4,
+    "tests/evidence/test_memory_liars.py::test_what_reads_other_memory_is_detected": 4,
+    "tests/evidence/test_right_kernels.py::test_kernels_of_triton_pass_quick_checks_under_its_interpreter": 5,
+    "tests/evidence/test_right_kernels.py::test_the_kernel_that_a_cpu_gets_passes_quick_checks": 4,
+    "tests/fuzz/test_fuzz.py::test_varied_calls_are_right_or_refused_by_name": 3,
+    "tests/runtime/test_cache_faults.py::test_many_at_first_use_compile_once": 2,
+}
+
 # Statements of a contract that go through every format or pattern of bits, of every kernel that inherits them.
 SWEEPS = {
     "test_a_format_is_for_those_who_request_it",
@@ -141,10 +286,10 @@ SWEEPS = {
 # Where kernels are interpreted, 100 times slower than they run: of a kernel's contract, its cases alone.
 INTERPRETED = "tests/backends/test_triton.py::"
 
-# Of interpreted cases that show no new pair of features, and of lies that `verify` is to find, the full tier has one of
-# so many. What the lies do is also found by the contracts' own tests, all of them.
-OF_INTERPRETED, OF_LIES = 3, 4
-LIES_VERIFIED = "tests/evidence/test_contract_liars.py::test_wrong_kernels_are_detected_and_right_ones_pass["
+# Of interpreted cases that show no new pair of features, the full tier has one of so many.
+OF_INTERPRETED = 3
+# Of wrong kernels a share is enough; the right ones beside them, by the end of their names, are never left out.
+_TRUTHS = re.compile(r"[\[-](Dense|Paged)?Tru")
 
 # Fixtures that start a process, by which a test of a command repeats what another asks within this process.
 STARTS = {"ask_shell"}
@@ -170,45 +315,60 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def mark_full(items: list[pytest.Function]) -> None:
     """Mark the tests of the full tier."""
+    items = [item for item in items if not (item.get_closest_marker("ahead") or item.get_closest_marker("sweep"))]
+    items.sort(key=_elements)  # of the cases that show the same, the smallest is the first
+    enough = _enough_cases(items)
     shown: dict[str, set[object]] = {}
-    repeats = Repeats()
-    for item in sorted(items, key=_elements):  # of the cases that show the same, the smallest is the first
-        if item.get_closest_marker("ahead") or item.get_closest_marker("sweep"):
-            continue
+    of_mechanisms, of_repetitions, repeats = Shares(ONE_OF), Shares(ONE_OF_FULL), Repeats()
+    for item in items:
         if (
-            _is_named(item.nodeid)
+            _is_in(FULL, item.nodeid)
             or item.originalname in SWEEPS
             or (item.nodeid.startswith(INTERPRETED) and "case" not in item.fixturenames)
             or not STARTS.isdisjoint(item.fixturenames)
             or item.get_closest_marker("gpu")
-            or not _shows_something_new(item, shown)
+            or (item.nodeid not in enough if _has_a_case(item) else not _shows_something_new(item, shown))
+            or of_mechanisms.leaves_out(item)
         ):
-            item.add_marker(pytest.mark.sweep if repeats(item) else pytest.mark.full)
+            swept = _is_in(SWEPT, item.nodeid) or of_repetitions.leaves_out(item) or repeats(item)
+            item.add_marker(pytest.mark.sweep if swept else pytest.mark.full)
+
+
+class Shares:
+    """Which cases are left out where one of so many of a test is enough, to be asked of all tests in their order."""
+
+    def __init__(self, one_of: Mapping[str, int]) -> None:
+        self._one_of = one_of
+        self._places: collections.Counter[str] = collections.Counter()
+
+    def leaves_out(self, item: pytest.Function) -> bool:
+        name, _, label = item.nodeid.partition("[")
+        if name not in self._one_of or _TRUTHS.search(f"[{label}"):
+            return False
+        place = self._places[name]
+        self._places[name] += 1
+        return place % self._one_of[name] != 0
 
 
 class Repeats:
-    """Which tests of the full tier repeat others of it, to be asked of all tests in their order."""
+    """Which interpreted cases of the full tier repeat others of it, to be asked of all tests in their order."""
 
     def __init__(self) -> None:
         self._pairs: dict[str, set[object]] = {}
-        self._places: dict[str, int] = {}
+        self._places: collections.Counter[str] = collections.Counter()
 
     def __call__(self, item: pytest.Function) -> bool:
-        name, _, label = item.nodeid.partition("[")
-        if item.nodeid.startswith(LIES_VERIFIED):
-            return not re.search(r"-(Dense|Paged)?Tru", label) and self._is_left_out(name, OF_LIES)
         if HAS_GPU or not item.nodeid.startswith(INTERPRETED) or item.originalname != "test_case":
             return False
-        words = item.callspec.params["case"].problem
-        pairs = {*words, *itertools.combinations(sorted(words), 2)}
+        name = item.nodeid.partition("[")[0]
+        case: Any = item.callspec.params["case"]
+        pairs = {*case.problem, *itertools.combinations(sorted(case.problem), 2)}
         shown = self._pairs.setdefault(name, set())
         new = pairs - shown
         shown |= pairs
-        return not new and self._is_left_out(name, OF_INTERPRETED)
-
-    def _is_left_out(self, name: str, one_of: int) -> bool:
-        place = self._places[name] = self._places.get(name, -1) + 1
-        return place % one_of != 0
+        place = self._places[name]
+        self._places[name] += not new
+        return not new and place % OF_INTERPRETED != 0
 
 
 def _elements(item: pytest.Function) -> int:
@@ -217,19 +377,50 @@ def _elements(item: pytest.Function) -> int:
     return int(getattr(case, "elements", 0))
 
 
-def _is_named(nodeid: str) -> bool:
-    """It is one of `FULL`, or lies in one."""
-    return nodeid in FULL or any(nodeid[: end.start()] in FULL for end in _ENDS.finditer(nodeid))
+def _is_in(names: frozenset[str], nodeid: str) -> bool:
+    """It is one of these folders, files, classes and functions, or lies in one."""
+    return nodeid in names or any(nodeid[: end.start()] in names for end in _ENDS.finditer(nodeid))
+
+
+def _has_a_case(item: pytest.Function) -> bool:
+    """Its parameter is a case of a kernel's contract."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    return item.nodeid.startswith(OF_KERNELS) and "case" in params
+
+
+def _enough_cases(items: Iterable[pytest.Function]) -> set[str]:
+    """Of the cases of each test of each kernel, few that together show all that any of them shows.
+
+    The first that is taken shows the most, and each further one the most of what is left; of equals the first.
+    """
+    groups: dict[str, dict[str, set[object]]] = {}
+    for item in items:
+        if _has_a_case(item):
+            groups.setdefault(_of(item), {})[item.nodeid] = set(_words(item.callspec.params))
+    enough: set[str] = set()
+    for shown in groups.values():
+        missing = set().union(*shown.values())
+        while missing:
+            best = max(shown, key=lambda nodeid: len(shown[nodeid] & missing))
+            enough.add(best)
+            missing -= shown[best]
+    return enough
+
+
+def _of(item: pytest.Item) -> str:
+    """The test and the kernel of a case."""
+    params = getattr(getattr(item, "callspec", None), "params", {})
+    subject = sorted(f"{name}={params[name]}" for name in SUBJECTS if name in params)
+    return " ".join([item.nodeid.split("[", 1)[0], *subject])
 
 
 def _shows_something_new(item: pytest.Item, shown: dict[str, set[object]]) -> bool:
-    """Of the cases of one test of a kernel, those count that show something which no earlier one of them shows."""
+    """Of the parameters of one test of a kernel, those count that show something which no earlier ones show."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     if not item.nodeid.startswith(OF_KERNELS) or not params:
         return True
     words = set(_words(params))
-    subject = sorted(f"{name}={params[name]}" for name in SUBJECTS if name in params)
-    before = shown.setdefault(" ".join([item.nodeid.split("[", 1)[0], *subject]), set())
+    before = shown.setdefault(_of(item), set())
     new = words - before
     before |= words
     return bool(new)

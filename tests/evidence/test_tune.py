@@ -94,6 +94,12 @@ def plugin(name: str, kernel: type) -> None:
     register(name, record(f"{name}.k", f"{HERE}:{kernel.__name__}"))
 
 
+@pytest.fixture(autouse=True)
+def without_the_interpreter(monkeypatch) -> None:
+    """A kernel that Triton interprets takes 100 times as long as it would run, and is timed in every test."""
+    monkeypatch.setenv("KERNELHUB_DISABLE", "triton")
+
+
 @pytest.fixture
 def need() -> Any:
     return need_of("attention", kernelhub.explain("attention", device="cpu", **FACETS).problem)

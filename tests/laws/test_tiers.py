@@ -15,7 +15,7 @@ from tests import tiers
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", sorted(tiers.FULL))
+@pytest.mark.parametrize("name", sorted({*tiers.FULL, *tiers.SWEPT, *tiers.ONE_OF, *tiers.ONE_OF_FULL}))
 def test_what_a_rule_names_exists(name: str) -> None:
     path, *inside = name.split("::")
     assert (ROOT / path).exists()
@@ -48,24 +48,58 @@ def item(case: Case, **params: Any) -> Any:
     )
 
 
-def test_one_case_shows_each_feature_of_each_kernel() -> None:
+def tiers_of(items: list[Any]) -> list[str]:
+    tiers.mark_full(items)
+    return [item.marks[0].name if item.marks else "default" for item in items]
+
+
+def test_few_cases_show_each_feature_of_each_kernel() -> None:
     cases = [
-        (Case("plain", {"tokens": 5}), True),
-        (Case("other size", {"tokens": 64}), False),
-        (Case("causal", {"tokens": 5}, ("causal",)), True),
+        (Case("plain", {"tokens": 5}), False),
+        (Case("causal", {"tokens": 5}, ("causal",)), False),
         (Case("causal, larger", {"tokens": 9}, ("causal",)), False),
-        (Case("capped", {"tokens": 9}, ("causal", "softcap")), True),
+        (Case("shows the most", {"tokens": 9, "dtype": "float16"}, ("causal", "softcap")), True),
         (Case("combination of known features", {"tokens": 9}, ("softcap", "causal")), False),
-        (Case("another dtype", {"dtype": "float16"}), True),
+        (Case("another dtype", {"dtype": "bfloat16"}), True),
         (Case("flag", {"masked": True}), True),
         (Case("flag, off", {"masked": False}), True),
         (Case("another parameter", {"page_size": 3}), True),
         (Case("another page size", {"page_size": 16}), False),
     ]
     for kernel in ("triton.one", "triton.other"):
-        items = [item(case, kernel=kernel) for case, _ in cases]
-        tiers.mark_full(items)
-        assert [not item.marks for item in items] == [shows for _, shows in cases], kernel
+        told = tiers_of([item(case, kernel=kernel) for case, _ in cases])
+        assert told == ["default" if shows else "full" for _, shows in cases], kernel
+
+
+def test_parameters_that_are_no_cases_count_where_they_are_new() -> None:
+    items = [item(Case(str(place), {}), kernel="k", limit=limit) for place, limit in enumerate("aab")]
+    for place, found in enumerate(items):
+        del found.callspec.params["case"]
+        found.nodeid += str(place)
+    assert tiers_of(items) == ["default", "full", "default"]
+
+
+def of(name: str, labels: str) -> list[Any]:
+    """Tests of a function that is no kernel's."""
+    found = [item(Case(label, {})) for label in labels.split()]
+    for test in found:
+        test.nodeid, test.originalname = f"{name}[{test.callspec.params['case'].label}]", name.rpartition("::")[2]
+    return found
+
+
+def test_of_one_mechanism_a_share_is_in_the_default_tier(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "tests/ops/test_x.py::test_all"
+    monkeypatch.setattr(tiers, "ONE_OF", {name: 3})
+    assert tiers_of(of(name, "a b c d e")) == ["default", "full", "full", "default", "full"]
+    assert tiers_of(of(name + "_else", "a b c")) == ["default"] * 3
+
+
+def test_of_repetitions_a_share_is_in_the_full_tier_and_the_others_are_swept(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "tests/fuzz/test_x.py::test_all"
+    monkeypatch.setattr(tiers, "ONE_OF_FULL", {name: 2})
+    assert tiers_of(of(name, "a b c")) == ["full", "sweep", "full"]
+    monkeypatch.setattr(tiers, "SWEPT", frozenset({name}))
+    assert tiers_of(of(name, "a b")) == ["sweep", "sweep"]
 
 
 @pytest.mark.parametrize(
@@ -103,8 +137,8 @@ def test_the_full_tier_has_each_pair_of_features_and_a_third_of_the_other_cases(
     assert same == [False, True, True, False, True, True]
 
 
-def test_every_right_kernel_and_a_quarter_of_the_wrong_ones_are_verified() -> None:
-    repeats = tiers.Repeats()
-    names = ["op-Truth]", "op-DenseTruth]", "op-TrueExperts]", *(f"op-Lie{place}]" for place in range(5))]
-    told = [repeats(SimpleNamespace(nodeid=tiers.LIES_VERIFIED + name)) for name in names]  # type: ignore[arg-type]
-    assert told == [False] * 4 + [True] * 3 + [False]
+def test_right_kernels_among_lies_are_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "tests/evidence/test_contract_liars.py::test_all"
+    monkeypatch.setattr(tiers, "ONE_OF_FULL", {name: 3})
+    told = tiers_of(of(name, "op-Truth op-DenseTruth TrueExperts op-LieA op-LieB op-NotTrue op-LieD"))
+    assert told == ["full"] * 4 + ["sweep"] * 2 + ["full"]
