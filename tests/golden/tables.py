@@ -58,6 +58,8 @@ TOOLCHAINS: tuple[tuple[str, str, tuple[tuple[str, ...], ...], tuple[str, ...]],
             "fused_moe",
             "all_reduce",
             "all_reduce_rms_norm",
+            "moe_dispatch",
+            "moe_combine",
             "dequantize_nvfp4",
             *("quantize_fp8", "quantize_nvfp4", "quantize_mxfp4", "quantize_mxfp8"),  # by unsafe=True alone
         ),
