@@ -51,9 +51,9 @@ LIBRARIES = (
         "deep_ep_low_latency",
         _EXPERTS,
         "DeepEP 1, low latency (Buffer.low_latency_dispatch)",
-        "the rows of an expert come in no fixed order, where moe_dispatch promises that of ranks and tokens; it has "
-        "two buffers, so that a third dispatch overwrites the first, whose handle moe_combine may still get; it also "
-        "requires NVSHMEM",
+        "it sends no weights of the router, which the handle of a dispatch has for each received row, and no float8 "
+        "that is given; the rows of an expert come in no fixed order, where moe_dispatch promises that of ranks and "
+        "tokens; it has two buffers, of which its results are said to be parts; it requires NVSHMEM",
         _OTHER_EXPERTS,
     ),
     Unsupported(

@@ -15,6 +15,7 @@ with a barrier of all ranks. Launches are not programmatic (PDL).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -62,17 +63,16 @@ class Dispatch(DispatchAdapter):
         if exchange is None:
             exchange = exchange_before("moe_dispatch", group, most, self._row_bytes)
             self._connected[group.group_name, most] = exchange
-        needed = needed_by(outgoing.topk_ids, problem.num_experts, size)
-        ranks = torch.arange(size, device=needed.device, dtype=torch.int32)
+        needed = needed_by(outgoing.topk_ids, problem.num_experts, exchange)
         # A token that no rank needs goes to its own, which finds no expert in its ids.
-        some = torch.where(needed.any(1), needed.int().argmax(1).int(), exchange.rank)
-        payloads = [self._choices(outgoing), row_major(outgoing.x).view(torch.uint8)]
+        some = (needed + exchange.preference).argmax(1, keepdim=True)
+        payloads = [self._choices(outgoing, exchange), row_major(outgoing.x).view(torch.uint8)]
         if outgoing.scales is not None:
             payloads.append(row_major(outgoing.scales))
         with on_device_of(outgoing.x):
             exchange.barrier()
             came, *_ = moe_a2a_dispatch(
-                token_selected_experts=torch.where(needed, ranks, some[:, None]).contiguous(),
+                token_selected_experts=torch.where(needed, exchange.ranks, some).int(),
                 input_payloads=payloads,
                 workspace=exchange.memory,
                 metainfo=exchange.metainfo,
@@ -83,38 +83,40 @@ class Dispatch(DispatchAdapter):
                 num_experts=size,
                 enable_pdl=False,
             )
-            rows = [part.view(size * most, part.shape[-1]) for part in came]
-            counters = exchange.own("RECV_COUNTERS", (size,), torch.int32)
-            return self._dispatched(outgoing, exchange.rank, rows, counters)
+            return self._dispatched(outgoing, exchange, came)
 
-    def _choices(self, outgoing: Outgoing) -> Tensor:
-        """int32 ``[T, words]``: the number of the token, its ids and the bits of its weights."""
-        ids, top_k = outgoing.topk_ids, self.problem.top_k
-        made = ids.new_empty((ids.shape[0], self._words))
-        made[:, 0] = torch.arange(ids.shape[0], device=ids.device)
-        made[:, 1 : 1 + top_k] = ids
-        made[:, 1 + top_k : 1 + 2 * top_k] = outgoing.topk_weights.view(torch.int32)
-        return made
+    def _choices(self, outgoing: Outgoing, exchange: Exchange) -> Tensor:
+        """int32 ``[T, words]``: the number of the token, its ids and the bits of its weights; the rest is any."""
+        ids = outgoing.topk_ids
+        number = exchange.numbers[: ids.shape[0], None]
+        rest = number.expand(-1, self._words - 1 - 2 * ids.shape[1])
+        return torch.cat([number, ids, outgoing.topk_weights.view(torch.int32), rest], 1)
 
-    def _dispatched(self, outgoing: Outgoing, rank: int, rows: list[Tensor], counters: Tensor) -> Dispatched:
-        problem, most, count = self.problem, outgoing.max_tokens, rows[0].shape[0]
-        choices, x, *scales = rows
-        local = problem.num_experts // problem.world_size
-        slot = torch.arange(count, device=x.device)
-        sender = slot // most
-        filled = slot - sender * most < counters[sender]  # the others hold rows of earlier calls
-        place = torch.where(filled, sender * most + choices[:, 0], count)
-        slot = place.new_full((count + 1,), -1).scatter_(0, place, slot)[:count]  # of each token
-        choices = choices[slot.clamp(min=0)]
-        ids = choices[:, 1 : 1 + problem.top_k] - rank * local
-        ids = torch.where((slot[:, None] >= 0) & (ids >= 0) & (ids < local), ids, -1)
-        weights = choices[:, 1 + problem.top_k : 1 + 2 * problem.top_k].contiguous().view(torch.float32)
-        made = arranged(slot[:, None], None, ids, weights, local, problem.format, exact=False)
-        shape = made.x.shape[:-1]
-        slots = made.x.flatten().clamp(0, count - 1)  # those of no expert are any
-        moved = x.view(torch.int64).index_select(0, slots).view(self._dtype).view(*shape, problem.hidden_size)
-        of_scales = scales[0].index_select(0, slots).view(*shape, self._scales) if scales else None
-        header = Header(*self._form, outgoing.x.shape[0], most, slots.shape[0])
+    def _dispatched(self, outgoing: Outgoing, exchange: Exchange, came: Sequence[Tensor]) -> Dispatched:
+        problem, most, top_k = self.problem, outgoing.max_tokens, self.problem.top_k
+        choices, x, *scales = came
+        size, local = exchange.world_size, problem.num_experts // problem.world_size
+        count = size * most
+        counters = exchange.own("RECV_COUNTERS", (size, 1), torch.int32)
+        filled = exchange.numbers[:most] < counters  # the others hold rows of earlier calls
+        place = torch.add(choices[..., 0], exchange.ranks[:, None], alpha=most)
+        place = torch.where(filled, place, count).flatten()  # of each slot; one more row takes what is not filled
+        choices = _put(choices, place, -1)
+        ids = choices[:, 1 : 1 + top_k] - exchange.rank * local
+        ids = torch.where(ids.div(local, rounding_mode="floor") == 0, ids, -1)
+        weights = choices[:, 1 + top_k : 1 + 2 * top_k].contiguous().view(torch.float32)
+        if problem.format == TOKENS:
+            moved, of_scales = _put(x.view(torch.int64), place), _put(scales[0], place) if scales else None
+            moved = moved.view(self._dtype)
+            made = arranged(moved, of_scales, ids, weights, local, TOKENS, exact=False)
+        else:  # moves the rows once
+            slot = _put(exchange.places[:count, None], place, 0)
+            made = arranged(slot, None, ids, weights, local, problem.format, exact=False)
+            shape = made.x.shape[:-1]
+            slots = made.x.flatten().clamp(0, count - 1)  # of rows without an expert as memory came
+            moved = x.view(torch.int64).flatten(0, 1).index_select(0, slots).view(self._dtype).unflatten(0, shape)
+            of_scales = scales[0].flatten(0, 1).index_select(0, slots).unflatten(0, shape) if scales else None
+        header = Header(*self._form, outgoing.x.shape[0], most, moved.numel() // moved.shape[-1])
         handle = self._handles.of(header, outgoing.topk_ids, made.slots, made.weights)
         ids_of_rows, weights_of_rows = (made.slots, made.weights) if problem.format == TOKENS else (None, None)
         return Dispatched(moved, of_scales, ids_of_rows, weights_of_rows, made.counts, made.offsets, handle)
@@ -144,14 +146,13 @@ class Combine(CombineAdapter):
         if exchange is None:
             exchange = exchange_before("moe_combine", group, most, self._row_bytes)
             self._connected[group.group_name, most] = exchange
-        needed = needed_by(handle.topk_ids, header.num_experts, size)
-        ranks = torch.arange(size, device=needed.device, dtype=torch.int32)
-        number = torch.arange(tokens, device=needed.device, dtype=torch.int32)[:, None]
+        needed = needed_by(handle.topk_ids, header.num_experts, exchange)
         # Nobody reads sums of tokens without an expert here, which hold anything.
         sums = y if self.problem.format == TOKENS else gathered(y, handle.slots, handle.weights)
+        number = exchange.numbers[:tokens, None]
         with on_device_of(y):
             exchange.barrier()
-            for part, values in (("TOPK_TARGET_RANKS", ranks), ("TOPK_SEND_INDICES", number)):
+            for part, values in (("TOPK_TARGET_RANKS", exchange.ranks), ("TOPK_SEND_INDICES", number)):
                 exchange.own(part, (tokens, size), torch.int32).copy_(torch.where(needed, values, -1))
             own = exchange.own("PAYLOAD_DATA", (size, most, y.shape[-1]), y.dtype)
             own.view(size * most, -1).copy_(sums)
@@ -171,8 +172,17 @@ class Combine(CombineAdapter):
         out.copy_(total)
 
 
-def needed_by(ids: Tensor, num_experts: int, world_size: int) -> Tensor:
+def needed_by(ids: Tensor, num_experts: int, exchange: Exchange) -> Tensor:
     """Whether each rank has an expert of each token, bool ``[T, W]``."""
-    owner = torch.where((ids >= 0) & (ids < num_experts), ids, -num_experts) // (num_experts // world_size)
-    ranks = torch.arange(world_size, device=ids.device, dtype=ids.dtype)
-    return (owner[:, :, None] == ranks).any(1)
+    owner = ids.div(num_experts // exchange.world_size, rounding_mode="floor")  # of no expert, no rank
+    return (owner[:, :, None] == exchange.ranks).any(1)
+
+
+def _put(rows: Tensor, place: Tensor, fill: int | None = None) -> Tensor:
+    """Rows ``[..., columns]`` at their places, those of no row filled or as memory came; the place behind the last is
+    for the rest.
+    """
+    rows = rows.reshape(place.shape[0], rows.shape[-1])
+    shape = (place.shape[0] + 1, rows.shape[1])
+    made = rows.new_empty(shape) if fill is None else rows.new_full(shape, fill)
+    return made.index_copy_(0, place, rows)[:-1]
