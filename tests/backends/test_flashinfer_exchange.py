@@ -279,6 +279,7 @@ class TestWindow:
             monkeypatch.setitem(sys.modules, name, module)
         monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
         monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         return made
 
     def test_the_memory_of_all_ranks_lies_at_equal_distances(self, driver) -> None:
@@ -294,6 +295,14 @@ class TestWindow:
         del window
         assert driver.mapped == {}
         assert driver.freed == [(1 << 20, 3 * 8192)]
+
+    def test_within_a_capture_it_stays_mapped(self, driver, monkeypatch) -> None:
+        """A capture that waited for the device would fail."""
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: pytest.fail("it waited"))
+        window = Window([1 << 30], 5000, torch.device("cuda", 0))
+        del window
+        assert len(driver.mapped) == 1
 
     @pytest.mark.parametrize("driver", ["retain", "map"], indirect=True)
     def test_a_driver_that_refuses_is_named_and_keeps_no_address(self, driver) -> None:

@@ -78,8 +78,10 @@ def _checked(driver: ModuleType, what: str, answer: tuple[Any, ...]) -> tuple[An
 def _unmapped(
     driver: ModuleType, address: int, size: int, mapped: list[int], stride: int, device: torch.device
 ) -> None:
-    """Give the addresses back, after the last launch that may use them."""
+    """Give the addresses back, after the last launch that may use them; a capture may not wait, so that they stay."""
     with torch.cuda.device(device):
+        if torch.cuda.is_current_stream_capturing():
+            return
         torch.cuda.synchronize(device)
         for place in mapped:
             driver.cuMemUnmap(place, stride)
