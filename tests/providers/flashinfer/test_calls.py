@@ -94,6 +94,15 @@ class TestReleases:
         ):
             assert part in source, part
 
+    def test_the_exchange_of_tokens_is_compiled_and_laid_out_as_the_adapter_reads_it(self, version) -> None:
+        """The name of its module, and what names of offsets have in common."""
+        folder = wheel("flashinfer-python", version) / "flashinfer"
+        assert '"mnnvl_moe_alltoall"' in (folder / "jit/comm.py").read_text()
+        source = (folder / "comm/trtllm_moe_alltoall.py").read_text()
+        assert 'name.replace("MOE_A2A_", "")' in source
+        assert "SEND_COUNTERS_OFFSET_INDEX" in source
+        assert "get_moe_alltoall_module().moe_a2a_get_aux_data_size(" in source or version == "0.7.2.post1"
+
     def test_cudnn_s_graphs_are_distinguished_by_what_the_record_says(self, version) -> None:
         """By all of it in the newest, which is why the others are known to be bad."""
         keys = {
