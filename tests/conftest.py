@@ -10,14 +10,15 @@ import gc
 import os
 import shlex
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.remembered import Remembered
 
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
@@ -32,6 +33,7 @@ pytest_plugins = ("tests.faults.counting", "tests.fuzz.counting", "tests.tiers")
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 _TEMPORARY = pytest.StashKey[str]()
+_REMEMBERED = pytest.StashKey[Remembered]()
 _CONTRACT = pytest.StashKey[Any]()  # the class of the last test, if that was a case of a contract
 
 
@@ -51,13 +53,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _remember_what_is_compiled(folder: Path) -> None:
-    """Put a C++ compiler on PATH that compiles each source of csrc/cpu once in a run."""
+    """Put a C++ compiler on PATH that compiles each source of csrc/cpu once in a run.
+
+    Runs that are given one folder by COMPILED_FOR_TESTS, as those of `.ci/run`, compile it once together.
+    """
     real = shutil.which("g++")
     if real is None:
         return
-    tools, memory = folder / "tools", folder / "compiled"
+    tools, memory = folder / "tools", Path(os.environ.get("COMPILED_FOR_TESTS") or folder / "compiled").absolute()
     tools.mkdir()
-    memory.mkdir()
+    memory.mkdir(exist_ok=True)
     text = Path(__file__).with_name("compiler.sh").read_text()
     script = tools / "g++"
     script.write_text(text.replace("@real@", shlex.quote(real)).replace("@memory@", shlex.quote(str(memory))))
@@ -68,6 +73,20 @@ def _remember_what_is_compiled(folder: Path) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if folder := config.stash.get(_TEMPORARY, None):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    session.config.stash[_REMEMBERED] = remembered = Remembered()
+    remembered.begin()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Importing the tests may have added folders of packages."""
+    session.config.stash[_REMEMBERED].packages_are_where_they_are_now()
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    session.config.stash[_REMEMBERED].end()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -115,57 +134,6 @@ def _cases_of(contract: Any) -> list[Any]:
     """Made once for each class, since a kernel's record is asked about every case."""
     cases: list[Any] = contract.accepted_cases()
     return cases
-
-
-@pytest.fixture(scope="session", autouse=True)
-def records_are_checked_once() -> Iterator[None]:
-    """Once in a process, not again after every test: records are constants, and checking 400 takes 12 ms."""
-    from kernelhub.dispatch import registry
-    from kernelhub.dispatch.kernel import Backend
-
-    check = registry.records_of
-    seen: dict[tuple[str, bool], tuple[tuple[Any, ...], Any]] = {}
-
-    def records_of(module: Any, contracts: Mapping[str, Any], *, builtin: bool) -> Any:
-        if not builtin:  # a plugin of a test may raise when it is looked at
-            return check(module, contracts, builtin=builtin)
-        constants = [getattr(module, name, ()) for name in ("BACKEND", "KERNELS", "KNOWN_BAD")]
-        if not all(type(constant) in (Backend, tuple) for constant in constants):
-            return check(module, contracts, builtin=builtin)
-        made_of = (*constants, *contracts.values())
-        name = getattr(module, "__name__", "")
-        before, records = seen.get((name, builtin), ((), None))
-        if len(before) != len(made_of) or any(one is not other for one, other in zip(before, made_of, strict=True)):
-            records = check(module, contracts, builtin=builtin)
-            seen[name, builtin] = made_of, records
-        return records
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "records_of", records_of)
-        yield
-
-
-@pytest.fixture(scope="session", autouse=True)
-def plugins_are_looked_for_once() -> Iterator[None]:
-    """Once in a process while packages are found where they were at the start: reading all metadata takes 2 ms."""
-    from kernelhub.dispatch import registry
-
-    look = registry.entry_points
-    usual = (list(sys.path), list(sys.meta_path))
-    seen: dict[tuple[Any, ...], Any] = {}
-
-    def entry_points(group: str) -> Any:
-        if (sys.path, sys.meta_path) != usual:  # a test installs or breaks a package
-            return look(group)
-        key = (group, *(os.stat(path).st_mtime_ns for path in sys.path if os.path.isdir(path)))
-        if key not in seen:
-            seen[key] = look(group)
-        entries, wrong = seen[key]
-        return list(entries), list(wrong)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "entry_points", entry_points)
-        yield
 
 
 @pytest.fixture

@@ -1,0 +1,98 @@
+"""What is the same in all tests of a process is found out once, in collection too, not again after every test.
+
+Each patch compares what its answer depends on, and asks again if that is another.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+
+class Remembered:
+    """The patches, from the start of a session to its end."""
+
+    def __init__(self) -> None:
+        self._patch = pytest.MonkeyPatch()
+        self._usual: tuple[list[Any], list[Any]] = ([], [])
+
+    def begin(self) -> None:
+        self.packages_are_where_they_are_now()
+        self._check_records_once()
+        self._look_for_plugins_once()
+        self._look_for_packages_once()
+
+    def end(self) -> None:
+        self._patch.undo()
+
+    def packages_are_where_they_are_now(self) -> None:
+        """A test that installs or breaks a package changes one of these, and nothing is remembered meanwhile."""
+        self._usual = (list(sys.path), list(sys.meta_path))
+
+    def _places(self) -> tuple[Any, ...] | None:
+        """When each folder of packages was last changed; None if they are not the usual ones."""
+        if (sys.path, sys.meta_path) != self._usual:
+            return None
+        return tuple(os.stat(path).st_mtime_ns for path in sys.path if os.path.isdir(path))
+
+    def _check_records_once(self) -> None:
+        """Records are constants, and checking 400 takes 12 ms."""
+        from kernelhub.dispatch import registry
+        from kernelhub.dispatch.kernel import Backend
+
+        check = registry.records_of
+        seen: dict[tuple[str, bool], tuple[tuple[Any, ...], Any]] = {}
+
+        def records_of(module: Any, contracts: Mapping[str, Any], *, builtin: bool) -> Any:
+            if not builtin:  # a plugin of a test may raise when it is looked at
+                return check(module, contracts, builtin=builtin)
+            constants = [getattr(module, name, ()) for name in ("BACKEND", "KERNELS", "KNOWN_BAD")]
+            if not all(type(constant) in (Backend, tuple) for constant in constants):
+                return check(module, contracts, builtin=builtin)
+            made_of = (*constants, *contracts.values())
+            name = getattr(module, "__name__", "")
+            before, records = seen.get((name, builtin), ((), None))
+            if len(before) != len(made_of) or any(one is not other for one, other in zip(before, made_of, strict=True)):
+                records = check(module, contracts, builtin=builtin)
+                seen[name, builtin] = made_of, records
+            return records
+
+        self._patch.setattr(registry, "records_of", records_of)
+
+    def _look_for_plugins_once(self) -> None:
+        """Reading all metadata takes 2 ms."""
+        registry: Any = importlib.import_module("kernelhub.dispatch.registry")
+        look = registry.entry_points
+        seen: dict[tuple[Any, ...], Any] = {}
+
+        def entry_points(group: str) -> Any:
+            places = self._places()
+            if places is None:
+                return look(group)
+            if (group, places) not in seen:
+                seen[group, places] = look(group)
+            entries, wrong = seen[group, places]
+            return list(entries), list(wrong)
+
+        self._patch.setattr(registry, "entry_points", entry_points)
+
+    def _look_for_packages_once(self) -> None:
+        """The probes of a first selection look for 25 packages, most of which are not here."""
+        look = importlib.util.find_spec
+        seen: dict[tuple[Any, ...], Any] = {}
+
+        def find_spec(name: str, package: str | None = None) -> Any:
+            places = None if name in sys.modules or "." in name else self._places()
+            if places is None:
+                return look(name, package)
+            if (name, places) not in seen:
+                seen[name, places] = look(name, package)
+            return seen[name, places]
+
+        self._patch.setattr(importlib.util, "find_spec", find_spec)
