@@ -256,22 +256,49 @@ ONE_OF: dict[str, int] = {
 # What repeats the full tier with other lies, ops, sizes or numbers, and what `make sweep` alone runs of it.
 SWEPT = frozenset(
     {
+        "tests/faults/test_all.py::TestCounting::test_those_of_several_workers_are_gathered_and_printed",
+        "tests/warming/test_traffic_of_models.py::test_with_tritons_compiler_for_an_h200_nothing_is_compiled_after_the_warm_up",
         "tests/evidence/test_tuned_sizes.py::TestTriton::test_a_real_search_over_tiles_ends_with_tiles_that_are_right",
     }
 )
 # Of the cases of these, the full tier has one of so many, and `make sweep` the others.
 ONE_OF_FULL: dict[str, int] = {
+    "tests/backends/test_attention_edges.py::TestPagesOutsideOfTheCache::test_they_are_not_followed": 3,
+    "tests/backends/test_cpp.py::TestTargets::test_every_code_is_decoded_exactly": 2,
+    "tests/backends/test_cpp.py::TestTargets::test_experts_keep_theirs": 2,
+    "tests/backends/test_cpp.py::TestTargets::test_keeps_the_contract": 2,
+    "tests/backends/test_flashinfer_cutlass.py::TestPrefill::test_tables_are_as_large_as_the_tiles_are_many": 2,
+    "tests/backends/test_flashinfer_packed_experts.py::TestMxfp4::test_every_control_counts": 2,
+    "tests/backends/test_flashinfer_packed_experts.py::TestMxfp4::"
+    "test_what_is_given_in_other_dtypes_comes_back_in_them": 3,
+    "tests/backends/test_flashinfer_packed_experts.py::TestMxfp4::test_widths_are_filled_up": 4,
+    "tests/backends/test_flashinfer_packed_experts.py::TestPackedExperts::test_any_number_of_experts_per_token": 4,
+    "tests/backends/test_flashinfer_packed_experts.py::TestPackedExperts::test_halves_of_w13_are_distinguished": 3,
+    "tests/backends/test_flashinfer_packed_experts.py::TestPackedExperts::"
+    "test_ids_outside_of_the_experts_are_left_out": 3,
+    "tests/backends/test_flashinfer_packed_experts.py::TestPackedExperts::test_matches_the_reference_in_float64": 4,
+    "tests/cli/test_demo.py::TestWrongNumbers::test_they_are_found_and_exit_1": 2,
+    "tests/cli/test_main.py::TestHelp::test_every_example_runs": 2,
+    "tests/cli/test_main.py::TestImports::test_what_runs_no_kernel_and_asks_no_device_does_not_load_torch": 3,
+    "tests/cli/test_schemas.py::TestPrinted::test_it_is_of_its_schema_where_much_runs": 2,
+    "tests/cli/test_without_torch.py::test_it_answers_without_torch_in_a_second_of_cpu": 3,
+    "tests/compat/test_sglang_plugin.py::TestStart::test_steps_of_serving_are_ready_when_it_has_started": 4,
     "tests/contract/test_fp4_gemm_liars.py::test_products_that_lie_are_caught": 3,
     "tests/contract/test_grouped_gemm_liars.py::test_is_detected": 2,
     "tests/contract/test_linear_attention_liars.py::test_linear_attention_that_is_wrong_is_detected": 3,
     "tests/contract/test_moe_liars.py::test_experts_that_lie_are_caught": 3,
+    "tests/docs/test_types.py::test_a_type_checker_sees_each_result_and_flags_misspelt_names": 2,
     "tests/evidence/test_contract_liars.py::test_wrong_kernels_are_detected_and_right_ones_pass": 12,
     "tests/evidence/test_contract_liars.py::test_wrong_quantisers_are_detected_by_a_check": 4,
     "tests/evidence/test_memory_liars.py::test_what_reads_other_memory_is_detected": 4,
     "tests/evidence/test_right_kernels.py::test_kernels_of_triton_pass_quick_checks_under_its_interpreter": 5,
     "tests/evidence/test_right_kernels.py::test_the_kernel_that_a_cpu_gets_passes_quick_checks": 4,
     "tests/fuzz/test_fuzz.py::test_varied_calls_are_right_or_refused_by_name": 3,
+    "tests/ops/test_compile_grouped_gemm.py::test_at_most_two_graphs_over_sizes": 4,
+    "tests/ops/test_compile_quants.py::test_at_most_two_graphs_over_sizes": 3,
     "tests/runtime/test_cache_faults.py::test_many_at_first_use_compile_once": 2,
+    "tests/warming/test_processes.py::TestInterrupted::test_what_was_done_is_taken_over": 2,
+    "tests/warming/test_traffic_of_models.py::test_no_traffic_of_a_model_that_was_warmed_up_is_refused": 3,
 }
 
 # Statements of a contract that go through every format or pattern of bits, of every kernel that inherits them.
@@ -286,8 +313,10 @@ SWEEPS = {
 # Where kernels are interpreted, 100 times slower than they run: of a kernel's contract, its cases alone.
 INTERPRETED = "tests/backends/test_triton.py::"
 
-# Of interpreted cases that show no new pair of features, the full tier has one of so many.
-OF_INTERPRETED = 3
+# Kernels that run here as they do for users. Others are interpreted, or a stand-in of their library computes for them.
+REAL = ("tests/backends/test_cpp", "tests/backends/test_torch", *([INTERPRETED] if HAS_GPU else []))
+# Of the cases of those others that show no new pair of features, the full tier has one of so many.
+OF_REPEATED = 3
 # Of wrong kernels a share is enough; the right ones beside them, by the end of their names, are never left out.
 _TRUTHS = re.compile(r"[\[-](Dense|Paged)?Tru")
 
@@ -351,24 +380,26 @@ class Shares:
 
 
 class Repeats:
-    """Which interpreted cases of the full tier repeat others of it, to be asked of all tests in their order."""
+    """Which cases of interpreted kernels and stand-ins repeat others of the full tier, asked of all in their order."""
 
     def __init__(self) -> None:
         self._pairs: dict[str, set[object]] = {}
         self._places: collections.Counter[str] = collections.Counter()
 
     def __call__(self, item: pytest.Function) -> bool:
-        if HAS_GPU or not item.nodeid.startswith(INTERPRETED) or item.originalname != "test_case":
+        if item.originalname != "test_case" or not item.nodeid.startswith("tests/backends/"):
+            return False
+        case: Any = getattr(getattr(item, "callspec", None), "params", {}).get("case")
+        if item.nodeid.startswith(REAL) or not hasattr(case, "problem"):
             return False
         name = item.nodeid.partition("[")[0]
-        case: Any = item.callspec.params["case"]
         pairs = {*case.problem, *itertools.combinations(sorted(case.problem), 2)}
         shown = self._pairs.setdefault(name, set())
         new = pairs - shown
         shown |= pairs
         place = self._places[name]
         self._places[name] += not new
-        return not new and place % OF_INTERPRETED != 0
+        return not new and place % OF_REPEATED != 0
 
 
 def _elements(item: pytest.Function) -> int:

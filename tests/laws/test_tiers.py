@@ -19,8 +19,15 @@ ROOT = Path(__file__).parents[2]
 def test_what_a_rule_names_exists(name: str) -> None:
     path, *inside = name.split("::")
     assert (ROOT / path).exists()
+    if inside:
+        text = (ROOT / path).read_text()
+        homes = [
+            ROOT / f"{module.replace('.', '/')}.py"
+            for module in re.findall(r"^from (tests\.[\w.]+) import", text, re.M)
+        ]
+        text += "".join(home.read_text() for home in homes if home.exists())  # of statements that a class inherits
     for part in inside:
-        assert re.search(rf"^ *(class|def) {part}\b", (ROOT / path).read_text(), re.MULTILINE)
+        assert re.search(rf"^ *(class|def) {part}\b", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", sorted(tiers.SWEEPS))
@@ -121,20 +128,29 @@ def test_a_path_that_is_named_runs_whole(source: str, asked: str, runs: str) -> 
     assert bool(left_out) is (runs == tiers.DEFAULT)
 
 
-def interpreted(label: str, *problem: str) -> Any:
+STAND_IN = "tests/backends/test_deep_gemm.py::"
+
+
+def a_case(file: str, label: str, *problem: str) -> Any:
     found = item(Case(label, {}))
-    found.nodeid, found.originalname = f"{tiers.INTERPRETED}TestX::test_case[{label}]", "test_case"
+    found.nodeid, found.originalname = f"{file}TestX::test_case[{label}]", "test_case"
     found.callspec.params = {"case": SimpleNamespace(problem=problem)}
     return found
 
 
-@pytest.mark.skipif(tiers.HAS_GPU, reason="no kernel is interpreted here")
-def test_the_full_tier_has_each_pair_of_features_and_a_third_of_the_other_cases() -> None:
+@pytest.mark.parametrize("file", [STAND_IN] if tiers.HAS_GPU else [STAND_IN, tiers.INTERPRETED])
+def test_the_full_tier_has_each_pair_of_features_and_a_third_of_the_other_cases(file: str) -> None:
     repeats = tiers.Repeats()
     cases = [("k=64",), ("k=64", "causal"), ("k=64", "sinks"), ("causal", "k=64", "sinks")]
-    assert [repeats(interpreted("new", *words)) for words in cases] == [False] * 4
-    same = [repeats(interpreted(f"size {size}", "k=64", "causal", "sinks")) for size in range(6)]
+    assert [repeats(a_case(file, "new", *words)) for words in cases] == [False] * 4
+    same = [repeats(a_case(file, f"size {size}", "k=64", "causal", "sinks")) for size in range(6)]
     assert same == [False, True, True, False, True, True]
+
+
+def test_the_full_tier_has_every_case_of_kernels_that_run_here_as_for_users() -> None:
+    repeats = tiers.Repeats()
+    same = [a_case("tests/backends/test_cpp.py::", f"size {size}", "k=64") for size in range(4)]
+    assert [repeats(case) for case in same] == [False] * 4
 
 
 def test_right_kernels_among_lies_are_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
