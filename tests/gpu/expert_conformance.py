@@ -15,6 +15,8 @@ import argparse
 import json
 import os
 import random
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -334,15 +336,18 @@ def main() -> None:
         for rank in ranks:
             rank.start()
         until = time.monotonic() + options.limit_s
-        for rank in ranks:
-            rank.join(max(0.0, until - time.monotonic()))
-        for rank in ranks:
-            if rank.is_alive():
-                rank.kill()
-            rank.join()
-        files = [Path(folder) / str(rank) for rank in range(options.ranks)]
-        answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
-        print(json.dumps({"ended": [rank.exitcode for rank in ranks], "ranks": answers}))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # of `timeout`: what ran until then is printed
+        try:
+            for rank in ranks:
+                rank.join(max(0.0, until - time.monotonic()))
+        finally:
+            for rank in ranks:
+                if rank.is_alive():
+                    rank.kill()
+                rank.join()
+            files = [Path(folder) / str(rank) for rank in range(options.ranks)]
+            answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
+            print(json.dumps({"ended": [rank.exitcode for rank in ranks], "ranks": answers}), flush=True)
 
 
 if __name__ == "__main__":

@@ -120,8 +120,8 @@ ORDER = {
             "14.6 and, in two shots, 68.0, NCCL with the norm 33.6, 55.2 and 166; on 2 H200, 8 KB, 1 MB, 8 MB and "
             "32 MB (benchmarks/results/comm_norm_h200.json): Triton's one-shot 3.5, 6.6, 30.4 and 106, its two-shot "
             "5.6, 7.8, 29.5 and 115, FlashInfer's one-shot 5.1 and 8.0, its two-shot 50.7 and 182 from 8 MB on, NCCL "
-            "with the norm 30.2, 50.7, 156 and 516; there triton.one_shot_quant takes 15.2 us for 8 KB and 18.7 for "
-            "1 MB (benchmarks/results/comm_h200.json)",
+            "with the norm 30.2, 50.7, 156 and 516; on 2 H100 triton.one_shot_quant takes 4.2 to 4.9 for 8 KB and "
+            "7.2 to 7.9 for 1 MB, Triton's one-shot 3.7 and 6.6 (benchmarks/results/comm_quant_h100.json)",
         ),
     ),
     "all_reduce": (
