@@ -190,7 +190,7 @@ def _facets(op: str) -> str:
     rows = []
     for facet in contract.schema.facets.values():
         if facet.name != "device":
-            kind = "feature" if facet.semantic else "structure"
+            kind = "feature" if facet.semantic else "size" if facet.size else "structure"
             values = ", ".join(map(shown, facet.values)) or "a positive number"
             rows.append((f"`{facet.name}`", kind, facet.doc, values, shown(defaults[facet.name])))
     return table(("facet", "kind", "meaning", "values", "default"), rows)

@@ -117,7 +117,7 @@ def _measured(arguments: argparse.Namespace, problem: Any, kernels: Sequence[str
     need = need_of(op, problem)
     if not counts_of(need, arguments.tokens):
         shown = ",".join(map(str, arguments.tokens))
-        facets = ", ".join(name for name in ("q_len", "rows", "m") if hasattr(problem, name))
+        facets = ", ".join(name for name in ("q_len", "length", "rows", "m") if hasattr(problem, name))
         raise ConfigurationError(
             f"--tokens {shown}: {op} has no call with this number of new tokens for the problem; give another "
             f"number, or the facet that sets it ({facets})"

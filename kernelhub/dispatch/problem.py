@@ -1,9 +1,10 @@
 """Problems: all that selection may read of one call, as facets of a closed schema.
 
 An op declares its problem as a frozen dataclass of facets. A facet is a device, a dtype, a dimension, a layout, a bit
-or a size *bucket*; never a token count. There are three kinds of facets:
+or a size *bucket*; never a token count. There are four kinds of facets:
 
 * structural (`facet`): dtypes, dimensions. Every kernel record must mention each of them.
+* size (`bucket`): a size on which the order of kernels depends, and the support of none. A record need not mention it.
 * layout (`weight_layout`): the layout of the weights. A record lists the layouts that it reads; see
   `kernelhub.ops.packed`.
 * semantic (`feature`): softcap, window, sinks, ... A value other than the neutral one changes the result. A kernel
@@ -46,6 +47,11 @@ def facet(doc: str, *, values: tuple[Any, ...] = (), **default: Any) -> Any:
     return field(metadata={"doc": doc, "kind": "structural", "values": values}, **default)
 
 
+def bucket(doc: str, values: tuple[str, ...], default: str) -> Any:
+    """A size of a call as one of a few words, on which the order of kernels depends. Records need not mention it."""
+    return field(default=default, metadata={"doc": doc, "kind": "size", "values": values})
+
+
 def feature(doc: str, neutral: Any, values: tuple[Any, ...] = (True,), *, usual: Any = None) -> Any:
     """A semantic field of a problem: `neutral` needs no feature, and each of `values` needs one.
 
@@ -82,6 +88,7 @@ class Facet:
     values: tuple[Any, ...]
     annotation: str
     layout: bool = False
+    size: bool = False
 
     @property
     def is_number(self) -> bool:
@@ -133,7 +140,9 @@ class Schema:
         self.facets: dict[str, Facet] = {}
         for item in dataclasses.fields(problem_type):
             if "kind" not in item.metadata:
-                raise TypeError(f"{problem_type.__name__}.{item.name} must be declared with facet() or feature()")
+                raise TypeError(
+                    f"{problem_type.__name__}.{item.name} must be declared with facet(), bucket() or feature()"
+                )
             meta = item.metadata
             self.facets[item.name] = Facet(
                 item.name,
@@ -143,8 +152,10 @@ class Schema:
                 meta.get("values", ()),
                 str(item.type),
                 meta["kind"] == "layout",
+                meta["kind"] == "size",
             )
-        self.structural = frozenset(name for name, item in self.facets.items() if not item.semantic and not item.layout)
+        others = {name for name, item in self.facets.items() if item.semantic or item.layout or item.size}
+        self.structural = frozenset(self.facets) - others
         self._semantic = tuple((item.name, item.neutral) for item in self.facets.values() if item.semantic)
         names = [name for name, _ in self._semantic]
         self._values: Callable[[Any], Any] = operator.attrgetter(*names) if names else tuple

@@ -4,6 +4,7 @@
 what may differ              forms that are prepared
 ===========================  =======================================================================================
 rows of a product            few and many, whatever the phase: a batch of 512 is decoded with many
+tokens of experts            few and many; on a CPU one call has many, if the token counts are the default ones
 a ragged batch's longest     unset, 1, 2 to 16 (with 2, 4, 8 and 16, which select tiles), and more
 scales of a block-scaled a   row by row, and column by column; `quantize_fp8` in groups writes both
 the indexer's cache          scales beside the pages, and within them
@@ -25,9 +26,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from kernelhub.errors import ConfigurationError
-from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE
+from kernelhub.ops.attention.problem import ANY, FEW, LENGTHS, MANY, ONE
 from kernelhub.ops.models.batches import need_of
 from kernelhub.ops.models.problems import GRAPH_SIZES, Need
+from kernelhub.ops.moe.experts.problem import MOST_FEW
 from kernelhub.warming.defaults import TOKEN_COUNTS, TOKEN_COUNTS_OF_CPU
 
 _FEW_QUERIES = (2, 4, 8, 16)
@@ -63,7 +65,7 @@ def whole(need: Need) -> Need:
 
 def _forms(need: Need) -> Iterator[Need]:
     facets = dict(need.facets)
-    if need.op in ("fp8_gemm", "grouped_gemm"):
+    if need.op in ("fp8_gemm", "grouped_gemm", "fused_moe"):
         both = (False, True) if need.op == "fp8_gemm" and facets.get("scaling") == "block" else (False,)
         for rows in _ROWS:
             yield _changed(need, rows=rows) if both == (False,) else _sized(_changed(need, rows=rows), "column")
@@ -73,6 +75,9 @@ def _forms(need: Need) -> Iterator[Need]:
         few = _changed(need, q_len=FEW)
         yield replace(few, sizes=tuple((*sizes, ("queries", n)) for sizes in need.sizes or ((),) for n in _FEW_QUERIES))
         yield _changed(need, q_len=MANY)
+    elif need.op == "attention" and facets.get("q_len") == MANY:
+        for length in LENGTHS:
+            yield _changed(need, length=length)
     elif need.op == "quantize_fp8" and facets.get("granularity") == "group":
         yield need
         yield _changed(need, column=True)
@@ -127,6 +132,8 @@ def counts_for(need: Need, counts: Sequence[int], on_gpu: bool) -> tuple[int, ..
     if need.op == "paged_mqa_logits" or (facets.get("q_len") == ONE and not facets.get("ragged")):
         few = tuple(count for count in counts if count <= _MOST_DECODED)
         return few or tuple(counts[:1])
+    if need.op == "fused_moe" and facets.get("rows") == MANY and tuple(counts) == TOKEN_COUNTS_OF_CPU:
+        return (MOST_FEW + 1,)  # one size is as good as another there, and nobody said that many never come
     if on_gpu and need.op in _PRODUCTS and counts:
         most = max(counts)
         tiles = {*_FIRST_ROWS, *range(_TILE_ROWS, most + 1, _TILE_ROWS)}

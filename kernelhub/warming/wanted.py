@@ -61,7 +61,7 @@ class Item:
             return self.name
         sizes = [f"{name} {value}" for kind in self.need.sizes for name, value in kind]
         facets = dict(self.need.facets)
-        forms = [f"{name} {facets[name]}" for name in ("q_len", "rows") if name in facets]
+        forms = [f"{name} {facets[name]}" for name in ("q_len", "length", "rows") if name in facets]
         forms += [name for name in ("ragged", "column") if facets.get(name)]
         layers = self.need.layers or ("as requested",)
         if len(layers) > _MOST_LAYERS:

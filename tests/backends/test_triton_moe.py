@@ -48,6 +48,7 @@ class TestSorting:
     ) -> None:
         """A spread above 1 leaves most experts without pairs; of 0, none has any."""
         monkeypatch.setattr(experts_adapter, "_COUNTED_ALONE", 1 << 20 if counted_alone else 0)
+        monkeypatch.setattr(experts_adapter, "_FEWEST_ROWS", 1 << 20)
         adapter = Experts(problem(num_experts=experts, top_k=top_k, expert_map=True))
         random = torch.Generator().manual_seed(0)
         uniform = torch.rand(tokens, top_k, generator=random)
@@ -74,6 +75,15 @@ class TestSorting:
             want_tiles += [expert] * (len(own) // block_m)
         assert pairs[:rows].tolist() == want
         assert tile_experts[: rows // block_m].tolist() == want_tiles
+
+    @pytest.mark.parametrize("experts", [16, 128, 256, 500])
+    def test_sizes_of_a_class_of_tiles_share_the_compiled_sort(self, experts: int) -> None:
+        adapter = Experts(problem(num_experts=experts, top_k=4))
+        most = 4 * experts
+        for rows, tokens in ((16, (1, 2, 17, most)), (32, (most + 1, 2 * most)), (128, (16 * most + 1, 20 * most))):
+            assert {rows_of_a_tile(4 * count, experts) for count in tokens} == {rows}
+            rounds = [adapter._round_of(count) for count in tokens]
+            assert len({(round_.sorter, round_.counted) for round_ in rounds}) == 1
 
     def test_the_bounds_hold_however_pairs_are_spread(self) -> None:
         adapter = Experts(problem(num_experts=8, top_k=2))

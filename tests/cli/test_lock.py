@@ -107,7 +107,7 @@ class TestCheck:
         write()
         answer = ask("lock", "--check", str(path), *MACHINE)
         assert answer.code == 0
-        assert "10 decisions for gpt-oss-120b: 10 the same" in answer.out
+        assert "11 decisions for gpt-oss-120b: 11 the same" in answer.out
 
     def test_a_change_is_a_diff_with_line_reason_and_exit_code(self, ask, write, path):
         write()
@@ -118,7 +118,7 @@ class TestCheck:
         assert answer.code == 1
         line = next(n for n, row in enumerate(path.read_text().splitlines(), 1) if '"kernel": "torch.blocked"' in row)
         rows = answer.out.splitlines()
-        assert "9 the same, 1 changed" in rows[0]
+        assert "10 the same, 1 changed" in rows[0]
         assert rows[1].startswith(f"@@ {path}:{line} attention, prefill,")
         assert rows[3].startswith("- torch.blocked")
         assert rows[4].startswith("+ triton.prefill triton 3.7.1  (order: ")

@@ -107,6 +107,7 @@ PEERS: dict[str, dict[str, Any]] = {
 PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "attention": {
         "prefill": {"q_len": "many", "causal": True},
+        "long prefill": {"q_len": "many", "causal": True, "length": "long"},
         "ragged prefill": {"q_len": "any", "ragged": True, "causal": True},
         "decode": {"q_len": "one"},
         "fp32 prefill": {"q_len": "many", "causal": True, "q_dtype": "float32", "kv_dtype": "float32"},
@@ -244,6 +245,7 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "route_experts": {"fp32": {}, "bf16": {"dtype": "bfloat16"}},
     "fused_moe": {
         "as published": {},
+        "many tokens": {"rows": "many"},
         "on a rank": {"expert_map": True, "residual": True},
         "fp16": {"dtype": "float16"},
         "plain": {"weights": "plain", "activation_dtype": "bfloat16"},
@@ -295,6 +297,10 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "nvfp4": ("fp4_gemm", {"a_format": "nvfp4", "b_format": "nvfp4"}),
     "mxfp4, bf16 a": ("fp4_gemm", {"b_format": "mxfp4"}),
     "experts, fp8 blocks": ("fused_moe", {"weights": "fp8_block", "activation_dtype": "fp8_block"}),
+    "experts, fp8 blocks, many": (
+        "fused_moe",
+        {"weights": "fp8_block", "activation_dtype": "fp8_block", "rows": "many"},
+    ),
     "experts, mxfp4": ("fused_moe", {"weights": "mxfp4"}),
     "experts, nvfp4": ("fused_moe", {"weights": "nvfp4", "activation_dtype": "nvfp4", "static_scales": True}),
     "groups, fp8 blocks": ("grouped_gemm", MORE["grouped_gemm"]["fp8 blocks"]),

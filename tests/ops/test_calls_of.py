@@ -34,9 +34,10 @@ class TestEveryModel:
     def test_a_calls_problem_is_the_needs(self, model, quantization, phase):
         for asked in problems_of(model, tp=8, quantization=quantization, phases=[phase]):
             problem = asked.problem("cpu")
-            calls = list(calls_of(asked, TOKENS, "cpu", context_len=32, filled=False))
+            tokens = (1024,) if asked.op == "fused_moe" and problem.rows == "many" else TOKENS
+            calls = list(calls_of(asked, tokens, "cpu", context_len=32, filled=False))
             assert calls, asked
-            assert {call.tokens for call in calls} <= set(TOKENS)
+            assert {call.tokens for call in calls} <= set(tokens)
             for call in calls:
                 assert call.problem == problem, call.label
 
@@ -47,7 +48,7 @@ class TestEveryModel:
                 assert call.problem == asked.problem("cpu"), call.label
 
     def test_a_ranks_share_is_padded_as_the_weights_format_wants(self):
-        (experts,) = [item for item in problems_of("minimax-m2.5", tp=8) if item.op == "fused_moe"]
+        experts, _ = [item for item in problems_of("minimax-m2.5", tp=8) if item.op == "fused_moe"]
         assert dict(experts.facets)["intermediate_size"] == 256, "1536 / 8 = 192, in whole blocks of 128"
         widths = [
             dict(sizes)["width"]

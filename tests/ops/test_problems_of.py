@@ -90,7 +90,8 @@ class TestSharing:
     def test_heads_and_widths_are_those_of_one_rank(self):
         (one,) = needs("llama-3.1-70b", "attention", tp=8)
         assert (one["num_q_heads"], one["num_kv_heads"]) == (8, 1)
-        (experts,) = needs("mixtral-8x7b", "fused_moe", tp=8)
+        experts, many = needs("mixtral-8x7b", "fused_moe", tp=8)
+        assert (experts["rows"], many["rows"]) == ("few", "many")
         assert (experts["num_experts"], experts["intermediate_size"], experts["expert_map"]) == (8, 14336 // 8, False)
         (latent,) = needs("deepseek-v3.2", "mla_attention", "decode", tp=16)
         assert latent["num_heads"] == 8
@@ -102,7 +103,7 @@ class TestSharing:
         assert ((4 + 2) * 128, 2048) in qkv
 
     def test_experts_can_be_shared_out_whole(self):
-        (experts,) = needs("deepseek-v3.2", "fused_moe", tp=8, ep=8)
+        (experts,) = needs("deepseek-v3.2", "fused_moe", "decode", tp=8, ep=8)
         assert (experts["num_experts"], experts["intermediate_size"], experts["expert_map"]) == (32, 2048, True)
 
     @pytest.mark.parametrize(

@@ -23,6 +23,21 @@ _VARLEN = "torch.varlen_attn"  # FlashAttention-2: on an H200 1.4 to 1.6 times t
 _FLASHINFER = ("flashinfer.fa3_ragged", "flashinfer.fa2_ragged")
 # torch takes 0.64 to 0.71 of the time of triton.prefill. flashinfer.fa2_ragged takes 1.08 to 1.22 of it.
 _PREFILL = ("torch.sdpa", "triton.prefill", *_FLASHINFER, _VARLEN, *_LAST, "torch.blocked")
+# Long sequences have a line of their own where that is measured.
+_PREFILLS = ("prefill", "long_prefill")
+_HOPPER = (
+    *_FA3,
+    "torch.sdpa",
+    "flashinfer.fa3_ragged",
+    "cudnn.sdpa",
+    "gluon.prefill",
+    "triton.prefill",
+    "gluon.prefill_any",
+    "flashinfer.fa2_ragged",
+    _VARLEN,
+    *_LAST,
+    "torch.blocked",
+)
 _VLLM = "https://docs.vllm.ai/en/latest/design/attention_backends/"
 
 ATTENTION = (
@@ -61,12 +76,12 @@ ATTENTION = (
         ),
         _H200,
     ),
-    Line("*", "prefill", _PREFILL, _H200),
+    *(Line("*", prefill, _PREFILL, _H200) for prefill in _PREFILLS),
     # sm_120 has neither tcgen05 nor more than 99 KiB of shared memory: what there is, is FlashAttention-2.
     *(
         Line(
             family,
-            "prefill",
+            prefill,
             first(
                 ("torch.sdpa", "flash_attn.vllm_fa2", "flash_attn.fa2", _VARLEN, "flashinfer.fa2_ragged"),
                 _PREFILL,
@@ -76,17 +91,21 @@ ATTENTION = (
             expected=True,
         )
         for family in ("ampere", "ada", "blackwell_rtx")
+        for prefill in _PREFILLS
     ),
     # FlashAttention-4 is compiled for seconds at the first call of a class, and has no kernel for few queries.
-    Line(
-        "blackwell",
-        "prefill",
-        first(("flash_attn.fa4", "flashinfer.trtllm_ragged", "torch.sdpa", "flashinfer.cutlass_ragged"), _PREFILL),
-        "FlashAttention-4 reaches up to 1.3 times cuDNN and 2.7 times Triton on a B200 "
-        "(https://github.com/Dao-AILab/flash-attention/blob/main/assets/fa4_paper.pdf); vLLM tries it before "
-        f"trtllm-gen and CUTLASS for DeepSeek's prefill ({_VLLM}); torch prefers cuDNN there "
-        "(https://github.com/pytorch/pytorch/blob/v2.14.0/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)",
-        expected=True,
+    *(
+        Line(
+            "blackwell",
+            prefill,
+            first(("flash_attn.fa4", "flashinfer.trtllm_ragged", "torch.sdpa", "flashinfer.cutlass_ragged"), _PREFILL),
+            "FlashAttention-4 reaches up to 1.3 times cuDNN and 2.7 times Triton on a B200 "
+            "(https://github.com/Dao-AILab/flash-attention/blob/main/assets/fa4_paper.pdf); vLLM tries it before "
+            f"trtllm-gen and CUTLASS for DeepSeek's prefill ({_VLLM}); torch prefers cuDNN there "
+            "(https://github.com/pytorch/pytorch/blob/v2.14.0/aten/src/ATen/native/transformers/cuda/sdp_utils.cpp)",
+            expected=True,
+        )
+        for prefill in _PREFILLS
     ),
     # Llama 3.1 8B, 16 x 1024, 4 x 4096 and 1 x 16384 tokens, flash_attn.fa3, torch.sdpa, triton.prefill: 0.263, 0.294,
     # 0.442 ms; 0.794, 0.976, 1.35; 2.92, 3.59, 4.98. cudnn.sdpa, triton.prefill and torch.sdpa: 1 x 8192 tokens 1.00,
@@ -99,23 +118,15 @@ ATTENTION = (
     # 3.80, 4.60 ms; 4 x 4096 0.975, 1.02, 1.32; 16 x 1024 0.346, 0.312, 0.450; not causal 1 x 8192 1.86, 1.62, 2.44;
     # ragged, 8000 tokens of 4 sequences of 64 heads 0.718 and Triton 0.908. gluon.prefill_any and triton.prefill: a
     # window of gpt-oss 0.171 and 0.131, keys of 192 3.94 and 3.11.
+    Line("hopper", "prefill", _HOPPER, _H200),
+    # FlashAttention-3 takes 0.80 of the time of torch (attention_with_fa3_h200.json), gluon.prefill 0.89 to 0.93.
     Line(
         "hopper",
-        "prefill",
-        (
-            *_FA3,
-            "torch.sdpa",
-            "flashinfer.fa3_ragged",
-            "cudnn.sdpa",
-            "gluon.prefill",
-            "triton.prefill",
-            "gluon.prefill_any",
-            "flashinfer.fa2_ragged",
-            _VARLEN,
-            *_LAST,
-            "torch.blocked",
-        ),
-        _H200,
+        "long_prefill",
+        first((*_FA3, "gluon.prefill"), _HOPPER),
+        "measured on an H200, Llama 3.1 8B, gluon.prefill and torch.sdpa, 4 x 4096, 2 x 8192 and 1 x 16384 tokens: "
+        "0.913 and 0.986 ms, 1.73 and 1.88, 3.30 and 3.70; 16 x 1024 and 8 x 2048: 0.323 and 0.297, 0.518 and 0.521 "
+        "(benchmarks/results/attention_with_gluon_h200.json)",
     ),
 )
 

@@ -36,17 +36,26 @@ FUSED_MOE = (
         "measured on an EPYC of Zen 5, torch 2.13, 2026-11-20; Triton is only interpreted on a CPU",
     ),
     # Qwen3 30B-A3B in bfloat16, 64 tokens: 0.316 and 18.6 ms; DeepSeek V3.2 / 8 in fp8 blocks: 0.350 and 95.5.
-    # In fp8 blocks gluon.experts is slower than triton.experts with few tokens, and one kernel has them all (below), so
-    # it is second. On an H200 (gluon_h200.json) Qwen3 30B-A3B, 16, 64, 256, 1024 and 4096 tokens: 0.121, 0.176, 0.212,
-    # 0.284 and 0.585 against 0.111, 0.163, 0.197, 0.278 and 0.763; DeepSeek V3.2: 1.08, 2.49, 2.85, 2.93 and 5.07
-    # against 1.04, 2.33, 2.74, 4.19 and 6.77.
+    # In fp8 blocks gluon.experts is slower than triton.experts with few tokens. On an H200 (gluon_h200.json) Qwen3
+    # 30B-A3B, 16, 64 and 256 tokens: 0.121, 0.176 and 0.212 against 0.111, 0.163 and 0.197; DeepSeek V3.2: 1.08, 2.49
+    # and 2.85 against 1.04, 2.33 and 2.74.
     Line(
         "*",
         "*",
         _ALL,
         "measured on an H200, the only GPU so far (benchmarks/results/moe_h200.json)",
     ),
-    # No regime separates few tokens from many: the layouts that TensorRT-LLM's and CUTLASS's kernels pack weights in
+    Line(
+        "hopper",
+        "many",
+        first(("gluon.experts",), _ALL),
+        "measured in fp8 blocks, 1024 and 4096 tokens, on an H200: Qwen3 30B-A3B 0.284 and 0.585 ms, with "
+        "triton.experts 0.278 and 0.763; DeepSeek V3.2 2.93 and 5.07, 4.19 and 6.77, an eighth of its experts' width "
+        "0.507 and 0.916, 0.531 and 1.19 (benchmarks/results/gluon_h200.json); on an H100, 1024, 2048 and 4096 tokens: "
+        "Qwen3 0.310, 0.391 and 0.597, 0.306, 0.439 and 0.729; DeepSeek V3.2 4.15, 4.39 and 6.11, 4.54, 4.91 and 6.73 "
+        "(benchmarks/results/experts_sort_h100.json)",
+    ),
+    # Few tokens and many have one order there: the layouts that TensorRT-LLM's and CUTLASS's kernels pack weights in
     # differ (but for up_gate_blocks), so a choice by tokens would hold a layer's weights twice. vLLM chooses once, too,
     # when a model is loaded (moe_backend of its KernelConfig). Few are what a step of decode has.
     Line(

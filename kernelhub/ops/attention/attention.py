@@ -37,16 +37,18 @@ from kernelhub.ops.attention.problem import (
     ATTENTION,
     FEW,
     FEW_TOKENS,
+    LONG,
+    LONG_TOKENS,
     MANY,
     ONE,
-    AttentionProblem,
+    DenseAttentionProblem,
     q_len_bucket,
 )
 from kernelhub.ops.attention.reference import attention_reference
 from kernelhub.ops.call_plan import CallPlan, prepares
 from kernelhub.ops.operators import Traced
 
-_op: Op[AttentionProblem] = Op(
+_op: Op[DenseAttentionProblem] = Op(
     Contract.of(
         ATTENTION,
         problem_of=problem_of,
@@ -279,7 +281,10 @@ def attention(
         if cu_seqlens_q is None:
             _, tokens, heads, width = shape
             _, _, kv_heads, width_k = k_shape
-            q_len = MANY if tokens > FEW_TOKENS else ONE if tokens <= 1 else FEW
+            if tokens > FEW_TOKENS:
+                q_len = MANY if tokens < LONG_TOKENS else LONG
+            else:
+                q_len = ONE if tokens <= 1 else FEW
         else:
             _, heads, width = shape
             _, kv_heads, width_k = k_shape

@@ -29,7 +29,7 @@ from kernelhub.ops.attention.arguments import (
 )
 from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import accept_call, check_out
-from kernelhub.ops.attention.problem import AttentionProblem
+from kernelhub.ops.attention.problem import LONG, MANY, SHORT, AttentionProblem, DenseAttentionProblem
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.ops.operands import check_operand, may_overlap_itself_or
 from kernelhub.ops.values import checks_devices
@@ -38,11 +38,11 @@ from kernelhub.probes.device import facts_of
 NAME = "attention"
 
 
-def problem_of(key: Any, device: int) -> AttentionProblem:
-    """The problem that a key means on a device; the key is built in `attention`."""
+def problem_of(key: Any, device: int) -> DenseAttentionProblem:
+    """The problem that a key means on a device; the key is built in `attention`. A long sequence's queries are many."""
     q_dtype, kv_dtype, num_q_heads, head_dim_qk, num_kv_heads, _, head_dim_vo, q_len, rest = key
     ragged, features = rest or (False, PLAIN)
-    return AttentionProblem(
+    return DenseAttentionProblem(
         device=facts_of(device),
         q_dtype=dtype_name(q_dtype),
         kv_dtype=dtype_name(kv_dtype),
@@ -50,7 +50,8 @@ def problem_of(key: Any, device: int) -> AttentionProblem:
         head_dim_vo=head_dim_vo,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
-        q_len=q_len,
+        q_len=MANY if q_len == LONG else q_len,
+        length=LONG if q_len == LONG else SHORT,
         ragged=ragged,
         **dict(zip(FEATURES, features, strict=True)),
     )

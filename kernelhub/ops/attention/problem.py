@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelhub.dispatch.contract import OpRecord
-from kernelhub.dispatch.problem import facet, feature
+from kernelhub.dispatch.problem import bucket, facet, feature
 from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -18,6 +18,9 @@ QUANTISED = (FP8, E5M2)  # of keys and values, with scales
 ONE, FEW, MANY, ANY = "one", "few", "many", "any"
 Q_LENS = (ONE, FEW, MANY, ANY)
 FEW_TOKENS = 16
+# Query tokens of every sequence of a batch that is not ragged, where there are many; order lines distinguish them.
+SHORT, LONG = LENGTHS = ("short", "long")
+LONG_TOKENS = 4096
 _Q_LEN_DOC = "query tokens per sequence: one, few (2 to 16), many, any"
 
 # How the scales of an fp8 KV arrive: a Python float, a one-element tensor, a tensor of one per KV head.
@@ -31,7 +34,7 @@ def q_len_bucket(tokens: int) -> str:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """One configuration of `attention`."""
+    """One configuration of `attention` or, with more facets, of `paged_attention`."""
 
     device: DeviceFacts = facet("where the tensors are")
     q_dtype: str = facet("dtype of q and out", values=FLOATS, default="bfloat16")
@@ -61,6 +64,17 @@ class AttentionProblem:
         return (self.num_kv_heads,)
 
     operand_names = ("q", "k", "v")
+
+
+@dataclass(frozen=True)
+class DenseAttentionProblem(AttentionProblem):
+    """One configuration of `attention`."""
+
+    length: str = bucket(
+        f"query tokens per sequence where all have as many: short (up to {LONG_TOKENS - 1}), long; ragged is short",
+        values=LENGTHS,
+        default=SHORT,
+    )
 
 
 @dataclass(frozen=True)
@@ -100,17 +114,27 @@ def contradiction(problem: AttentionProblem) -> str | None:
         return f"kv_dtype is {problem.kv_dtype}, neither q_dtype, {problem.q_dtype}, nor {' nor '.join(QUANTISED)}"
     if (problem.kv_dtype in QUANTISED) != (problem.kv_scale is not None):
         return f"kv_dtype is {problem.kv_dtype} with kv_scale {problem.kv_scale}; scales belong to float8"
+    if (
+        isinstance(problem, DenseAttentionProblem)
+        and problem.length == LONG
+        and (problem.ragged or problem.q_len != MANY)
+    ):
+        return f"length is {LONG}, which is of many query tokens in sequences that are not ragged"
     return None
 
 
 REGIMES = ("decode", "speculative", "prefill", "mixed")
+LONG_PREFILL = "long_prefill"
 
 
 def regime(problem: AttentionProblem) -> str:
     """``decode`` for few query tokens per sequence, ``prefill`` for many.
 
-    Of pages, ``speculative`` for more than one of them, and ``mixed`` where both may come.
+    Of pages, ``speculative`` for more than one of them, and ``mixed`` where both may come. Of tensors, ``long_prefill``
+    for 4096 and more, where it was measured: causal, heads of 128.
     """
+    if isinstance(problem, DenseAttentionProblem) and problem.length == LONG:
+        return LONG_PREFILL if problem.causal and problem.head_dim_qk == problem.head_dim_vo == 128 else "prefill"
     paged = isinstance(problem, PagedAttentionProblem)
     if problem.q_len in (ONE, FEW):
         return "speculative" if paged and problem.q_len == FEW else "decode"
@@ -120,10 +144,10 @@ def regime(problem: AttentionProblem) -> str:
 ATTENTION = OpRecord(
     name="attention",
     summary="softmax attention over tensors, batched or ragged",
-    problem=AttentionProblem,
+    problem=DenseAttentionProblem,
     complete=complete,
     contradiction=contradiction,
-    regimes=REGIMES,
+    regimes=(*REGIMES, LONG_PREFILL),
     regime=regime,
 )
 PAGED_ATTENTION = OpRecord(

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernelhub.dispatch.hub import HUB
-from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, MANY, ONE
+from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, LONG, LONG_TOKENS, MANY, ONE
 from kernelhub.ops.models.problems import PHASES, Need
+from kernelhub.ops.moe.experts.problem import MOST_FEW as _MOST_FEW_TOKENS
 
 QUERIES = 4  # of a sequence of speculative decode, and of others with few
 _MOST_DECODED = 256  # tokens of a mixed batch that are decoded
@@ -83,7 +84,13 @@ def batch_of(
             least = 2 if op == "linear_attention" else FEW_TOKENS + 1
             if tokens < least:
                 return None
+            if getattr(problem, "length", None) == LONG:
+                least = LONG_TOKENS
+            elif op == "attention":
+                several = max(several, tokens // LONG_TOKENS + 1)
             several = min(several, tokens // least)
+            if not several:
+                return None
             q_lens = (tokens // several,) * several
     elif q_len is not None:
         decoded = min(tokens // 2, _MOST_DECODED)
@@ -119,7 +126,9 @@ def _has_rows(op: str, problem: Any, tokens: int) -> bool:
     rows = getattr(problem, "rows", None)
     if rows not in (FEW, MANY):  # moe_combine's rows say which tokens were received
         return True
-    most = _MOST_FEW_ROWS * (problem.num_groups if op == "grouped_gemm" else 1)
+    most = _MOST_FEW_TOKENS if op == "fused_moe" else _MOST_FEW_ROWS
+    if op == "grouped_gemm":
+        most *= problem.num_groups
     return bool((tokens <= most) == (rows == FEW))
 
 

@@ -237,25 +237,27 @@ def _experts(experts: Experts, model: Description, setting: Setting) -> Iterator
         )
     width = experts.intermediate_size
     width = width if setting.ep > 1 else setting.share("the experts' width", width)
-    yield LayerCall(
-        "fused_moe",
-        BOTH,
-        "experts",
-        {
-            "dtype": setting.dtype,
-            "weights": experts.weights,
-            "activation_dtype": FP8 if experts.weights in _FP8 else setting.dtype,
-            "num_experts": experts.num_experts // setting.ep,
-            "top_k": experts.top_k,
-            "hidden_size": model.hidden_size,
-            "intermediate_size": _padded(width, experts.weights, whole_blocks=True),
-            "activation": experts.activation,
-            "w13_bias": experts.bias,
-            "w2_bias": experts.bias,
-            "expert_map": setting.ep > 1,
-        },
-        {"global_experts": experts.num_experts} if setting.ep > 1 else {},
-    )
+    for phases, rows in ((BOTH, "few"), ((PREFILL,), MANY)):
+        yield LayerCall(
+            "fused_moe",
+            phases,
+            "experts",
+            {
+                "rows": rows,
+                "dtype": setting.dtype,
+                "weights": experts.weights,
+                "activation_dtype": FP8 if experts.weights in _FP8 else setting.dtype,
+                "num_experts": experts.num_experts // setting.ep,
+                "top_k": experts.top_k,
+                "hidden_size": model.hidden_size,
+                "intermediate_size": _padded(width, experts.weights, whole_blocks=True),
+                "activation": experts.activation,
+                "w13_bias": experts.bias,
+                "w2_bias": experts.bias,
+                "expert_map": setting.ep > 1,
+            },
+            {"global_experts": experts.num_experts} if setting.ep > 1 else {},
+        )
 
 
 def _padded(width: int, weights: str, whole_blocks: bool = False) -> int:

@@ -46,11 +46,12 @@ if triton.knobs.runtime.interpret:
 # Bytes of what experts add, in the dtype of the tokens; more tokens than that come in several rounds.
 _MOST_ADDED = 1 << 30
 # Pairs that a program of the sort places: more compare each with more others, and fewer read more counts of pieces.
-_FEW_PAIRS, _PIECE = 128, 256
-# Pairs that a program counts at once, and the most that every program counts for itself: 4 passes, against the launch
-# of another kernel.
+_PIECE_OF_FEW, _PIECE = 128, 256
+# Pairs that a program counts at once, and the most that every program counts for itself: 8 passes, against the launch
+# of another kernel; but not beyond what takes tiles of 16 rows, so that no size of a class of tiles compiles a kernel.
 _COUNTED_AT_ONCE = 1024
-_COUNTED_ALONE = 4096
+_COUNTED_ALONE = 8192
+_FEWEST_ROWS = 16
 _LEAST_BINS = 32  # of a histogram: one for each thread of a warp
 _REDUCED_AT_ONCE = 1024
 _MOST_ROUNDS = 1024  # numbers of tokens, kept per adapter
@@ -86,7 +87,7 @@ class Experts(ExpertsAdapter, Configurable):
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         # What experts add may be beyond float16 where their sum is not.
         self._added_dtype = torch.float32 if problem.dtype == "float16" else self._dtype
-        self._sorters: dict[tuple[int, int, bool], Launcher] = {}
+        self._sorters: dict[tuple[int, bool], Launcher] = {}
         self._products: dict[tuple[Tiles, bool], tuple[Launcher, Launcher]] = {}
         self._measured = [entry for entry in TUNED if entry.fits(problem)]
         self._given: Mapping[int, Configuration] = {}
@@ -192,19 +193,19 @@ class Experts(ExpertsAdapter, Configurable):
     def _new_round(self, num_tokens: int) -> _Round:
         problem, choice = self.problem, self._choice(num_tokens)
         pairs, block_m = num_tokens * problem.top_k, choice.first.block_m
-        counted = pairs > _COUNTED_ALONE
-        piece = _PIECE if counted or pairs > _FEW_PAIRS else _FEW_PAIRS
-        sorter = self._sorters.get((block_m, piece, counted))
+        counted = self._is_counted(pairs)
+        piece = _PIECE if counted else _PIECE_OF_FEW
+        sorter = self._sorters.get((block_m, counted))
         if sorter is None:
             static = {
                 **self._counts,
                 "HAS_COUNTS": counted,
                 "BLOCK_M": block_m,
                 "PIECE": piece,
-                "BLOCK": _FEW_PAIRS if piece == _FEW_PAIRS else _COUNTED_AT_ONCE,
+                "BLOCK": _COUNTED_AT_ONCE,
             }
             sorter = Launcher(sort_kernel, static, num_warps=piece // 32, num_stages=1)
-            self._sorters[block_m, piece, counted] = sorter
+            self._sorters[block_m, counted] = sorter
         on_input = problem.apply_router_weight_on_input
         # Gate and up that are quantised before they are joined are columns of one product.
         first_tiles = choice.first if self._join is None else choice.second
@@ -390,9 +391,13 @@ class Experts(ExpertsAdapter, Configurable):
         row_bytes = self.problem.top_k * self.problem.hidden_size * self._added_dtype.itemsize
         return max(1, min(num_tokens, _MOST_ADDED // row_bytes))
 
+    def _is_counted(self, pairs: int) -> bool:
+        """Whether another launch counts the pairs of every expert."""
+        return pairs > min(_COUNTED_ALONE, _FEWEST_ROWS * self.problem.num_experts)
+
     def _size_of_counts(self, pairs: int) -> int:
-        """Of the counts of every piece, where another launch makes them."""
-        return -(-pairs // _PIECE) * int(self._counts["EXPERTS_PAD"]) if pairs > _COUNTED_ALONE else 0
+        """Of the counts of every piece."""
+        return -(-pairs // _PIECE) * int(self._counts["EXPERTS_PAD"]) if self._is_counted(pairs) else 0
 
     def _bounds(self, pairs: int, block_m: int) -> tuple[int, int]:
         """The most rows and tiles that pairs can come to, however they are spread."""

@@ -19,7 +19,16 @@ from kernelhub.ops.formats import E4M3
 from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.checks import WEIGHTS, Operands, check, refuse
-from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FP8_BLOCK, FP8_FORMATS, PLAIN, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import (
+    ASKED_FORMATS,
+    FEW,
+    FP8_BLOCK,
+    FP8_FORMATS,
+    MANY,
+    MOST_FEW,
+    PLAIN,
+    ExpertsProblem,
+)
 from kernelhub.ops.moe.experts.weights import Matrix, format_of, given_matrix
 from kernelhub.ops.operands import is_plain_view, may_overlap, span_of, tracing_state
 from kernelhub.ops.packed import PackedWeight
@@ -34,7 +43,7 @@ def key_of(
 ) -> tuple[Any, ...]:
     """The facets of a call."""
     w13, w2, scale = given.w13, given.w2, given.w13_scale
-    shape = w13.shape
+    shape, (rows, hidden) = w13.shape, given.x.shape
     if isinstance(w13, PackedWeight):
         scale_form, layout = w13.facts["scale"], w13.layout
         w13_bias, w2_bias = w13.tensors["bias"], None if isinstance(w2, Tensor) else w2.tensors["bias"]
@@ -43,7 +52,7 @@ def key_of(
         w13_bias, w2_bias = given.w13_bias, given.w2_bias
     return (
         given.x.dtype,
-        given.x.shape[1],
+        hidden,
         shape[0],
         shape[1],
         given.topk_ids.shape[1],
@@ -58,6 +67,7 @@ def key_of(
         on_input,
         given.expert_map is not None,
         given.residual is not None,
+        rows > MOST_FEW,
     )
 
 
@@ -73,7 +83,7 @@ def problem_of(key: Any, device: int) -> ExpertsProblem:
     weights = format_of(weight_dtype, rows, scale_dtype, scale_shape)
     if activation_dtype is None:
         activation_dtype = E4M3 if weights in FP8_FORMATS else dtype
-    w13_bias, w2_bias, static, on_input, mapped, residual = features
+    w13_bias, w2_bias, static, on_input, mapped, residual, many = features
     return ExpertsProblem(
         device=facts_of(device),
         dtype=dtype_name(dtype),
@@ -83,6 +93,7 @@ def problem_of(key: Any, device: int) -> ExpertsProblem:
         top_k=top_k,
         hidden_size=hidden,
         intermediate_size=rows // 2,
+        rows=MANY if many else FEW,
         weight_layout=layout,
         activation=activation,
         w13_bias=w13_bias,
@@ -124,7 +135,7 @@ def bind(
         """Check a call of a form that is new."""
         check(given, activation, activation_dtype, on_input)
         other = problem_of(key_of(given, activation, activation_dtype, on_input), device)
-        names = [name for name in problem.__dataclass_fields__ if name != "device"]
+        names = [name for name in problem.__dataclass_fields__ if name not in ("device", "rows")]
         if any(getattr(other, name) != getattr(problem, name) for name in names):
             name = next(name for name in names if getattr(other, name) != getattr(problem, name))
             mine, its = getattr(problem, name), getattr(other, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelhub.dispatch.contract import OpRecord
-from kernelhub.dispatch.problem import facet, feature, weight_layout
+from kernelhub.dispatch.problem import bucket, facet, feature, weight_layout
 from kernelhub.probes.device import DeviceFacts
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -45,6 +45,10 @@ SILU, GELU, GELU_TANH, SWIGLU_OAI, SWIGLU_CLAMPED, SWIGLU_STEP = ACTIVATIONS = (
     "swiglu_step",
 )
 
+# Tokens of a call, which order lines distinguish: those of decode, or of prefill.
+FEW, MANY = "few", "many"
+MOST_FEW = 1023
+
 
 @dataclass(frozen=True)
 class ExpertsProblem:
@@ -67,6 +71,7 @@ class ExpertsProblem:
     top_k: int = facet("experts that a token goes to", default=8)
     hidden_size: int = facet("width of a token", default=2048)
     intermediate_size: int = facet("width of an expert", default=768)
+    rows: str = bucket(f"rows of x: few (up to {MOST_FEW}), many", values=(FEW, MANY), default=FEW)
     weight_layout: str = weight_layout()
     activation: str = feature("activation that combines gate and up", SILU, ACTIVATIONS[1:])
     w13_bias: bool = feature("a bias of gate and up", False)
@@ -97,8 +102,15 @@ def asked_formats_fit(problem: ExpertsProblem) -> str | None:
     return None
 
 
+def regime(problem: ExpertsProblem) -> str:
+    """Order lines distinguish few tokens from many."""
+    return problem.rows
+
+
 FUSED_MOE = OpRecord(
     name="fused_moe",
     summary="run tokens through their experts and sum the weighted outputs",
     problem=ExpertsProblem,
+    regimes=(FEW, MANY),
+    regime=regime,
 )

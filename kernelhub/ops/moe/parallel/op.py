@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 NAME = "expert_parallel_moe"
-_OF_EXPERTS = 16  # facets of a key that are those of `fused_moe`
+_OF_EXPERTS = 16  # facets of a key that are those of `fused_moe`, without the number of tokens
 _GROUP_AT = 5  # of the arguments of a call
 
 
 def problem_of(key: Any, device: int) -> ParallelProblem:
     """The problem that a key means on a device; the key is built in `expert_parallel_moe`."""
-    experts = problem_of_experts(key[:_OF_EXPERTS], device)
+    experts = problem_of_experts((*key[:_OF_EXPERTS], False), device)
     world_size, group_backend, capacity = key[_OF_EXPERTS:]
     return ParallelProblem(
         device=facts_of(device),
@@ -103,7 +103,7 @@ def check(given: Operands, group: Any, activation: Any, activation_dtype: Any, m
 
 
 def _key(given: Operands, pg: ProcessGroup, activation: str, activation_dtype: Any, max_tokens: int | None) -> Any:
-    of_experts = key_of(given, activation, activation_dtype, False)
+    of_experts = key_of(given, activation, activation_dtype, False)[:_OF_EXPERTS]
     return (*of_experts, pg.size(), backend_kind(NAME, pg, given.x.device), capacity_of(max_tokens))
 
 

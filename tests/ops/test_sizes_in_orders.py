@@ -1,0 +1,135 @@
+"""Sizes that the order of kernels depends on: few and many tokens of experts, short and long sequences of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.dispatch.problem import Schema, bucket, facet
+from kernelhub.errors import ConfigurationError
+from kernelhub.ops.attention.problem import LONG_TOKENS, DenseAttentionProblem
+from kernelhub.ops.models.batches import counts_of, need_of
+from kernelhub.ops.moe.experts.inputs import moe_inputs
+from kernelhub.ops.moe.experts.problem import MOST_FEW, ExpertsProblem
+from kernelhub.ops.moe.experts.tolerance import compare
+from kernelhub.probes.device import DeviceFacts, simulated
+from kernelhub.warming.forms import forms_of
+
+CPU, MACHINE = simulated("CPU"), SimulatedMachine({"triton": "3.7.1"})
+SMALL = {"num_experts": 3, "top_k": 2, "hidden_size": 32, "intermediate_size": 16}
+FP8 = {"weights": "fp8_block", "activation_dtype": "float8_e4m3fn"}
+
+
+def sequences(tokens: int, keys: int | None = None) -> dict[str, Any]:
+    k = torch.empty(2, keys or tokens, 1, 8)
+    return {"q": torch.empty(2, tokens, 2, 8), "k": k, "v": k}
+
+
+def test_a_record_need_not_mention_a_size() -> None:
+    @dataclass(frozen=True)
+    class Problem:
+        device: DeviceFacts = facet("where")
+        rows: str = bucket("rows", ("few", "many"), "few")
+
+    schema = Schema(Problem)
+    assert schema.structural == {"device"}
+    assert schema.features_used(Problem(CPU, "many")) == []
+    assert (schema.facets["rows"].size, schema.facets["device"].size) == (True, False)
+    assert schema.facets["rows"].wrong_with("some") == "it takes few, many"
+
+
+@pytest.mark.parametrize(("tokens", "rows"), [(0, "few"), (MOST_FEW, "few"), (MOST_FEW + 1, "many"), (5000, "many")])
+def test_a_call_of_experts_has_few_tokens_or_many(tokens: int, rows: str) -> None:
+    assert kernelhub.fused_moe.explain(**moe_inputs(tokens=tokens, **SMALL)).problem.rows == rows
+
+
+def test_calls_of_experts_have_two_keys_whatever_the_number_of_tokens() -> None:
+    given = [moe_inputs(tokens=tokens, **SMALL) for tokens in (0, 1, 7, 64, 1000, 1024, 1025, 3000)]
+    assert len({kernelhub.fused_moe.op.parse(None, (), one).key for one in given}) == 2
+
+
+@pytest.mark.parametrize("prepared", [3, MOST_FEW + 1])
+def test_a_plan_of_experts_takes_both(prepared: int) -> None:
+    layer = moe_inputs(tokens=prepared, **SMALL)
+    plan = kernelhub.fused_moe.prepare(**layer)
+    for tokens in (5, MOST_FEW + 2):
+        given = {
+            **layer,
+            **{name: moe_inputs(tokens=tokens, **SMALL)[name] for name in ("x", "topk_weights", "topk_ids")},
+        }
+        out = plan.run(given["x"], given["topk_weights"], given["topk_ids"])
+        assert compare(out, given).ok
+        assert torch.equal(out, kernelhub.fused_moe(**given, backend=plan.selection.selected))
+
+
+@pytest.mark.parametrize(
+    ("given", "length"),
+    [
+        (sequences(1, LONG_TOKENS), "short"),
+        (sequences(LONG_TOKENS - 1), "short"),
+        (sequences(LONG_TOKENS), "long"),
+        (sequences(LONG_TOKENS + 9) | {"causal": True, "window": 4}, "long"),
+    ],
+)
+def test_queries_of_every_sequence_are_long_or_short(given: dict[str, Any], length: str) -> None:
+    problem = kernelhub.attention.explain(**given).problem
+    assert (problem.length, problem.q_len) == (length, "one" if given["q"].shape[1] == 1 else "many")
+
+
+def test_ragged_sequences_are_not_long() -> None:
+    offsets = torch.tensor([0, LONG_TOKENS, LONG_TOKENS + 3], dtype=torch.int32)
+    q, k = torch.empty(LONG_TOKENS + 3, 2, 8), torch.empty(LONG_TOKENS + 3, 1, 8)
+    given = {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets, "max_seqlen_q": LONG_TOKENS}
+    assert kernelhub.attention.explain(q, k, k, **given).problem.length == "short"
+    for others in ({"ragged": True}, {"q_len": "one"}):
+        with pytest.raises(ConfigurationError, match="not ragged"):
+            kernelhub.explain("attention", device="H200", length="long", **others)
+
+
+def test_long_sequences_have_an_order_of_their_own_where_it_was_measured() -> None:
+    def order(**facets: Any) -> tuple[str | None, bool]:
+        selection = kernelhub.explain("attention", device="H200", machine=MACHINE, length="long", **facets)
+        return selection.selected, "hopper/long_prefill" in str(selection)
+
+    assert order(causal=True) == ("gluon.prefill", True)
+    assert order(causal=False) == ("torch.sdpa", False)
+    assert order(causal=True, head_dim_qk=64) == ("torch.sdpa", False)
+    short = kernelhub.explain("attention", device="H200", machine=MACHINE, causal=True)
+    assert short.selected == "torch.sdpa"
+
+
+@pytest.mark.parametrize("device", ["A100", "L40S", "B200", "RTX5090"])
+def test_elsewhere_long_sequences_have_the_order_of_others(device: str) -> None:
+    long, short = (
+        [item.kernel for item in kernelhub.explain("attention", device=device, causal=True, length=of).decisions]
+        for of in ("long", "short")
+    )
+    assert long == short
+
+
+def test_many_tokens_go_to_the_kernel_that_was_measured_faster() -> None:
+    found = [
+        kernelhub.explain("fused_moe", device=device, machine=MACHINE, rows=rows, **FP8).selected
+        for device in ("H200", "A100")
+        for rows in ("few", "many")
+    ]
+    assert found == ["triton.experts", "gluon.experts", "triton.experts", "triton.experts"]
+
+
+@pytest.mark.parametrize(
+    ("op", "problem", "counts"),
+    [
+        ("fused_moe", ExpertsProblem(CPU, rows="few"), (1, 1023)),
+        ("fused_moe", ExpertsProblem(CPU, rows="many"), (1024, 4095, 4096, 8192)),
+        ("attention", DenseAttentionProblem(CPU), (1023, 1024, 4095, 4096, 8192)),
+        ("attention", DenseAttentionProblem(CPU, length="long"), (4096, 8192)),
+    ],
+)
+def test_warm_up_calls_a_class_with_its_own_sizes(op: str, problem: Any, counts: tuple[int, ...]) -> None:
+    assert counts_of(need_of(op, problem), (1, 1023, 1024, 4095, 4096, 8192)) == counts
+    assert len(forms_of([need_of(op, problem)])) == 2
