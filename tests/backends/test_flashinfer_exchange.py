@@ -68,7 +68,8 @@ class World:
         num_bytes = modules.workspace._bytes(size, MOST, row_bytes)
         self.memory = torch.full((size, num_bytes + 128), 0x55, dtype=torch.uint8)[:, :num_bytes]
         self.exchanges = [
-            modules.workspace.Exchange(self.memory, rank, 256, lambda: self.barrier.wait(20.0)) for rank in range(size)
+            modules.workspace.Exchange(self.memory, rank, 256, lambda limit_s: self.barrier.wait(20.0))
+            for rank in range(size)
         ]
 
     def serve(self, adapter: Any, rank: int) -> Any:
@@ -182,7 +183,10 @@ class TestWorkspaces:
         memory, device = torch.zeros(size + 256, dtype=torch.uint8), torch.device("cuda", 0)
         shared: Any = type("Shared", (), {})()
         shared.buffer, shared.num_bytes, shared.rank = memory[256:], size, 1
-        shared.handle = SimpleNamespace(buffer_ptrs=[4096, memory.data_ptr()], barrier=lambda channel: None)
+        waits: list[tuple[int, ...]] = []
+        shared.handle = SimpleNamespace(
+            buffer_ptrs=[4096, memory.data_ptr()], barrier=lambda *given: waits.append(given)
+        )
         window = SimpleNamespace(address=1 << 30, stride=1 << 21)
         asked, met = [], []
         monkeypatch.setattr(made, "Window", lambda *args: asked.append(args) or window)
@@ -198,6 +202,9 @@ class TestWorkspaces:
         assert made.exchange_before("moe_combine", GROUP, MOST, 64) is exchange
         assert asked == [([4096, memory.data_ptr()], 256 + size, device)]
         assert len(met) == 1
+        for limit_s in (2.5, 0.0):
+            exchange.barrier(limit_s)
+        assert waits == [(0, 2500), (0, 1)], "milliseconds, of which 0 are without limit"
         assert not whole[1].any()
         assert bool((whole[0] == 7).all()), "this clears the memory of its own rank only"
 

@@ -27,7 +27,7 @@ _RANKS: tuple[Any, ...] = (
 )
 _GPUS = OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3)))  # that have NVLink, of those it is compiled for
 _COMMON = (calls.EXCHANGE_MODULE, calls.EXCHANGE_INITIALIZE, calls.PACK_STRIDED)
-_ENDS = "ends the process after waiting about 300 s for another rank"
+_ENDS = "ends the process if another rank does not come within KERNELHUB_COMM_TIMEOUT_S"
 
 
 def _kernel(op: str, target: str, summary: str, limits: tuple[Any, ...], features: Any = frozenset()) -> Kernel:

@@ -70,7 +70,7 @@ class Dispatch(DispatchAdapter):
         if outgoing.scales is not None:
             payloads.append(row_major(outgoing.scales))
         with on_device_of(outgoing.x):
-            exchange.barrier()
+            exchange.barrier(timeout_s)
             came, *_ = moe_a2a_dispatch(
                 token_selected_experts=torch.where(needed, exchange.ranks, some).int(),
                 input_payloads=payloads,
@@ -151,7 +151,7 @@ class Combine(CombineAdapter):
         sums = y if self.problem.format == TOKENS else gathered(y, handle.slots, handle.weights)
         number = exchange.numbers[:tokens, None]
         with on_device_of(y):
-            exchange.barrier()
+            exchange.barrier(timeout_s)
             for part, values in (("TOPK_TARGET_RANKS", exchange.ranks), ("TOPK_SEND_INDICES", number)):
                 exchange.own(part, (tokens, size), torch.int32).copy_(torch.where(needed, values, -1))
             own = exchange.own("PAYLOAD_DATA", (size, most, y.shape[-1]), y.dtype)

@@ -41,7 +41,7 @@ class Exchange:
         memory: uint8 ``[W, bytes]``, of all ranks. This clears that of this rank.
         rank: this rank.
         room: most tokens of a rank.
-        barrier: waits on the current stream until all ranks are there.
+        barrier: waits on the current stream until all ranks are there, up to so many seconds.
         owner: kept as long as this.
 
     Attributes:
@@ -52,7 +52,9 @@ class Exchange:
         places: int64 ``[W * room]``, of rows.
     """
 
-    def __init__(self, memory: Tensor, rank: int, room: int, barrier: Callable[[], None], owner: Any = None) -> None:
+    def __init__(
+        self, memory: Tensor, rank: int, room: int, barrier: Callable[[float], None], owner: Any = None
+    ) -> None:
         self.memory, self.rank, self.barrier = memory, rank, barrier
         self.world_size, self._owner = memory.shape[0], owner
         device = memory.device
@@ -100,9 +102,13 @@ def exchange_for(
         window = Window(blocks, begin + shared.num_bytes, device)
         places = (window.address + begin, shared.num_bytes, window.stride, len(blocks), torch.uint8, device.index)
         handle = shared.handle  # not the workspace, whose end is that of this
+
+        def barrier(limit_s: float) -> None:
+            handle.barrier(0, max(1, int(1000 * limit_s)))  # 0 would be without limit
+
         with torch.cuda.device(device):
             memory = pack_strided_memory(*places)
-            made = Exchange(memory, shared.rank, _room(max_tokens), lambda: handle.barrier(0), window)
+            made = Exchange(memory, shared.rank, _room(max_tokens), barrier, window)
             torch.cuda.synchronize(device)
         meet(purpose, group, {"op": purpose, "step": "workspace is clear"}, timeout_s)
         _made[shared] = made
