@@ -94,7 +94,15 @@ NAMED = {
         "tests/runtime/test_ranks.py",
         "tests/runtime/test_tuned_ranks.py",
     ),
-    "goes through every lie, attack, fault or tile": (
+    "goes through every case, lie, attack, fault or tile": (
+        "tests/backends/test_flash_attn.py::test_the_adapter_keeps_the_contract",
+        "tests/backends/test_flash_mla.py::TestSparsePadded::test_a_plan_gives_what_the_call_gives",
+        "tests/backends/test_flash_mla.py::TestSparsePadded::test_operands_may_have_any_strides",
+        "tests/backends/test_flash_mla.py::TestSparsePadded::test_tokens_past_the_last_offset_are_left_alone",
+        "tests/backends/test_flash_mla.py::TestSparsePadded::test_without_out_and_lse_the_result_is_the_same",
+        "tests/backends/test_varlen_attn.py::test_the_adapter_keeps_the_contract",
+        "tests/backends/test_vllm_attention.py::test_the_adapter_keeps_the_contract",
+        "tests/backends/test_xformers.py::test_the_adapter_keeps_the_contract",
         "tests/backends/test_flashinfer_packed_experts.py",
         "tests/backends/test_grouped_details.py::test_every_tile_of_other_gpus_gives_the_reference",
         "tests/backends/test_import_faults.py",
@@ -188,6 +196,7 @@ ONE_OF: dict[str, int] = {
     "tests/cli/test_widths.py::TestWidths::test_in_a_pipe_no_line_depends_on_a_width": 3,
     "tests/cli/test_widths.py::TestWidths::"
     "test_no_line_is_wider_than_the_terminal_and_no_wrapped_column_narrower_than_20": 4,
+    "tests/compat/test_env.py::test_nothing_that_flashinfer_reads_is_called_a_misspelt_name": 3,
     "tests/compat/test_sglang_plugin.py::TestSteps::test_a_step_is_the_reference": 4,
     "tests/compat/test_transformers.py::TestDecoders::test_decoding_after_padding_on_the_right": 3,
     "tests/compat/test_transformers.py::TestDecoders::test_generation": 3,
@@ -427,14 +436,18 @@ def _enough_cases(items: Iterable[pytest.Function]) -> set[str]:
     groups: dict[str, dict[str, set[object]]] = {}
     for item in items:
         if _has_a_case(item):
-            groups.setdefault(_of(item), {})[item.nodeid] = set(_words(item.callspec.params))
-    enough: set[str] = set()
-    for shown in groups.values():
-        missing = set().union(*shown.values())
-        while missing:
-            best = max(shown, key=lambda nodeid: len(shown[nodeid] & missing))
-            enough.add(best)
-            missing -= shown[best]
+            groups.setdefault(_of(item), {})[item.nodeid] = set(words(item.callspec.params))
+    return {nodeid for shown in groups.values() for nodeid in few(shown)}
+
+
+def few(shown: Mapping[str, set[object]]) -> list[str]:
+    """Of names by what they show, few that together show everything."""
+    enough = []
+    missing = set().union(*shown.values())
+    while missing:
+        best = max(shown, key=lambda name: len(shown[name] & missing))
+        enough.append(best)
+        missing -= shown[best]
     return enough
 
 
@@ -450,14 +463,14 @@ def _shows_something_new(item: pytest.Item, shown: dict[str, set[object]]) -> bo
     params = getattr(getattr(item, "callspec", None), "params", {})
     if not item.nodeid.startswith(OF_KERNELS) or not params:
         return True
-    words = set(_words(params))
+    shows = set(words(params))
     before = shown.setdefault(_of(item), set())
-    new = words - before
-    before |= words
+    new = shows - before
+    before |= shows
     return bool(new)
 
 
-def _words(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
+def words(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
     """What a case shows: each parameter that it sets, with its value if that is no size.
 
     A number, and a row of numbers, is a size: (8, 64) and (1, 3) show the same. A label shows nothing.
@@ -467,10 +480,10 @@ def _words(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key not in ("label", "name"):
-                yield from _words(item, f"{name}.{key}")
+                yield from words(item, f"{name}.{key}")
     elif isinstance(value, tuple | list | frozenset):
         for item in value:
-            yield from _words(item, name)
+            yield from words(item, name)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         yield name, "a size"
     else:

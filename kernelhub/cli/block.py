@@ -97,12 +97,12 @@ class Block:
     @cached_property
     def _hidden(self) -> Tensor:
         """[num_seqs, hidden size]: the heads' latents through one projection, normalised."""
-        latents: Tensor = kernelhub.mla_attention(**self.attention).flatten(1)
+        out: Tensor = kernelhub.mla_attention(**self.attention)
+        latents = out.flatten(1).float()  # many CPUs multiply bfloat16 slowly
         random = torch.Generator(self.device).manual_seed(1)
         shape = (latents.shape[1], self.model.hidden_size)
-        projection = torch.randn(shape, generator=random, device=self.device, dtype=torch.float32).to(latents.dtype)
-        hidden: Tensor = rms_norm(latents @ projection, (self.model.hidden_size,))
-        return hidden
+        projection = torch.randn(shape, generator=random, device=self.device, dtype=torch.float32)
+        return rms_norm(latents @ projection, (self.model.hidden_size,)).to(out.dtype)
 
     @cached_property
     def _router(self) -> Tensor:

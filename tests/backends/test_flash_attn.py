@@ -23,6 +23,7 @@ from kernelhub.ops.attention.tolerance import compare_lse, compare_out
 from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends.flash_attn_numbers import WINDOWS
 from tests.contract.attention import DenseContract, PagedContract
+from tests.contract.few import check_few_cases
 from tests.contract.test_liars import failures
 from tests.contract.varied_attention import VariedContract, varied
 from tests.dispatch.backends import EVERYWHERE, OF_TRUST, register
@@ -101,6 +102,11 @@ def on_this_cpu(op: str, variant: str) -> str:
     )
     register("stand_in", copy)
     return copy.name
+
+
+@pytest.mark.parametrize(("variant", "op"), list(CONTRACTS))
+def test_each_feature_is_right(stand_ins, variant, op) -> None:
+    check_few_cases(CONTRACTS[variant, op][0], on_this_cpu(op, variant))
 
 
 @pytest.mark.parametrize(("variant", "op"), list(CONTRACTS))

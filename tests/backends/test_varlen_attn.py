@@ -24,6 +24,7 @@ from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends.flash_attn_numbers import check_bounds, check_operands, run
 from tests.contract.attention import DenseContract
+from tests.contract.few import check_few_cases
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import EVERYWHERE, OF_TRUST
 
@@ -73,6 +74,10 @@ def on_the_cpu(clean_hub):
     yield
     handle.remove()
     library._destroy()
+
+
+def test_each_feature_is_right(on_the_cpu) -> None:
+    check_few_cases(DenseContract, "fake.varlen_attn")
 
 
 def test_the_adapter_keeps_the_contract(on_the_cpu) -> None:

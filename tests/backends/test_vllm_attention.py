@@ -19,6 +19,7 @@ from kernelhub.ops.models.shapes import AttentionModel
 from tests.backends import vllm_attention_fakes as fakes
 from tests.backends.flash_attn_numbers import WINDOWS
 from tests.contract.attention import DenseContract, PagedContract
+from tests.contract.few import check_few_cases
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import OF_TRUST
 
@@ -29,6 +30,12 @@ MODEL = AttentionModel("grouped", 6, 2, 64, 64)
 def on_the_cpu(clean_hub):
     with fakes.on_the_cpu():
         yield
+
+
+@pytest.mark.parametrize("variant", ["fa3", "fa2"])
+@pytest.mark.parametrize("contract", [DenseContract, PagedContract], ids=["dense", "paged"])
+def test_each_feature_is_right(on_the_cpu, variant, contract) -> None:
+    check_few_cases(contract, f"fake.{variant}")
 
 
 @pytest.mark.parametrize("variant", ["fa3", "fa2"])

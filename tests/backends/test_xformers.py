@@ -22,6 +22,7 @@ from kernelhub.ops.attention.inputs import attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out
 from kernelhub.ops.models.shapes import AttentionModel
 from tests.contract.attention import DenseContract
+from tests.contract.few import check_few_cases
 from tests.contract.test_liars import failures
 from tests.dispatch.backends import EVERYWHERE, OF_TRUST, register
 
@@ -57,6 +58,11 @@ def on_this_cpu(variant: str) -> str:
         ),
     )
     return f"stand_in.{variant}"
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_each_feature_is_right(site, variant) -> None:
+    check_few_cases(DenseContract, on_this_cpu(variant))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
