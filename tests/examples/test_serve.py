@@ -54,7 +54,7 @@ def serve() -> Iterator[Any]:
     sys.path.insert(0, str(EXAMPLES))
     yield importlib.import_module("serve")
     sys.path.remove(str(EXAMPLES))
-    for name in ("serve", "serve_model"):
+    for name in ("serve", "serve_engine", "serve_model"):
         sys.modules.pop(name, None)
 
 
