@@ -33,14 +33,14 @@ def watched_open(file, mode="r", *args, **kwargs):
     return real_open(file, mode, *args, **kwargs)
 builtins.open = watched_open
 environment, folder, before = dict(os.environ), os.getcwd(), set(sys.modules)
-import kernelhub
-{action}
-print(json.dumps({
-    "events": events,
-    "environment_changed": dict(os.environ) != environment or os.getcwd() != folder,
-    "modules": sorted(set(sys.modules) - before),
-    "threads": __import__("threading").active_count(),
-}))
+for action in ("import kernelhub", *json.loads(sys.argv[1])):
+    exec(action)
+    print(json.dumps({
+        "events": events,
+        "environment_changed": dict(os.environ) != environment or os.getcwd() != folder,
+        "modules": sorted(set(sys.modules) - before),
+        "threads": __import__("threading").active_count(),
+    }))
 """
 
 
@@ -49,14 +49,12 @@ def clean() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("KERNELHUB_", "TRITON_"))}
 
 
-def record(action: str, **environment: str) -> dict[str, Any]:
-    """What a fresh process saw while it imported kernelhub and did `action`."""
-    code = RECORDER.replace("{action}", action)
-    answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=clean() | environment, timeout=120
-    )
+def record(*actions: str, **environment: str) -> list[dict[str, Any]]:
+    """What a fresh process had seen once it had imported kernelhub, and after each action."""
+    command = [sys.executable, "-c", RECORDER, json.dumps(actions)]
+    answer = subprocess.run(command, capture_output=True, text=True, env=clean() | environment, timeout=120)
     assert answer.returncode == 0, answer.stderr
-    return json.loads(answer.stdout)
+    return [json.loads(line) for line in answer.stdout.splitlines()]
 
 
 HEAVY = ("triton", "flashinfer", "deep_gemm", "torch._dynamo", "torch._inductor", "transformers", "rich", "hypothesis")
@@ -66,27 +64,17 @@ def heavy(seen: dict[str, Any]) -> list[str]:
     return [name for name in seen["modules"] if name.split(".")[0] in HEAVY or name.startswith(HEAVY)]
 
 
-def test_importing_touches_nothing_and_loads_nothing_heavy() -> None:
-    seen = record("")
-    assert seen["events"] == []
-    assert heavy(seen) == []
-    assert not seen["environment_changed"]
-    assert seen["threads"] == 1
-    assert [name for name in seen["modules"] if name.startswith("kernelhub")] == ["kernelhub", "kernelhub.homes"]
-
-
-def test_looking_at_every_public_name_is_as_harmless() -> None:
-    seen = record("[getattr(kernelhub, name) for name in kernelhub.__all__]")
-    assert seen["events"] == []
-    assert heavy(seen) == []
-    assert seen["threads"] == 1
-
-
 @pytest.mark.fault("cuda_that_explodes")
-def test_explaining_for_a_gpu_that_is_not_there_asks_no_gpu_and_imports_no_library() -> None:
-    seen = record("kernelhub.explain('paged_attention', device='B200')")
-    assert seen["events"] == []
-    assert heavy(seen) == []
+def test_importing_looking_at_every_name_and_explaining_touch_nothing_and_load_nothing_heavy() -> None:
+    looking = "[getattr(kernelhub, name) for name in kernelhub.__all__]"
+    imported, looked, explained = record(looking, "kernelhub.explain('paged_attention', device='B200')")
+    assert [name for name in imported["modules"] if name.startswith("kernelhub")] == ["kernelhub", "kernelhub.homes"]
+    assert not imported["environment_changed"]
+    for seen in (imported, looked):
+        assert seen["threads"] == 1
+    for seen in (imported, looked, explained):
+        assert seen["events"] == []
+        assert heavy(seen) == []
 
 
 @pytest.mark.fault("cuda_that_explodes")
@@ -94,7 +82,7 @@ def test_a_call_on_the_cpu_asks_no_gpu_and_imports_no_triton() -> None:
     call = "q = torch.zeros(1, 4, 2, 16); kernelhub.attention(q, q, q, causal=True)"
     # The first call on a machine starts a C++ compiler.
     subprocess.run([sys.executable, "-c", f"import torch, kernelhub; {call}"], check=True, env=clean(), timeout=300)
-    seen = record(call)
+    *_, seen = record(call)
     assert seen["events"] == []
     assert heavy(seen) == []
 
@@ -104,7 +92,7 @@ def test_it_works_without_a_home_and_with_an_unwritable_one(tmp_path: Path) -> N
     locked = tmp_path / "locked"
     locked.mkdir(mode=0o555)
     for home in ("/nonexistent", str(locked), ""):
-        assert record(call, HOME=home, XDG_CACHE_HOME="")["events"] == []
+        assert record(call, HOME=home, XDG_CACHE_HOME="")[-1]["events"] == []
 
 
 def test_a_wrong_variable_does_not_break_the_import_only_the_first_decision() -> None:
