@@ -286,6 +286,7 @@ ONE_OF_FULL: dict[str, int] = {
     "tests/backends/test_flashinfer_packed_experts.py::TestPackedExperts::"
     "test_ids_outside_of_the_experts_are_left_out": 3,
     "tests/backends/test_flashinfer_packed_experts.py::TestPackedExperts::test_matches_the_reference_in_float64": 4,
+    "tests/backends/test_grouped_details.py::test_every_tile_of_other_gpus_gives_the_reference": 4,
     "tests/cli/test_demo.py::TestWrongNumbers::test_they_are_found_and_exit_1": 2,
     "tests/cli/test_main.py::TestHelp::test_every_example_runs": 2,
     "tests/cli/test_main.py::TestImports::test_what_runs_no_kernel_and_asks_no_device_does_not_load_torch": 3,
@@ -325,9 +326,9 @@ INTERPRETED = "tests/backends/test_triton.py::"
 # Kernels that run here as they do for users. Others are interpreted, or a stand-in of their library computes for them.
 REAL = ("tests/backends/test_cpp", "tests/backends/test_torch", *([INTERPRETED] if HAS_GPU else []))
 # Of the cases of those others that show no new pair of features, the full tier has one of so many.
-OF_REPEATED = 3
+OF_REPEATED = 12
 # Of wrong kernels a share is enough; the right ones beside them, by the end of their names, are never left out.
-_TRUTHS = re.compile(r"[\[-](Dense|Paged)?Tru")
+_TRUTHS = re.compile(r"[\[-](Dense|Paged)?(Truth|True[A-Z])")
 
 # Fixtures that start a process, by which a test of a command repeats what another asks within this process.
 STARTS = {"ask_shell"}
