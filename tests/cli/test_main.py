@@ -13,7 +13,7 @@ from kernelhub.cli.completion import parser_for
 from kernelhub.cli.main import COMMANDS
 
 # What has a command that measures for minutes end after one problem class.
-SHORTLY = {"tune": ("--backend", "torch", "--tokens", "1", "--samples", "2", "--budget-s", "0.1")}
+SHORTLY = {"tune": ("--backend", "torch", "--tokens", "1", "--samples", "2", "--budget-s", "5")}
 
 
 class TestHelp:
