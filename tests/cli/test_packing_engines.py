@@ -108,8 +108,12 @@ class TestLock:
         register("mirror", record())
         path = tmp_path / "held.json"
         assert ask("lock", *MODEL, "--packing", "--out", str(path)).code == 0
-        (item,) = [item for item in json.loads(path.read_text())["decisions"] if item["op"] == "fused_moe"]
-        assert item["kernel"] == "mirror.k"
+        items = [item for item in json.loads(path.read_text())["decisions"] if item["op"] == "fused_moe"]
+        assert [(item["problem"]["rows"], item["kernel"]) for item in items] == [
+            ("few", "mirror.k"),
+            ("many", "mirror.k"),
+        ]
+        item = items[0]
         assert ask("lock", "--check", str(path), "--device", "cpu").code == 0
         assert ask("lock", "--check", str(path), "--device", "cpu", "--packing").code == 2
 
