@@ -32,6 +32,19 @@ Apart = tuple[tuple[int, int, int, int], ...]
 Same = tuple[tuple[int, int], ...]
 
 
+class Repeatable:
+    """A base class of adapters whose launches a known call may make at once."""
+
+    def repeated(self, *arguments: Any, **named: Any) -> Any:
+        """Of a launch with these arguments what `KnownCalls.attach` takes, or None."""
+        return None
+
+
+def is_repeated(adapter: Repeatable) -> bool:
+    """Whether known calls may make the launches of this adapter. An audit replaces `launch`, and sees all calls."""
+    return type(adapter).repeated is not Repeatable.repeated and "launch" not in vars(adapter)
+
+
 class KnownCalls:
     """The calls that an op let through, for one bound kernel. Threads may share it."""
 
@@ -83,9 +96,10 @@ class KnownCalls:
         if found is None:
             return
         sequence, tensors = found
-        present = [id(tensor) for tensor in given if tensor is not None]
-        if all(id(tensor) in present for tensor in tensors):  # none was made by the call
-            known.attach(sequence, tuple(present.index(id(tensor)) for tensor in tensors))
+        present = [tensor for tensor in given if tensor is not None]
+        places = [_place_of(tensor, present) for tensor in tensors]
+        if None not in places:  # none was made by the call
+            known.attach(sequence, tuple(places))
             self._launching[key] = known.launch
 
     def learn(self, key: Hashable, given: Sequence[Any], destinations: int) -> None:
@@ -121,6 +135,16 @@ class KnownCalls:
         self._launching.pop(key, None)
         self._tried.pop(key, None)
         self._calls[key] = call or _in_python(*facts)
+
+
+def _place_of(tensor: Tensor, present: Sequence[Tensor]) -> int | None:
+    """Which of these a tensor is, or is a view of that begins where it does, as it will in all calls of the form."""
+    same = next((place for place, one in enumerate(present) if one is tensor), None)
+    if same is not None:
+        return same
+    begin = tensor.data_ptr()
+    there = [place for place, one in enumerate(present) if one.data_ptr() == begin and one.numel()]
+    return there[0] if len(there) == 1 else None
 
 
 def places_of(tensors: Sequence[Tensor], written: Collection[int]) -> tuple[Apart, Same]:

@@ -24,6 +24,9 @@ SIZES: dict[str, dict[str, Any]] = {
     "rms_norm_quant": {"tokens": 3, "width": 256},
     "silu_and_mul_quant": {"tokens": 3, "width": 256},
     "write_kv_cache": {"tokens": 3},
+    "write_mla_cache": {"tokens": 3},
+    "concat_mla_k": {"tokens": 3},
+    "route_experts": {"tokens": 3},
     "fp8_gemm": {"tokens": 3, "n": 128, "k": 128},
     "fp4_gemm": {"tokens": 3, "n": 128, "k": 128},
     "grouped_gemm": {"n": 64, "k": 128},
@@ -224,6 +227,40 @@ def test_a_destination_stays_in_the_place_of_its_operand() -> None:
     assert calls.holds(4, (other[:4], other[:4]))
     assert not calls.holds(4, (other[:4], other[4:]))
     assert not calls.holds(4, (other[:4], other[1:5]))
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_a_known_merge_does_not_let_another_through(known, stacked) -> None:
+    op, shapes = kernelhub.merge_attention_states, ((2, 3, 4, 16), (2, 4, 3))
+    outs, lses = ([*part] if not stacked else part for part in map(torch.randn, shapes))
+    out, out_lse = op(outs, lses, return_lse=True)
+    for given in ((outs, lses), ([*outs], [*lses])):
+        for _ in range(3):
+            op(*given, out, out_lse)
+        assert known[-1]
+    a, la = outs[0], lses[0]
+    apart = torch.randn(3, 4, 16, 2)[..., 0]
+    nested, meta = torch.nested.nested_tensor([*a]), a.to("meta")
+    for other in (None, "x", a.double(), a[:2], a.to_sparse(), nested, meta, a.clone().requires_grad_()):
+        with pytest.raises(kernelhub.errors.InvalidArgument):
+            op([a, other], [la, la], out, out_lse)
+        with pytest.raises(kernelhub.errors.InvalidArgument):
+            op([a, a], [la, other], out, out_lse)
+    for wrong in (
+        (outs, lses, outs[0].flatten()[:-1], None),
+        (outs, [*lses, la], out, out_lse),
+        (outs, "x", out, None),
+    ):
+        with pytest.raises(kernelhub.errors.InvalidArgument):
+            op(*wrong)
+    room = torch.randn(3 * 4 * 16 + 8)
+    with pytest.raises(kernelhub.errors.InvalidArgument, match="overlaps"):
+        op([room[:192].view_as(a), a], [la, la], room[8:200].view_as(a), out_lse)
+    expected = op([apart.contiguous(), a], [la, la])
+    assert torch.equal(op([apart, a], [la, la], out, out_lse)[0], expected)
+    assert not known[-1], "other strides"
+    kept = a.clone()
+    assert torch.equal(op([a, apart], [la, la], a, out_lse)[0], op([kept, apart], [la, la])), "in place"
 
 
 @pytest.mark.parametrize("place", ["x", "residual"])

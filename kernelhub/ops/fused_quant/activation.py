@@ -21,7 +21,7 @@ from kernelhub.ops.fused_quant.adapter import ActivationAdapter
 from kernelhub.ops.fused_quant.formats import Results, check_format, format_of, fresh
 from kernelhub.ops.fused_quant.problem import NONE, SILU_AND_MUL_QUANT, ActivationProblem
 from kernelhub.ops.fused_quant.reference import silu_and_mul_quant_reference
-from kernelhub.ops.known_calls import KnownCalls
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import check_flag, check_loose, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.arguments import FLOAT_DTYPES, any_rows, check_tensor, shape_of
@@ -55,7 +55,8 @@ def bind(
     dtype, width = getattr(torch, problem.dtype), problem.width
     scale_dtype, column = getattr(torch, problem.scale_dtype), "column" if problem.column else "row"
     form = None if problem.format == NONE else problem.format
-    calls = KnownCalls()
+    calls, repeats = KnownCalls(), is_repeated(adapter)
+    recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
     def run(
         x: Tensor, scale: Tensor | None, global_scale: Tensor | None, out: Tensor | None, out_scale: Tensor | None
@@ -63,10 +64,18 @@ def bind(
         if x.get_device() != device:
             return elsewhere(x.get_device())(x, scale, global_scale, out, out_scale)
         shape, read = shape_of(NAME, x), (x, scale, global_scale)
-        key, given = (shape, out is None), (*read, out, out_scale)
-        if calls.holds(key, given):
-            out, made = results.completed(x, (*shape[:-1], width), out, out_scale)
-        else:
+        state = 0
+        if shape in calls and usable(x, dtype, device):
+            whole, made = results.completed(x, (*shape[:-1], width), out, out_scale)
+            try:
+                state = recognise(shape, (*read, whole, made))
+            except Exception as error:
+                failed(launch, error)
+                raise
+            if state == 2:
+                tick()
+                return results.returned(whole, made, scale)
+        if not state:
             right = usable(x, dtype, device) and len(shape) > 0 and shape[-1] == 2 * width
             if transformed() or not right or not results.known(scale, global_scale):
                 check_x(x)
@@ -76,17 +85,19 @@ def bind(
                     refuse(NAME, "x", f"has {dtype_name(x.dtype)} rows of {shape[-1]}", wanted)
             else:
                 check_loose(NAME, _NAMES, read)
-            out, made = results.made(x, (*shape[:-1], width), out, out_scale, _NAMES, read)
-            calls.learn(key, given, 2)
+            whole, made = results.made(x, (*shape[:-1], width), out, out_scale, _NAMES, read)
+            calls.learn(shape, (*read, whole, made), 2)
         if x.numel():
-            rows, scales = results.rows(out, made)
+            launched = any_rows(x, False), results.given(scale, global_scale), *results.rows(whole, made)
             tick()
             try:
-                launch(any_rows(x, False), results.given(scale, global_scale), rows, scales)
+                launch(*launched)
             except Exception as error:
                 failed(launch, error)
                 raise
-        return results.returned(out, made, scale)
+            if state and repeats:
+                calls.attach(shape, (*read, whole, made), adapter.repeated, *launched)
+        return results.returned(whole, made, scale)
 
     return run
 

@@ -7,9 +7,10 @@ import abc
 from torch import Tensor
 
 from kernelhub.ops.fused_quant.problem import ActivationProblem, NormProblem
+from kernelhub.ops.known_calls import Repeatable
 
 
-class NormAdapter(abc.ABC):
+class NormAdapter(Repeatable, abc.ABC):
     """A kernel of `rms_norm_quant`, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static.
@@ -48,7 +49,7 @@ class NormAdapter(abc.ABC):
         """
 
 
-class ActivationAdapter(abc.ABC):
+class ActivationAdapter(Repeatable, abc.ABC):
     """A kernel of `silu_and_mul_quant`, made for one problem; as `NormAdapter`."""
 
     def __init__(self, problem: ActivationProblem) -> None:

@@ -6,12 +6,13 @@ import abc
 
 from torch import Tensor
 
+from kernelhub.ops.known_calls import Repeatable
 from kernelhub.ops.kv_cache.problem import KvCacheProblem
 
 Scale = float | Tensor | None
 
 
-class KvCacheAdapter(abc.ABC):
+class KvCacheAdapter(Repeatable, abc.ABC):
     """A kernel of the op, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static.

@@ -20,7 +20,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
-from kernelhub.ops.known_calls import KnownCalls
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter
 from kernelhub.ops.kv_cache.problem import HND, NHD, WRITE_KV_CACHE, KvCacheProblem
 from kernelhub.ops.kv_cache.reference import write_kv_cache_reference
@@ -162,7 +162,8 @@ def bind(
     k_page, v_page = (*page, problem.head_dim_qk), (*page, problem.head_dim_vo)
     form = (dtype, kv_dtype, heads, k_tail[1], v_tail[1], problem.page_size, kind)
     scale_shape = (heads,) if kind == "head" else (1,)
-    calls = KnownCalls()
+    calls, repeats = KnownCalls(), is_repeated(adapter) and not looks
+    recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
     apart: set[Any] = set()  # pairs of caches, by their memory, that overlap neither themselves nor each other
 
     def memory_of(k_cache: Tensor, v_cache: Tensor) -> Any:
@@ -227,10 +228,22 @@ def bind(
                 key = k.shape
             elif type(k_scale) is float and type(v_scale) is float:
                 key = (k.shape, k_scale, v_scale)
-            as_before = calls.holds(key, given)
-            right = as_before or known(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-        except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
-            as_before = right = False
+        except (AttributeError, RuntimeError):  # what has no shape; `check` names it
+            pass
+        state: int = 0
+        if key is not None:
+            try:
+                state = recognise(key, given)
+            except Exception as error:
+                failed(launch, error)
+                raise
+            if state == 2:
+                tick()
+                return k_cache, v_cache
+        try:
+            right = state == 1 or known(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        except (AttributeError, RuntimeError):  # what has no shape or no memory
+            right = False
         if right:
             if looks:
                 check_slots(NAME, "k_cache", slot_mapping, k_cache.shape[0] * problem.page_size)
@@ -241,7 +254,7 @@ def bind(
                 apart.clear()
             apart.add(memory_of(k_cache, v_cache))
             k_scale, v_scale = python_value(k_scale), python_value(v_scale)
-        if not as_before:
+        if not state:
             calls.learn(key, given, 2)
         if k.shape[0]:
             tick()
@@ -254,6 +267,8 @@ def bind(
                 failed(launch, error)
                 check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, layout)
                 raise
+            if state and repeats:
+                calls.attach(key, given, adapter.repeated, k, v, *pages, slot_mapping, k_scale, v_scale)
         return k_cache, v_cache
 
     def check_form(k: Tensor, v: Tensor, k_cache: Tensor, k_scale: Any, v_scale: Any) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from kernelhub.ops.known_calls import Repeatable
 from kernelhub.ops.merge.problem import MergeProblem
 
 
-class MergeAdapter(abc.ABC):
+class MergeAdapter(Repeatable, abc.ABC):
     """A kernel of the op, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static.

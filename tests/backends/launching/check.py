@@ -477,8 +477,8 @@ def counted(adapter: type) -> Iterator[list[Any]]:
         met.append(operands)
         launch(self, *operands)
 
-    def small_anew(self: Any, first: torch.Tensor, *more: Any) -> None:
-        flat = [one for given in more for one in (given if isinstance(given, tuple) else (given,))]
+    def small_anew(self: Any, *operands: Any) -> None:
+        first, *flat = (one for given in operands for one in (given if isinstance(given, tuple | list) else (given,)))
         for tensor in flat:
             if isinstance(tensor, torch.Tensor):
                 small(1, (0,), first, tensor, 7)
@@ -544,7 +544,11 @@ def _decodes_again(stub: Stub, name: str) -> None:
 
 def _cloned(given: dict[str, Any]) -> dict[str, Any]:
     """The same call in other memory."""
-    return {one: value.clone() if isinstance(value, torch.Tensor) else value for one, value in given.items()}
+
+    def cloned(value: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu").copy_(value)
+
+    return {one: cloned(value) if isinstance(value, torch.Tensor) else value for one, value in given.items()}
 
 
 def _launched(stub: Stub, given: dict[str, Any]) -> list[list[str]]:
@@ -635,8 +639,8 @@ def latent_decode_again(stub: Stub) -> None:
     _decodes_again(stub, "mla_attention")
 
 
-def _products_again(stub: Stub, name: str) -> None:
-    """A product like one before is launched at once, and every other is checked as if it were the first."""
+def _products_again(stub: Stub, name: str, *more: str) -> None:
+    """A call like one before is launched at once, and every other is checked as if it were the first."""
     on_stub(stub, [8] * 2)
     runtime.recognise_in_c(runtime.native())
     op, good = call_of(name)
@@ -649,7 +653,7 @@ def _products_again(stub: Stub, name: str) -> None:
                 others = [
                     (parameter, kind, other)
                     for parameter, tensor in given.items()
-                    if parameter in ("a", "b_scale", "x", "w13_scale", "out")
+                    if parameter in ("a", "b_scale", "x", "w13_scale", "out", *more)
                     for kind, other in others_than(tensor, parameter, given)
                 ]
                 first = [outcome(op, given | {parameter: other}) for parameter, _, other in others]
@@ -730,6 +734,35 @@ def experts_again(stub: Stub) -> None:
     _products_again(stub, "fused_moe")
 
 
+def small_calls_again(stub: Stub) -> None:
+    """Of ops whose launch is the most of what they take."""
+    for name, changed in (
+        ("rms_norm_quant", ("weight", "out_residual", "out_scale")),
+        ("silu_and_mul_quant", ()),
+        ("write_kv_cache", ("k", "k_cache", "slot_mapping")),
+        ("write_mla_cache", ("k_rope", "kv_cache", "slot_mapping")),
+        ("concat_mla_k", ("k_nope", "k_rope")),
+        ("route_experts", ("logits", "out_weights", "out_ids")),
+    ):
+        _products_again(stub, name, *changed)
+    op, outs, lses = kernelhub.merge_attention_states, torch.randn(4, 3, 4, 16), torch.randn(4, 4, 3)
+    with believed_on_gpu(op.op):
+        adapter = type(op.prepare([*outs[:2]], [*lses[:2]], return_lse=True, backend="triton").adapter)
+        with counted(adapter) as met:
+            for stacked in (False, True):
+                launches = []
+                for first in (0, 0, 0, 0, 2):
+                    parts = tuple(of[first : first + 2] if stacked else [*of[first : first + 2]] for of in (outs, lses))
+                    out, out_lse = torch.empty(3, 4, 16), torch.empty(4, 3)
+                    calls, _ = len(met), stub.take()
+                    op(*parts, out, out_lse, backend="triton")
+                    given = dict(enumerate((*parts[0], *parts[1], out, out_lse)))
+                    launches.append(_launched(stub, {str(at): value for at, value in given.items()}))
+                assert len(met) == calls, "a call like one before reaches no adapter"
+                assert launches[-1] == launches[0]
+                assert {"0", "2", "4", "5"} <= {one for of_one in launches[0] for one in of_one}
+
+
 SCENARIOS = (
     same_as_triton,
     tensor_maps,
@@ -746,6 +779,7 @@ SCENARIOS = (
     latent_decode_again,
     product_again,
     experts_again,
+    small_calls_again,
 )
 
 

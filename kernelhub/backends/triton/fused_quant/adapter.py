@@ -82,6 +82,10 @@ class Norm(NormAdapter):
         tensors = [tensor for tensor in given if isinstance(tensor, Tensor)]
         self._repeated.run((x.shape[0], eps), tensors, self._launch_anew, *given)
 
+    def repeated(self, x: Tensor, weight: Tensor, eps: float, *more: Tensor | None) -> Any:
+        tensors = [tensor for tensor in (x, weight, *more) if tensor is not None]
+        return self._repeated.sequence_of((x.shape[0], eps), tensors)
+
     def _launch_anew(
         self,
         x: Tensor,
@@ -134,6 +138,9 @@ class Activation(ActivationAdapter):
         given = (x, given_scale, out, scale)
         tensors = [tensor for tensor in given if tensor is not None]
         self._repeated.run(x.shape[0], tensors, self._launch_anew, *given)
+
+    def repeated(self, x: Tensor, *more: Tensor | None) -> Any:
+        return self._repeated.sequence_of(x.shape[0], [x, *(tensor for tensor in more if tensor is not None)])
 
     def _launch_anew(self, x: Tensor, given_scale: Tensor | None, out: Tensor, scale: Tensor | None) -> None:
         out, scale = as_bytes(out), None if scale is None else as_bytes(scale)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 import triton
@@ -55,13 +56,11 @@ class Write(KvCacheAdapter):
         k_scale: Scale,
         v_scale: Scale,
     ) -> None:
-        key: Hashable = k.shape[0]
-        tensors: tuple[Tensor, ...] = (k, v, k_cache, v_cache, slot_mapping)
-        if isinstance(k_scale, Tensor) and isinstance(v_scale, Tensor):
-            tensors = (*tensors, k_scale, v_scale)
-        elif k_scale is not None:
-            key = key, k_scale, v_scale
-        self._repeated.run(key, tensors, self._launch_anew, k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        given = (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        self._repeated.run(*_identified(*given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(*_identified(*given))
 
     def _launch_anew(
         self,
@@ -97,3 +96,12 @@ class Write(KvCacheAdapter):
                 k_cache.shape[0] * self.problem.page_size,
                 *strides,
             )
+
+
+def _identified(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k_scale: Scale, v_scale: Scale
+) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """The key and the tensors of a call that may be repeated."""
+    if isinstance(k_scale, Tensor) and isinstance(v_scale, Tensor):
+        return k.shape[0], (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    return (k.shape[0], k_scale, v_scale), (k, v, k_cache, v_cache, slot_mapping)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 import triton
@@ -55,11 +56,11 @@ class Merge(MergeAdapter):
         lse: Tensor | None,
         out_scale: float | Tensor | None = None,
     ) -> None:
-        on_host = None if isinstance(out_scale, Tensor) else out_scale
-        of_parts = [*([outs] if isinstance(outs, Tensor) else outs), *([lses] if isinstance(lses, Tensor) else lses)]
-        more = [one for one in (lse, out_scale) if isinstance(one, Tensor)]
-        key = (out.shape, len(outs), isinstance(outs, Tensor), isinstance(lses, Tensor), lse is None, on_host)
-        self._repeated.run(key, [out, *of_parts, *more], self._launch_anew, outs, lses, out, lse, out_scale)
+        given = (outs, lses, out, lse, out_scale)
+        self._repeated.run(*_identified(*given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(*_identified(*given))
 
     def _launch_anew(
         self,
@@ -134,6 +135,21 @@ class Merge(MergeAdapter):
                 *strides_of(lses[0], 3),
                 *((0, 0, 0) if lse is None else strides_of(lse, 3)),
             )
+
+
+def _identified(
+    outs: Sequence[Tensor] | Tensor,
+    lses: Sequence[Tensor] | Tensor,
+    out: Tensor,
+    lse: Tensor | None,
+    out_scale: float | Tensor | None = None,
+) -> tuple[Hashable, list[Tensor]]:
+    """The key and the tensors of a call that may be repeated."""
+    on_host = None if isinstance(out_scale, Tensor) else out_scale
+    of_parts = [*([outs] if isinstance(outs, Tensor) else outs), *([lses] if isinstance(lses, Tensor) else lses)]
+    more = [one for one in (lse, out_scale) if isinstance(one, Tensor)]
+    key = (out.shape, len(outs), isinstance(outs, Tensor), isinstance(lses, Tensor), lse is None, on_host)
+    return key, [out, *of_parts, *more]
 
 
 def _apart(parts: Sequence[Tensor]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 import triton
@@ -47,13 +48,11 @@ class Write(MlaCacheAdapter):
     def launch(
         self, kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
     ) -> None:
-        key: Hashable = kv_c.shape[0]
-        tensors: tuple[Tensor, ...] = (kv_c, k_rope, kv_cache, slot_mapping)
-        if isinstance(kv_scale, Tensor):
-            tensors = (*tensors, kv_scale)
-        elif kv_scale is not None:
-            key = key, kv_scale
-        self._repeated.run(key, tensors, self._launch_anew, kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+        given = (kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+        self._repeated.run(*_identified(*given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(*_identified(*given))
 
     def _launch_anew(
         self, kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
@@ -79,3 +78,12 @@ class Write(MlaCacheAdapter):
                 kv_cache.shape[0] * self.problem.page_size,
                 *strides,
             )
+
+
+def _identified(
+    kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None
+) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """The key and the tensors of a call that may be repeated."""
+    if isinstance(kv_scale, Tensor):
+        return kv_c.shape[0], (kv_c, k_rope, kv_cache, slot_mapping, kv_scale)
+    return (kv_c.shape[0], kv_scale), (kv_c, k_rope, kv_cache, slot_mapping)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -39,9 +42,10 @@ class Concat(ConcatAdapter):
         self._launch = [Launcher(concat_kernel, {**static, "COPIES": copies}, num_warps=4) for copies in (False, True)]
 
     def launch(self, k_nope: Tensor | None, k_rope: Tensor, out: Tensor) -> None:
-        key = out.shape[0], k_nope is None
-        tensors = (k_rope, out) if k_nope is None else (k_rope, out, k_nope)
-        self._repeated.run(key, tensors, self._launch_anew, k_nope, k_rope, out)
+        self._repeated.run(*_identified(k_nope, k_rope, out), self._launch_anew, k_nope, k_rope, out)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(*_identified(*given))
 
     def _launch_anew(self, k_nope: Tensor | None, k_rope: Tensor, out: Tensor) -> None:
         copies = k_nope is not None
@@ -63,3 +67,8 @@ class Concat(ConcatAdapter):
                 tokens,
                 *strides,
             )
+
+
+def _identified(k_nope: Tensor | None, k_rope: Tensor, out: Tensor) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """The key and the tensors of a call that may be repeated."""
+    return (out.shape[0], k_nope is None), (k_rope, out) if k_nope is None else (k_rope, out, k_nope)

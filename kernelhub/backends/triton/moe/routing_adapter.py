@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import triton
 from torch import Tensor
 
@@ -50,9 +53,11 @@ class Routing(RoutingAdapter):
     def launch(
         self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
     ) -> None:
-        tensors = (logits, weights, ids) if correction_bias is None else (logits, weights, ids, correction_bias)
         given = (logits, correction_bias, scaling_factor, weights, ids)
-        self._repeated.run((logits.shape[0], scaling_factor), tensors, self._launch_anew, *given)
+        self._repeated.run(*_identified(*given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(*_identified(*given))
 
     def _launch_anew(
         self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
@@ -74,3 +79,11 @@ class Routing(RoutingAdapter):
                 *strides,
                 bias_stride,
             )
+
+
+def _identified(
+    logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
+) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """The key and the tensors of a call that may be repeated."""
+    tensors = (logits, weights, ids) if correction_bias is None else (logits, weights, ids, correction_bias)
+    return (logits.shape[0], scaling_factor), tensors

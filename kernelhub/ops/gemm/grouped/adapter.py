@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
+from kernelhub.ops.known_calls import Repeatable
 
 
 class GroupedOperands(NamedTuple):
@@ -31,7 +32,7 @@ class GroupedOperands(NamedTuple):
     bias: Tensor | None
 
 
-class GroupedGemmAdapter(abc.ABC):
+class GroupedGemmAdapter(Repeatable, abc.ABC):
     """A kernel of the op, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static.

@@ -6,10 +6,11 @@ import abc
 
 from torch import Tensor
 
+from kernelhub.ops.known_calls import Repeatable
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem
 
 
-class MlaCacheAdapter(abc.ABC):
+class MlaCacheAdapter(Repeatable, abc.ABC):
     """A kernel of the op, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static.

@@ -6,10 +6,11 @@ import abc
 
 from torch import Tensor
 
+from kernelhub.ops.known_calls import Repeatable
 from kernelhub.ops.mla.concat.problem import ConcatProblem
 
 
-class ConcatAdapter(abc.ABC):
+class ConcatAdapter(Repeatable, abc.ABC):
     """A kernel of the op, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static.

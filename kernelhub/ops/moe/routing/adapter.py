@@ -6,10 +6,11 @@ import abc
 
 from torch import Tensor
 
+from kernelhub.ops.known_calls import Repeatable
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 
 
-class RoutingAdapter(abc.ABC):
+class RoutingAdapter(Repeatable, abc.ABC):
     """A kernel of the op, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static.

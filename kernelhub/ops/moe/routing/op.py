@@ -20,6 +20,7 @@ from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.moe.routing.adapter import RoutingAdapter
 from kernelhub.ops.moe.routing.problem import FLOATS, ROUTE_EXPERTS, SCORINGS, SOFTMAX_AFTER_TOPK, RoutingProblem
 from kernelhub.ops.moe.routing.reference import route_experts_reference
@@ -145,7 +146,8 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destinations, the launch."""
-    launch = adapter.launch
+    launch, calls, repeats = adapter.launch, KnownCalls(), is_repeated(adapter)
+    recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
     top_k, num_experts, scoring = problem.top_k, problem.num_experts, problem.scoring
     num_groups, topk_groups = problem.num_groups, problem.topk_groups
     dtype, has_bias, scaled = getattr(torch, problem.dtype), problem.correction_bias, problem.scaling_factor
@@ -208,6 +210,13 @@ def bind(
                 return False
         return True
 
+    def made(logits: Tensor, weights: Tensor | None, ids: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The destinations, as given or new."""
+        rows = logits.shape[0]
+        if weights is None:
+            weights = logits.new_empty(rows, top_k, dtype=float32)
+        return weights, logits.new_empty(rows, top_k, dtype=int32) if ids is None else ids
+
     def run(
         logits: Tensor,
         correction_bias: Tensor | None,
@@ -221,17 +230,27 @@ def bind(
             )
             return result
         try:
-            if not known(logits, correction_bias, scaling_factor, out_weights, out_ids):
-                examine(logits, correction_bias, scaling_factor, out_weights, out_ids)
-            shape = (logits.shape[0], top_k)
-            if out_weights is None:
-                out_weights = logits.new_empty(*shape, dtype=float32)
-            if out_ids is None:
-                out_ids = logits.new_empty(*shape, dtype=int32)
-            if shape[0]:
+            key, state = None, 0
+            if type(scaling_factor) is float and not logits.is_nested:
+                key = logits.shape, scaling_factor
+                if key in calls and usable(logits, dtype, device):
+                    weights, ids = made(logits, out_weights, out_ids)
+                    state = recognise(key, (logits, correction_bias, weights, ids))
+                    if state == 2:
+                        tick()
+                        return weights, ids
+            if not state:
+                if not known(logits, correction_bias, scaling_factor, out_weights, out_ids):
+                    examine(logits, correction_bias, scaling_factor, out_weights, out_ids)
+                weights, ids = made(logits, out_weights, out_ids)
+                calls.learn(key, (logits, correction_bias, weights, ids), 2)
+            if logits.shape[0]:
+                launched = logits, correction_bias, float(scaling_factor), weights, ids
                 tick()
-                launch(logits, correction_bias, float(scaling_factor), out_weights, out_ids)
-            return out_weights, out_ids
+                launch(*launched)
+                if state and repeats:
+                    calls.attach(key, (logits, correction_bias, weights, ids), adapter.repeated, *launched)
+            return weights, ids
         except InvalidArgument:
             raise
         except Exception as error:
