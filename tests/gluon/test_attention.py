@@ -14,7 +14,7 @@ from kernelhub.backends.gluon.attention import adapter, prefill
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
-from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
+from kernelhub.ops.attention.problem import DenseAttentionProblem, PagedAttentionProblem
 from kernelhub.ops.attention.reference import attention_reference, paged_attention_reference
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.models.shapes import AttentionModel
@@ -44,7 +44,7 @@ def dense(seed: int, more: dict[str, Any] | None = None, spoil: Any = None, **in
     if spoil is not None:
         spoil(arguments)
     ragged = "cu_seqlens_q" in arguments
-    problem = AttentionProblem(**_facets(arguments, ragged))
+    problem = DenseAttentionProblem(**_facets(arguments, ragged))
     step = DenseStep(arguments.get("cu_seqlens_q"), arguments.get("cu_seqlens_k"))
     out = _run(seed, problem, arguments["q"], arguments["k"], arguments["v"], step, arguments)
     return bool(compare_out(out, attention_reference(**arguments), 4.5).ok)
@@ -78,7 +78,7 @@ def _facets(arguments: dict[str, Any], ragged: bool) -> dict[str, Any]:
 
 
 def _run(
-    seed: int, problem: AttentionProblem, q: Tensor, k: Tensor, v: Tensor, step: Any, arguments: dict[str, Any]
+    seed: int, problem: DenseAttentionProblem, q: Tensor, k: Tensor, v: Tensor, step: Any, arguments: dict[str, Any]
 ) -> Tensor:
     values = Values(
         problem.head_dim_qk**-0.5,

@@ -11,7 +11,7 @@ from kernelhub.backends.triton.attention import adapter as adapters
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
-from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem, PagedAttentionProblem
+from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, DenseAttentionProblem, PagedAttentionProblem
 from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
 
@@ -79,7 +79,7 @@ def _case(name: str, adapter: type[Any], facets: dict[str, Any], paged: bool = T
 
 def launch(adapter: type[Any], facets: dict[str, Any], paged: bool, device: DeviceFacts) -> None:
     """A serving-sized call."""
-    problem_type = PagedAttentionProblem if paged else AttentionProblem
+    problem_type = PagedAttentionProblem if paged else DenseAttentionProblem
     problem = problem_type(device=device, **facets)
     q_dtype, kv_dtype = getattr(torch, problem.q_dtype), getattr(torch, problem.kv_dtype)
     heads, kv_heads = problem.num_q_heads, problem.num_kv_heads
