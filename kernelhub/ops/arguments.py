@@ -78,6 +78,11 @@ def usable(tensor: Any, dtype: torch.dtype, device: int) -> bool:
     )
 
 
+def dense(tensor: Any, dtype: torch.dtype, device: int) -> bool:
+    """The same of a tensor like which torch makes others of any shape, as of sparse ones it does not."""
+    return usable(tensor, dtype, device) and tensor.layout is torch.strided
+
+
 def alike(tensor: Any, shape: Sequence[int], dtype: torch.dtype, device: int) -> bool:
     """The same of a tensor of this shape, a tuple."""
     try:

@@ -20,6 +20,7 @@ from kernelhub.runtime import launch
 SIZES: dict[str, dict[str, Any]] = {
     "quantize_fp8": {"tokens": 3, "width": 256},
     "quantize_mxfp4": {"tokens": 3, "width": 256},
+    "quantize_mxfp8": {"tokens": 3, "width": 256},
     "quantize_nvfp4": {"tokens": 3, "width": 256},
     "rms_norm_quant": {"tokens": 3, "width": 256},
     "silu_and_mul_quant": {"tokens": 3, "width": 256},
@@ -96,6 +97,7 @@ def others_than(tensor: Tensor, name: str, given: dict[str, Any]) -> Iterator[tu
     yield "other strides", apart.copy_(tensor)
     makers: dict[str, Callable[[], Any]] = {
         "sparse": lambda: tensor.to_sparse(),
+        "compressed": lambda: tensor.to_sparse_csr(),
         "nested": lambda: torch.nested.nested_tensor(list(tensor)),
         "wants a gradient": lambda: tensor.clone().requires_grad_(),
         "a parameter": lambda: torch.nn.Parameter(tensor.clone(), requires_grad=False),
@@ -104,7 +106,7 @@ def others_than(tensor: Tensor, name: str, given: dict[str, Any]) -> Iterator[tu
     for kind, make in makers.items():
         try:
             yield kind, make()
-        except (RuntimeError, NotImplementedError):
+        except (RuntimeError, NotImplementedError, IndexError):
             continue  # torch has none of this dtype
     if name.startswith("out") or name in ("residual_out", "k_cache", "v_cache"):
         for other, operand in given.items():
@@ -241,7 +243,11 @@ def test_a_known_merge_does_not_let_another_through(known, stacked) -> None:
     a, la = outs[0], lses[0]
     apart = torch.randn(3, 4, 16, 2)[..., 0]
     nested, meta = torch.nested.nested_tensor([*a]), a.to("meta")
-    for other in (None, "x", a.double(), a[:2], a.to_sparse(), nested, meta, a.clone().requires_grad_()):
+    sparse = a.to_sparse(), a.to_sparse_csr()
+    for other in (None, "x", a.double(), a[:2], *sparse, nested, meta, a.clone().requires_grad_()):
+        for given in (([other, a], [la, la]), ([a, a], [other, la])):
+            with pytest.raises(kernelhub.errors.InvalidArgument):
+                op(*given, return_lse=True)
         with pytest.raises(kernelhub.errors.InvalidArgument):
             op([a, other], [la, la], out, out_lse)
         with pytest.raises(kernelhub.errors.InvalidArgument):

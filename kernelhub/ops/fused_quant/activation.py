@@ -14,7 +14,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
-from kernelhub.ops.arguments import dtype_name, refuse, usable
+from kernelhub.ops.arguments import dense, dtype_name, refuse, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.fused_quant.adapter import ActivationAdapter
@@ -65,7 +65,7 @@ def bind(
             return elsewhere(x.get_device())(x, scale, global_scale, out, out_scale)
         shape, read = shape_of(NAME, x), (x, scale, global_scale)
         state = 0
-        if shape in calls and usable(x, dtype, device):
+        if shape in calls and dense(x, dtype, device):
             whole, made = results.completed(x, (*shape[:-1], width), out, out_scale)
             try:
                 state = recognise(shape, (*read, whole, made))

@@ -16,7 +16,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
-from kernelhub.ops.arguments import alike, dtype_name, refuse, usable
+from kernelhub.ops.arguments import alike, dense, dtype_name, refuse, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E8M0
 from kernelhub.ops.fused_quant.adapter import NormAdapter
@@ -124,7 +124,7 @@ def bind(
             return there(x, weight, eps, residual, scale, global_scale, out, out_scale, out_residual)
         shape, read = shape_of(NAME, x), (x, weight, residual, scale, global_scale)
         key, state = (shape, eps), 0
-        if type(eps) is float and key in calls and usable(x, dtype, device):
+        if type(eps) is float and key in calls and dense(x, dtype, device):
             whole, made = results.completed(x, shape, out, out_scale)
             total = x.new_empty(*shape) if out_residual is None and has_residual else out_residual
             try:

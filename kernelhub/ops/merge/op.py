@@ -14,7 +14,7 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, lse_shape, usable
+from kernelhub.ops.arguments import alike, check_wants_no_gradient, dense, describe, dtype_name, lse_shape
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
@@ -194,8 +194,8 @@ def bind(
         key, read = _known_as(outs, lses, out_scale)
         if (
             key in calls
-            and usable(first, dtype, device)
-            and usable(lses[0], float32, device)
+            and dense(first, dtype, device)
+            and dense(lses[0], float32, device)
             and (out_lse is None or returns_lse)
         ):
             whole, sums = made(first, lses[0], out, out_lse)

@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from kernelhub.ops.known_calls import Repeatable
 
-class QuantizeAdapter(abc.ABC):
+
+class QuantizeAdapter(Repeatable, abc.ABC):
     """A kernel of `quantize_fp8`, `quantize_nvfp4`, `quantize_mxfp4` or `quantize_mxfp8`, made for one problem.
 
     To write one:

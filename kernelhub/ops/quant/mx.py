@@ -13,10 +13,10 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
-from kernelhub.ops.arguments import dtype_name, refuse, usable
+from kernelhub.ops.arguments import dense, dtype_name, refuse, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3, E8M0
-from kernelhub.ops.known_calls import KnownCalls
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import check_loose, check_operand, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
@@ -85,7 +85,8 @@ def bind_mx(op: str) -> Callable[..., Run]:
         launch, dtype = adapter.launch, getattr(torch, problem.dtype)
         multiple, per_byte, codes_dtype = (MX_GROUP, 2, torch.uint8) if fp4 else (1, 1, E4M3)
 
-        calls = KnownCalls()
+        calls, repeats = KnownCalls(), is_repeated(adapter)
+        recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
         def check_operand_of_call(x: Tensor, shape: tuple[int, ...]) -> None:
             """Whatever the contract says of x."""
@@ -104,27 +105,40 @@ def bind_mx(op: str) -> Callable[..., Run]:
                 result: tuple[Tensor, Tensor] = elsewhere(x.get_device())(x, out, out_scale)
                 return result
             shape = shape_of(op, x)
-            key, given = (shape, out is None), (x, out, out_scale)
+            state = 0
             *lead, width = shape if shape else (0,)
             scales = (*lead, -(-width // MX_GROUP))
-            if calls.holds(key, given):
-                if out is None:
-                    out = x.new_empty(*lead, width // per_byte, dtype=codes_dtype)
-                if out_scale is None:
-                    out_scale = x.new_empty(*scales, dtype=E8M0)
-            else:
-                check_operand_of_call(x, shape)
-                out = destination(op, "out", out, (*lead, width // per_byte), codes_dtype, device, ("x",), (x,))
-                out_scale = destination(op, "out_scale", out_scale, scales, E8M0, device, ("x", "out"), (x, out))
-                calls.learn(key, given, 2)
-            if x.numel():
-                codes, scale = as_rows(op, "out", out, False), as_rows(op, "out_scale", out_scale, False)
-                tick()
+            if shape in calls and dense(x, dtype, device):
+                codes = x.new_empty(*lead, width // per_byte, dtype=codes_dtype) if out is None else out
+                scale = x.new_empty(*scales, dtype=E8M0) if out_scale is None else out_scale
                 try:
-                    launch(any_rows(x, False), codes, scale, None)
+                    state = recognise(shape, (x, codes, scale))
                 except Exception as error:
                     failed(launch, error)
                     raise
+                if state:
+                    out, out_scale = codes, scale
+                    if state == 2:
+                        tick()
+                        return out, out_scale
+            if not state:
+                check_operand_of_call(x, shape)
+                out = destination(op, "out", out, (*lead, width // per_byte), codes_dtype, device, ("x",), (x,))
+                out_scale = destination(op, "out_scale", out_scale, scales, E8M0, device, ("x", "out"), (x, out))
+                calls.learn(shape, (x, out, out_scale), 2)
+            assert out is not None
+            assert out_scale is not None
+            if x.numel():
+                rows = as_rows(op, "out", out, False), as_rows(op, "out_scale", out_scale, False)
+                launched = any_rows(x, False), *rows, None
+                tick()
+                try:
+                    launch(*launched)
+                except Exception as error:
+                    failed(launch, error)
+                    raise
+                if state and repeats:
+                    calls.attach(shape, (x, out, out_scale), adapter.repeated, *launched)
             return out, out_scale
 
         return run

@@ -13,10 +13,10 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
-from kernelhub.ops.arguments import alike, describe, dtype_name, refuse, usable
+from kernelhub.ops.arguments import alike, dense, describe, dtype_name, refuse, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.known_calls import KnownCalls
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import check_loose, check_own_memory, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
@@ -80,7 +80,8 @@ def bind_nvfp4(
     """The function that a call of `quantize_nvfp4` runs."""
     launch, op, dtype = adapter.launch, "quantize_nvfp4", getattr(torch, problem.dtype)
     static, float32 = problem.static, torch.float32
-    calls = KnownCalls()
+    calls, repeats = KnownCalls(), is_repeated(adapter)
+    recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
     def known(x: Tensor, shape: tuple[int, ...], global_scale: Tensor | None) -> bool:
         """Nothing that `check_nvfp4` would refuse."""
@@ -138,26 +139,44 @@ def bind_nvfp4(
             )
             return result
         shape = shape_of(op, x)
-        key, given = (shape, out is None), (x, global_scale, out, out_scale, out_global_scale)
-        if calls.holds(key, given):
+        state, read = 0, (x, global_scale)
+        if shape in calls and dense(x, dtype, device):
             *lead, width = shape
-            if global_scale is None:
-                global_scale = x.new_empty(1, dtype=float32) if out_global_scale is None else out_global_scale
-            if out is None:
-                out = x.new_empty(*lead, width // 2, dtype=torch.uint8)
-            if out_scale is None:
-                out_scale = x.new_empty(*lead, width // NVFP4_GROUP, dtype=E4M3)
-        else:
-            out, out_scale, global_scale = checked(x, shape, global_scale, out, out_scale, out_global_scale)
-            calls.learn(key, given, 3)
-        if x.numel():
-            codes, scale = as_rows(op, "out", out, False), as_rows(op, "out_scale", out_scale, False)
-            tick()
+            codes = x.new_empty(*lead, width // 2, dtype=torch.uint8) if out is None else out
+            scale = x.new_empty(*lead, width // NVFP4_GROUP, dtype=E4M3) if out_scale is None else out_scale
+            whole = out_global_scale
+            if global_scale is None and whole is None:
+                whole = x.new_empty(1, dtype=float32)
+            given = (*read, codes, scale, whole)
             try:
-                launch(any_rows(x, False), codes, scale, global_scale)
+                state = recognise(shape, given)
             except Exception as error:
                 failed(launch, error)
                 raise
+            if state:
+                out, out_scale, global_scale = codes, scale, whole if global_scale is None else global_scale
+                assert global_scale is not None
+                if state == 2:
+                    tick()
+                    return out, out_scale, global_scale
+        if not state:
+            out, out_scale, global_scale = checked(x, shape, global_scale, out, out_scale, out_global_scale)
+            given = (*read, out, out_scale, global_scale if read[1] is None else out_global_scale)
+            calls.learn(shape, given, 3)
+        assert out is not None
+        assert out_scale is not None
+        assert global_scale is not None
+        if x.numel():
+            rows = as_rows(op, "out", out, False), as_rows(op, "out_scale", out_scale, False)
+            launched = any_rows(x, False), *rows, global_scale
+            tick()
+            try:
+                launch(*launched)
+            except Exception as error:
+                failed(launch, error)
+                raise
+            if state and repeats:
+                calls.attach(shape, given, adapter.repeated, *launched)
         elif not problem.static:
             global_scale.fill_(LEAST_GLOBAL_SCALE)
         return out, out_scale, global_scale

@@ -13,7 +13,7 @@ import struct
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from ctypes import c_int
 from typing import Any
 
@@ -465,6 +465,13 @@ def decode(name: str) -> tuple[Any, dict[str, Any]]:
     return kernelhub.mla_attention, {**operands, **given, "out": torch.zeros(2, 4, 64, **half)}
 
 
+def _parts(given: Any) -> Sequence[Any]:
+    """What an operand of a launch consists of."""
+    if dataclasses.is_dataclass(given):
+        return [getattr(given, field.name) for field in dataclasses.fields(given)]
+    return given if isinstance(given, tuple | list) else (given,)
+
+
 @contextlib.contextmanager
 def counted(adapter: type) -> Iterator[list[Any]]:
     """The calls that reach the adapter, which the launcher does not recognise. A small kernel replaces those of it."""
@@ -478,7 +485,7 @@ def counted(adapter: type) -> Iterator[list[Any]]:
         launch(self, *operands)
 
     def small_anew(self: Any, *operands: Any) -> None:
-        first, *flat = (one for given in operands for one in (given if isinstance(given, tuple | list) else (given,)))
+        first, *flat = (one for given in operands for one in _parts(given))
         for tensor in flat:
             if isinstance(tensor, torch.Tensor):
                 small(1, (0,), first, tensor, 7)
@@ -743,6 +750,10 @@ def small_calls_again(stub: Stub) -> None:
         ("write_mla_cache", ("k_rope", "kv_cache", "slot_mapping")),
         ("concat_mla_k", ("k_nope", "k_rope")),
         ("route_experts", ("logits", "out_weights", "out_ids")),
+        ("quantize_fp8", ("out_scale",)),
+        ("quantize_mxfp8", ("out_scale",)),
+        ("quantize_nvfp4", ("out_scale", "out_global_scale")),
+        ("fp4_gemm", ("a_scale",)),
     ):
         _products_again(stub, name, *changed)
     op, outs, lses = kernelhub.merge_attention_states, torch.randn(4, 3, 4, 16), torch.randn(4, 4, 3)

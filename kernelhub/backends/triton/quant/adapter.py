@@ -137,6 +137,9 @@ class QuantizeFp8(QuantizeAdapter):
         tensors = (x, codes, scale) if global_scale is None else (x, codes, scale, global_scale)
         self._repeated.run(x.shape, tensors, self._launch_anew, x, codes, scale, global_scale)
 
+    def repeated(self, x: Tensor, *more: Tensor | None) -> Any:
+        return self._repeated.sequence_of(x.shape, [x, *(one for one in more if one is not None)])
+
     def _launch_anew(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         granularity = self.problem.granularity
         codes, scale = as_bytes(codes), as_bytes(scale)
@@ -183,6 +186,9 @@ class _QuantizeGroups(QuantizeAdapter):
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         tensors = (x, codes, scale) if global_scale is None else (x, codes, scale, global_scale)
         self._repeated.run(x.shape, tensors, self._launch_anew, x, codes, scale, global_scale)
+
+    def repeated(self, x: Tensor, *more: Tensor | None) -> Any:
+        return self._repeated.sequence_of(x.shape, [x, *(one for one in more if one is not None)])
 
     def _launch_anew(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         codes, scale = as_bytes(codes), as_bytes(scale)

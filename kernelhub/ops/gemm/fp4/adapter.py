@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
+from kernelhub.ops.known_calls import Repeatable
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Weights:
     global_scale: Tensor | None
 
 
-class Fp4GemmAdapter(abc.ABC):
+class Fp4GemmAdapter(Repeatable, abc.ABC):
     """A kernel of the op, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static.

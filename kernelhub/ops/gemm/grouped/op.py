@@ -20,7 +20,7 @@ from kernelhub.ops.gemm.grouped.checks import NAME, Operands, check, check_form,
 from kernelhub.ops.gemm.grouped.problem import FEW, FP4, GROUPED_GEMM, MANY, MOST_FEW, GroupedGemmProblem
 from kernelhub.ops.gemm.grouped.reference import grouped_gemm_reference
 from kernelhub.ops.gemm.grouped.scales import PACKED, geometry_of_a, geometry_of_b
-from kernelhub.ops.known_calls import KnownCalls
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import check_loose, check_own_memory, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.ops.values import checks_devices
@@ -69,8 +69,9 @@ def bind(
     kinds |= {5: problem.b_scale is not None and (one or problem.b_scale == "tensor")}
     kinds |= {6: problem.a_global_scale, 7: problem.global_scale, 8: one_row and problem.bias}
     scalars = [at for at, may_be_one in kinds.items() if may_be_one]
-    calls = KnownCalls()
     forms, reads = Forms(device), problem.device.type == "cpu" or checks_devices()
+    calls, repeats = KnownCalls(), is_repeated(adapter) and not reads
+    recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
     def run(operands: Operands, given_dtype: torch.dtype | None, out: Tensor | None, checked: bool = False) -> Tensor:
         """`checked`: the call was checked, and this function made for it."""
@@ -82,7 +83,15 @@ def bind(
         if not a.is_nested and (given_dtype is None or type(given_dtype) is torch.dtype):
             key = a.shape, given_dtype, out is None
         given = (*operands, out)
-        if calls.holds(key, given):
+        try:
+            state = recognise(key, given)
+        except Exception as error:
+            failed(launch, error)
+            raise
+        if state == 2 and out is not None:
+            tick()
+            return out
+        if state:
             if reads:
                 check_lengths(lengths_name, operands[lengths_at], b.shape[0], a, masked)
         else:
@@ -114,11 +123,14 @@ def bind(
             except Exception as error:
                 failed(compute, error)
                 raise
+        launched = GroupedOperands(*operands), out
         try:
-            launch(GroupedOperands(*operands), out)
+            launch(*launched)
         except Exception as error:
             failed(launch, error)
             raise
+        if state and repeats:
+            calls.attach(key, given, adapter.repeated, *launched)
         return out
 
     return run

@@ -14,7 +14,7 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
+from kernelhub.ops.arguments import alike, check_wants_no_gradient, dense, describe, dtype_name, usable
 from kernelhub.ops.call_plan import CallPlan, prepares
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
@@ -120,7 +120,7 @@ def bind(
         state: int = 0
         if not k_nope.is_nested and type(k_rope) is Tensor:
             key = k_nope.shape, k_rope.ndim
-            if key in calls and usable(k_nope, dtype, device):
+            if key in calls and dense(k_nope, dtype, device):
                 whole = k_nope.new_empty(k_nope.shape[0], num_heads, width) if out is None else out
                 try:
                     state = recognise(key, (k_nope, k_rope, whole))

@@ -18,7 +18,7 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
+from kernelhub.ops.arguments import alike, check_wants_no_gradient, dense, describe, dtype_name, usable
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.moe.routing.adapter import RoutingAdapter
@@ -233,7 +233,7 @@ def bind(
             key, state = None, 0
             if type(scaling_factor) is float and not logits.is_nested:
                 key = logits.shape, scaling_factor
-                if key in calls and usable(logits, dtype, device):
+                if key in calls and dense(logits, dtype, device):
                     weights, ids = made(logits, out_weights, out_ids)
                     state = recognise(key, (logits, correction_bias, weights, ids))
                     if state == 2:

@@ -172,9 +172,10 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         return {"codes": tiles, "scale": scales, "global_scale": global_scale}, unpack
 
     def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
-        given = (out, a.codes, b.codes, b.scale, a.scale, a.global_scale, b.global_scale, bias)
-        key, tensors = out.shape[0], tuple([one for one in given if one is not None])
-        self._repeated.run(key, tensors, self._launch_anew, a, b, bias, out)
+        self._repeated.run(*_identified(a, b, bias, out), self._launch_anew, a, b, bias, out)
+
+    def repeated(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> Any:
+        return self._repeated.sequence_of(*_identified(a, b, bias, out))
 
     def _launch_anew(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
         rows, n = out.shape
@@ -246,3 +247,9 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
                     row_step,
                     *out.stride(),
                 )
+
+
+def _identified(a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> tuple[int, tuple[Tensor, ...]]:
+    """The key and the tensors of a call that may be repeated."""
+    given = (out, a.codes, b.codes, b.scale, a.scale, a.global_scale, b.global_scale, bias)
+    return out.shape[0], tuple([one for one in given if one is not None])

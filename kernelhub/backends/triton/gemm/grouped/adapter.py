@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 from torch import Tensor
 
@@ -76,6 +78,9 @@ class Grouped(GroupedGemmAdapter):
     def launch(self, operands: GroupedOperands, out: Tensor) -> None:
         tensors = [out, *[one for one in operands if one is not None]]
         self._repeated.run(out.shape, tensors, self._launch_anew, operands, out)
+
+    def repeated(self, operands: GroupedOperands, out: Tensor) -> Any:
+        return self._repeated.sequence_of(out.shape, [out, *[one for one in operands if one is not None]])
 
     def _launch_anew(self, operands: GroupedOperands, out: Tensor) -> None:
         problem = self.problem
