@@ -28,6 +28,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "write_mla_cache": {"tokens": 3},
     "concat_mla_k": {"tokens": 3},
     "route_experts": {"tokens": 3},
+    "mqa_logits": {"tokens": 3, "keys": 16},
+    "topk_indices": {"tokens": 3, "keys": 16, "k": 4},
     "fp8_gemm": {"tokens": 3, "n": 128, "k": 128},
     "fp4_gemm": {"tokens": 3, "n": 128, "k": 128},
     "grouped_gemm": {"n": 64, "k": 128},

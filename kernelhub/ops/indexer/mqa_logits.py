@@ -20,6 +20,7 @@ from kernelhub.ops.indexer.adapter import LogitsAdapter
 from kernelhub.ops.indexer.arguments import check_tensor
 from kernelhub.ops.indexer.problem import DTYPES, MQA_LOGITS, LogitsProblem
 from kernelhub.ops.indexer.reference import mqa_logits_reference
+from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.operands import check_destination, check_operand, is_plain_view, may_overlap
 from kernelhub.ops.operators import Traced
 from kernelhub.probes.device import facts_of
@@ -77,7 +78,7 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch."""
-    launch = adapter.launch
+    launch, calls = adapter.launch, KnownCalls()
     form = (getattr(torch, problem.dtype), problem.num_heads, problem.head_dim, problem.k_scale)
     dtype, num_heads, head_dim, has_scale = form
     float32, int32 = torch.float32, torch.int32
@@ -129,8 +130,11 @@ def bind(
         if q.get_device() != device:
             result: Tensor = elsewhere(q.get_device())(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
             return result
+        given = (q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+        key: Any = None if q.is_nested or type(k) is not Tensor or k.is_nested else (q.shape, k.shape, out is None)
+        as_before = calls.holds(key, given)
         try:
-            right = known(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+            right = as_before or known(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
         except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
             right = False
         if not right:
@@ -139,6 +143,8 @@ def bind(
                 wanted = f"the plan is for {problem.dtype} [T, {num_heads}, {head_dim}]"
                 scaled = "with" if has_scale else "without"
                 refuse("q", f"is {describe(q)}, k_scale {type(k_scale).__name__}", f"{wanted} {scaled} it")
+        if not as_before:
+            calls.learn(key, given, 1)
         if out is None:
             out = q.new_empty(q.shape[0], k.shape[0], dtype=float32)
         if out.numel():
