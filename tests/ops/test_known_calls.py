@@ -233,6 +233,28 @@ def test_a_destination_stays_in_the_place_of_its_operand() -> None:
     assert not calls.holds(4, (other[:4], other[1:5]))
 
 
+def test_a_known_batched_product_does_not_let_another_through(known) -> None:
+    op = kernelhub.bmm_fp8
+    given = importlib.import_module("kernelhub.ops.gemm.fp8.batched.inputs").bmm_fp8_inputs(
+        batch=2, tokens=2, n=16, k=16
+    )
+    given |= {"out": op(**given, backend="torch"), "backend": "torch"}
+    for _ in range(3):
+        op(**given)
+    assert known[-1]
+    for name in ("a", "b", "out"):
+        tensor = given[name]
+        nested, apart = torch.nested.nested_tensor([*tensor.bfloat16()]), tensor.view(torch.uint8).flatten()[-8:]
+        for other in (nested, tensor.double(), tensor[:1], tensor.to("meta"), apart):
+            with pytest.raises(kernelhub.errors.InvalidArgument):
+                op(**given | {name: other})
+    room = torch.zeros(600, dtype=torch.uint8)
+    a, out = room[:64].view(torch.float8_e4m3fn).view(2, 2, 16), room[32:160].view(torch.bfloat16).view(2, 2, 16)
+    with pytest.raises(kernelhub.errors.InvalidArgument, match="overlaps"):
+        op(**given | {"a": a, "out": out})
+    assert not known[-1]
+
+
 @pytest.mark.parametrize("stacked", [True, False])
 def test_a_known_merge_does_not_let_another_through(known, stacked) -> None:
     op, shapes = kernelhub.merge_attention_states, ((2, 3, 4, 16), (2, 4, 3))
