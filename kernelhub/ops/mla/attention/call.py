@@ -232,6 +232,8 @@ def fits_of(problem: MlaProblem, device: int) -> Callable[[Any, Any], bool]:
     def fits(q: Any, kv_cache: Any) -> bool:
         if not usable(q, dtype, device) or not usable(kv_cache, kv_dtype, device):
             return False
+        if q.layout is not torch.strided or kv_cache.layout is not torch.strided:  # these have no strides to ask for
+            return False
         if not ((q.is_contiguous() or is_plain_view(q)) and (kv_cache.is_contiguous() or is_plain_view(kv_cache))):
             return False
         shape, pages = q.shape, kv_cache.shape
@@ -288,7 +290,10 @@ def destination_of(problem: MlaProblem, device: int) -> Callable[..., Tensor]:
             return q.new_empty(*wanted)
         beside = (topk_indices, values.sinks, step.block_table, step.seq_lens, step.cu_seqlens_q)
         if not (
-            alike(out, wanted, dtype, device) and out.is_contiguous() and not may_overlap(out, (q, kv_cache, *beside))
+            alike(out, wanted, dtype, device)
+            and out.layout is torch.strided
+            and out.is_contiguous()
+            and not may_overlap(out, (q, kv_cache, *beside))
         ):
             names = ("topk_indices", "sinks", "block_table", "seq_lens", "cu_seqlens_q")
             operands = {"q": q, "kv_cache": kv_cache, **dict(zip(names, beside, strict=True))}
