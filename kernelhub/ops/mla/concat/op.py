@@ -20,7 +20,7 @@ from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 from kernelhub.ops.mla.concat.problem import CONCAT_MLA_K, DTYPES, ConcatProblem
 from kernelhub.ops.mla.concat.reference import concat_mla_k_reference
-from kernelhub.ops.operands import check_destination, check_operand, is_plain_view, may_overlap
+from kernelhub.ops.operands import check_destination, check_operand, is_plain_view, may_overlap, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.probes.device import facts_of
 
@@ -133,7 +133,7 @@ def bind(
                 if state:
                     out = whole
         try:
-            right = state == 1 or known(k_nope, k_rope, out)
+            right = state == 1 or (not transformed() and known(k_nope, k_rope, out))
         except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
             right = False
         if not right:
@@ -147,9 +147,9 @@ def bind(
             calls.learn(key, (k_nope, k_rope, out), 1)
         if out.shape[0]:
             rope = k_rope.squeeze(1) if k_rope.ndim == 3 else k_rope
-            launched = None if stands_in(k_nope, out) else k_nope, rope, out
             tick()
             try:
+                launched = None if stands_in(k_nope, out) else k_nope, rope, out
                 launch(*launched)
             except Exception as error:
                 failed(launch, error)
