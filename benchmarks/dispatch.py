@@ -67,6 +67,7 @@ GOALS: dict[str, dict[str, float]] = {
     "import": {"ns": 50_000_000},
 }
 TABLE_KEYS = 100_000
+MOST_ENTRIES = 2  # of calls that differ in their length alone: orders distinguish short sequences and long ones
 ATTEMPTS = 3
 SLACK = 1.25
 SLACK_OF_OPS = 1.5
@@ -283,8 +284,9 @@ def missed_goals(result: dict[str, Any], slack: float = 1.0) -> dict[str, str]:
         ):
             if ns > limit * allowed:
                 missed[f"{op}, {figure}"] = f"{op}: {ns:,g} {figure}, goal at most {limit:,}"
-    if result["table"]["entries"] != 1:
-        missed["table"] = f"table: {result['table']['entries']} entries after {TABLE_KEYS} lengths, goal 1"
+    if result["table"]["entries"] > MOST_ENTRIES:
+        found = f"{result['table']['entries']} entries after {TABLE_KEYS} lengths"
+        missed["table"] = f"table: {found}, goal at most {MOST_ENTRIES}"
     return missed
 
 
