@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.lost import failed
 from kernelhub.ops.known_form import KnownForm
-from kernelhub.ops.operands import extent_of
+from kernelhub.ops.operands import extent_of, transformed
 
 _MOST_CALLS = 256
 _MOST_MISSED = 4096
@@ -48,9 +49,11 @@ def is_repeated(adapter: Repeatable) -> bool:
 class KnownCalls:
     """The calls that an op let through, for one bound kernel. Threads may share it."""
 
-    __slots__ = ("_calls", "_launching", "_missed", "_tried")
+    __slots__ = ("_calls", "_launch", "_launching", "_missed", "_tried")
 
-    def __init__(self) -> None:
+    def __init__(self, launch: Callable[..., Any] | None = None) -> None:
+        """`launch` is of the adapter, whose failures `launches` reports; without it the caller does."""
+        self._launch = launch
         self._calls: dict[Hashable, Callable[[tuple[Any, ...]], bool]] = {}
         self._missed: dict[Hashable, int] = {}  # how often a call with this key was not known
         self._launching: dict[Hashable, Callable[[tuple[Any, ...]], int]] = {}  # those that launch, too
@@ -76,7 +79,12 @@ class KnownCalls:
         launch = self._launching.get(key)
         if launch is None:
             return int(self.holds(key, given))
-        return launch(given) if forward_ad._current_level < 0 else 0
+        try:
+            return launch(given) if forward_ad._current_level < 0 else 0
+        except Exception as error:
+            if self._launch is not None:
+                failed(self._launch, error)
+            raise
 
     def attach(self, key: Hashable, given: tuple[Any, ...], repeated: Callable[..., Any], *arguments: Any) -> None:
         """Let later calls like a known one, which was launched just now, make its launches at once.
@@ -111,7 +119,7 @@ class KnownCalls:
                 tensor, such as packed weights, is not remembered.
             destinations: how many of them are destinations.
         """
-        if key is None or forward_ad._current_level >= 0:
+        if key is None or transformed():  # such tensors have no memory to compare
             return
         missed = self._missed.get(key, 0) + 1
         if len(self._missed) >= _MOST_MISSED:

@@ -55,7 +55,7 @@ def bind(
     dtype, width = getattr(torch, problem.dtype), problem.width
     scale_dtype, column = getattr(torch, problem.scale_dtype), "column" if problem.column else "row"
     form = None if problem.format == NONE else problem.format
-    calls, repeats = KnownCalls(), is_repeated(adapter)
+    calls, repeats = KnownCalls(adapter.launch), is_repeated(adapter)
     recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
     def run(
@@ -67,11 +67,7 @@ def bind(
         state = 0
         if shape in calls and dense(x, dtype, device):
             whole, made = results.completed(x, (*shape[:-1], width), out, out_scale)
-            try:
-                state = recognise(shape, (*read, whole, made))
-            except Exception as error:
-                failed(launch, error)
-                raise
+            state = recognise(shape, (*read, whole, made))
             if state == 2:
                 tick()
                 return results.returned(whole, made, scale)

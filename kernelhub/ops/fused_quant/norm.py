@@ -90,7 +90,7 @@ def bind(
     width, has_residual = problem.width, problem.residual
     scale_dtype, column = getattr(torch, problem.scale_dtype), "column" if problem.column else "row"
     form = None if problem.format == NONE else problem.format
-    calls, repeats = KnownCalls(), is_repeated(adapter)
+    calls, repeats = KnownCalls(adapter.launch), is_repeated(adapter)
     recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
     def known(
@@ -127,11 +127,7 @@ def bind(
         if type(eps) is float and key in calls and dense(x, dtype, device):
             whole, made = results.completed(x, shape, out, out_scale)
             total = x.new_empty(*shape) if out_residual is None and has_residual else out_residual
-            try:
-                state = recognise(key, (*read, whole, made, total))
-            except Exception as error:
-                failed(launch, error)
-                raise
+            state = recognise(key, (*read, whole, made, total))
             if state == 2:
                 tick()
                 return results.returned(whole, made, scale, total)

@@ -162,7 +162,7 @@ def bind(
     k_page, v_page = (*page, problem.head_dim_qk), (*page, problem.head_dim_vo)
     form = (dtype, kv_dtype, heads, k_tail[1], v_tail[1], problem.page_size, kind)
     scale_shape = (heads,) if kind == "head" else (1,)
-    calls, repeats = KnownCalls(), is_repeated(adapter) and not looks
+    calls, repeats = KnownCalls(adapter.launch), is_repeated(adapter) and not looks
     recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
     apart: set[Any] = set()  # pairs of caches, by their memory, that overlap neither themselves nor each other
 
@@ -232,11 +232,7 @@ def bind(
             pass
         state: int = 0
         if key is not None:
-            try:
-                state = recognise(key, given)
-            except Exception as error:
-                failed(launch, error)
-                raise
+            state = recognise(key, given)
             if state == 2:
                 tick()
                 return k_cache, v_cache

@@ -129,7 +129,7 @@ def bind_fp8(
     dtype, scale_dtype = getattr(torch, problem.dtype), getattr(torch, problem.scale_dtype)
     granularity, group_size, block = problem.granularity, problem.group_size, problem.granularity == BLOCK
     static, per_tensor, dims = problem.static, granularity == TENSOR, 2 if block else 1
-    calls, repeats = KnownCalls(), is_repeated(adapter)
+    calls, repeats = KnownCalls(adapter.launch), is_repeated(adapter)
     recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
     def known(x: Tensor, shape: tuple[int, ...], scale: Tensor | None) -> bool:
@@ -184,11 +184,7 @@ def bind_fp8(
                 made = new_scale(x, scales, scale_dtype, problem.column, block)
             whole = x.new_empty(*shape, dtype=E4M3) if out is None else out
             given = (*read, whole, made)
-            try:
-                state = recognise(shape, given)
-            except Exception as error:
-                failed(launch, error)
-                raise
+            state = recognise(shape, given)
             if state:
                 out, scale = whole, scale if made is None else made
                 assert scale is not None

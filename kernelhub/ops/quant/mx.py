@@ -85,7 +85,7 @@ def bind_mx(op: str) -> Callable[..., Run]:
         launch, dtype = adapter.launch, getattr(torch, problem.dtype)
         multiple, per_byte, codes_dtype = (MX_GROUP, 2, torch.uint8) if fp4 else (1, 1, E4M3)
 
-        calls, repeats = KnownCalls(), is_repeated(adapter)
+        calls, repeats = KnownCalls(adapter.launch), is_repeated(adapter)
         recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
         def check_operand_of_call(x: Tensor, shape: tuple[int, ...]) -> None:
@@ -111,11 +111,7 @@ def bind_mx(op: str) -> Callable[..., Run]:
             if shape in calls and dense(x, dtype, device):
                 codes = x.new_empty(*lead, width // per_byte, dtype=codes_dtype) if out is None else out
                 scale = x.new_empty(*scales, dtype=E8M0) if out_scale is None else out_scale
-                try:
-                    state = recognise(shape, (x, codes, scale))
-                except Exception as error:
-                    failed(launch, error)
-                    raise
+                state = recognise(shape, (x, codes, scale))
                 if state:
                     out, out_scale = codes, scale
                     if state == 2:

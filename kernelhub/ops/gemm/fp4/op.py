@@ -201,7 +201,7 @@ def bind(
     """The function that a call runs: the checks, the destination, the launch."""
     launch, out_dtype = adapter.launch, getattr(torch, problem.out_dtype)
     forms, n = Forms(device), problem.n
-    calls, repeats = KnownCalls(), is_repeated(adapter)
+    calls, repeats = KnownCalls(adapter.launch), is_repeated(adapter)
     recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
     def run(
@@ -228,11 +228,7 @@ def bind(
             if out is None and key in calls and a.layout is torch.strided:
                 made = a.new_empty(*key[:-1], n, dtype=out_dtype)
             if made is not None:
-                try:
-                    state = recognise(key, (*read, made))
-                except Exception as error:
-                    failed(launch, error)
-                    raise
+                state = recognise(key, (*read, made))
                 if state == 2:
                     tick()
                     return made

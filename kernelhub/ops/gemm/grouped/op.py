@@ -70,7 +70,7 @@ def bind(
     kinds |= {6: problem.a_global_scale, 7: problem.global_scale, 8: one_row and problem.bias}
     scalars = [at for at, may_be_one in kinds.items() if may_be_one]
     forms, reads = Forms(device), problem.device.type == "cpu" or checks_devices()
-    calls, repeats = KnownCalls(), is_repeated(adapter) and not reads
+    calls, repeats = KnownCalls(adapter.launch), is_repeated(adapter) and not reads
     recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
     def run(operands: Operands, given_dtype: torch.dtype | None, out: Tensor | None, checked: bool = False) -> Tensor:
@@ -83,11 +83,7 @@ def bind(
         if not a.is_nested and (given_dtype is None or type(given_dtype) is torch.dtype):
             key = a.shape, given_dtype, out is None
         given = (*operands, out)
-        try:
-            state = recognise(key, given)
-        except Exception as error:
-            failed(launch, error)
-            raise
+        state = recognise(key, given)
         if state == 2 and out is not None:
             tick()
             return out

@@ -139,7 +139,7 @@ def bind(
     dtype, kv_dtype = getattr(torch, problem.dtype), getattr(torch, problem.kv_dtype)
     latent_dim, rope_dim, page_size, kind = form[2:]
     width, looks = latent_dim + rope_dim, problem.device.type == "cpu" or checks_devices()
-    calls, repeats = KnownCalls(), is_repeated(adapter) and not looks
+    calls, repeats = KnownCalls(adapter.launch), is_repeated(adapter) and not looks
     recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
 
     def known(kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: Any) -> bool:
@@ -182,11 +182,7 @@ def bind(
         state: int = 0
         if not kv_c.is_nested and (on_device or kv_scale is None or type(kv_scale) is float):
             key = kv_c.shape, None if on_device else kv_scale
-            try:
-                state = recognise(key, given)
-            except Exception as error:
-                failed(launch, error)
-                raise
+            state = recognise(key, given)
             if state == 2:
                 tick()
                 return kv_cache

@@ -88,7 +88,7 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch."""
-    launch, calls, repeats = adapter.launch, KnownCalls(), is_repeated(adapter)
+    launch, calls, repeats = adapter.launch, KnownCalls(adapter.launch), is_repeated(adapter)
     recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
     form = (getattr(torch, problem.dtype), problem.num_heads, problem.nope_dim, problem.rope_dim)
     dtype, num_heads, nope_dim, rope_dim = form
@@ -122,11 +122,7 @@ def bind(
             key = k_nope.shape, k_rope.ndim
             if key in calls and dense(k_nope, dtype, device):
                 whole = k_nope.new_empty(k_nope.shape[0], num_heads, width) if out is None else out
-                try:
-                    state = recognise(key, (k_nope, k_rope, whole))
-                except Exception as error:
-                    failed(launch, error)
-                    raise
+                state = recognise(key, (k_nope, k_rope, whole))
                 if state == 2:
                     tick()
                     return whole

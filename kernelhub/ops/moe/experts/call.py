@@ -125,7 +125,7 @@ def bind(
     # What kernels are given is what the caller gave.
     as_given = weights in (PLAIN, FP8_BLOCK) and problem.weight_layout == CHECKPOINT
     forms, fits, start = Forms(device), _fits_of(problem, device), _start_of(adapter, tick)
-    calls = KnownCalls()
+    calls = KnownCalls(adapter.launch)
     # An audit replaces `launch`, and sees all calls.
     repeats = type(adapter).repeated is not ExpertsAdapter.repeated and "launch" not in vars(adapter)
     recognise = calls.launches if repeats else calls.holds
@@ -157,11 +157,7 @@ def bind(
             if out is None and key in calls:
                 made = torch.empty_like(x, memory_format=torch.contiguous_format)
             tensors = (*given[:_ALPHA], *given[_ALPHA + 2 : -1], made)
-            try:
-                state: int = recognise(key, tensors)
-            except Exception as error:
-                failed(adapter.launch, error)
-                raise
+            state: int = recognise(key, tensors)
             if state == 2 and made is not None:
                 tick()
                 return made
@@ -216,7 +212,8 @@ def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
     calls = KnownCalls()
     prepared: tuple[Any, ...] = ()
     fixed: tuple[Tensor, ...] = ()  # tensors of the layer that kernels are given
-    whole, tick, adapter, repeats = KnownCalls(), bound.counter.__next__, bound.adapter, False
+    adapter, tick, repeats = bound.adapter, bound.counter.__next__, False
+    whole = KnownCalls(adapter.launch)
     if layer.w13 is not None:
         w13, w2, values = _layer(problem.weights, layer)
         prepared = (*adapter.arrange(w13, w2), values)
@@ -239,11 +236,7 @@ def step_of(bound: Bound, layer: Operands) -> Callable[..., Tensor]:
             again, state = repeats and not weights and HUB.known_of is not None, 0
             if again and (out is not None or key in whole):
                 made = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
-                try:
-                    state = whole.launches(key, (*given[:-1], *fixed, made))
-                except Exception as error:
-                    failed(adapter.launch, error)
-                    raise
+                state = whole.launches(key, (*given[:-1], *fixed, made))
                 if state == 2:
                     tick()
                     return made
