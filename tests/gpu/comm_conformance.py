@@ -3,20 +3,23 @@
     python -m tests.gpu.comm_conformance all_reduce torch.symm_mem_one_shot --ranks 2
     python -m tests.gpu.comm_conformance all_reduce_rms_norm triton.one_shot_quant --format fp8_group --ranks 2
 
-It starts the ranks and prints one JSON object: for each scene, what was wrong on each rank; an empty list is right.
-A scene that is missing did not end in time. Payloads are small integers, whose sums are exact in every dtype and order,
-except where a scene says otherwise.
+It starts the ranks and prints a JSON object for each form: for each scene, what was wrong on each rank; an empty list
+is right.
+A scene that is missing did not end in time: `at` names the one that ran then, and each rank prints its stack to stderr
+shortly before the limit. Payloads are small integers, whose sums are exact in every dtype and order, except where a
+scene says otherwise.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import random
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -300,10 +303,18 @@ class Scenes:
         seconds = answers["seconds"] = {}
         for scene in scenes:
             began = time.monotonic()
+            answers["at"] = scene.__name__
+            write(answers)
             answers[scene.__name__] = scene()
             torch.cuda.synchronize()
             seconds[scene.__name__] = round(time.monotonic() - began, 1)
-            write(answers)
+        answers["at"] = "end"
+        write(answers)
+
+
+def file_of(folder: str, format: str | None, rank: int) -> Path:
+    """Where a rank writes what it found."""
+    return Path(folder) / f"{format}.{rank}"
 
 
 def live(
@@ -315,15 +326,18 @@ def live(
     calls: int,
     most_rows: int,
     folder: str,
-    format: str | None,
+    formats: Sequence[str | None],
+    limit_s: float,
 ) -> None:
+    faulthandler.dump_traceback_later(max(1.0, limit_s - 3.0))
     torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     _ = HUB.settings
-    Scenes(op, kernel, rank, size, calls, most_rows, format).act(
-        lambda answers: (Path(folder) / str(rank)).write_text(json.dumps(answers))
-    )
+    for format in formats:
+        place = file_of(folder, format, rank)
+        scenes = Scenes(op, kernel, rank, size, calls, most_rows, format)
+        scenes.act(lambda answers, place=place: place.write_text(json.dumps(answers)))
     dist.barrier()
     os._exit(0)
 
@@ -335,13 +349,13 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--calls", type=int, default=10_000, help="calls of the scene `many`")
     parser.add_argument("--most-rows", type=int, default=1 << 20, help="of a message; fewer under compute-sanitizer")
-    parser.add_argument("--format", help="of all_reduce_rms_norm: the form of the norm")
+    parser.add_argument("--format", nargs="+", default=[None], help="of all_reduce_rms_norm: forms of the norm")
     parser.add_argument("--limit-s", type=float, default=120.0)
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         given = (options.ranks, _free_port(), options.op, options.kernel, options.calls, options.most_rows, folder)
-        given = (*given, options.format)
+        given = (*given, options.format, options.limit_s)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for rank in ranks:
             rank.start()
@@ -352,9 +366,11 @@ def main() -> None:
             if rank.is_alive():
                 rank.kill()
             rank.join()
-        files = [Path(folder) / str(rank) for rank in range(options.ranks)]
-        answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
-        print(json.dumps({"ended": [rank.exitcode for rank in ranks], "ranks": answers}))
+        for format in options.format:
+            files = [file_of(folder, format, rank) for rank in range(options.ranks)]
+            answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
+            of_form = {} if format is None else {"format": format}
+            print(json.dumps({**of_form, "ended": [rank.exitcode for rank in ranks], "ranks": answers}))
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@
 With a capacity, but for `--exact`. Dtypes that a pair does not have are left out, and named in the answer.
 
 It starts the ranks and prints one JSON object: for each scene, what was wrong on each rank; an empty list is right.
-Payloads are small integers and weights 1/2 and 1, whose sums are exact in every dtype and order.
+A scene that did not end is named under `at`, with the step it had reached, and each rank prints its stack to stderr
+shortly before the limit. Payloads are small integers and weights 1/2 and 1, whose sums are exact in every dtype and
+order.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import random
@@ -19,7 +22,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,7 @@ EXPERTS = 48  # of all ranks; 2, 3, 4, 6 and 8 divide it
 WIDTH = 2880
 TOP_K = {torch.bfloat16: 4, torch.float16: 2, torch.float32: 1, E4M3: 8}  # few, since each is compiled
 ROUTINGS = ("random", "some twice, some none", "to one rank", "all to one", "none")
+SCENES = ("exchanges", "graphs", "delayed", "side_streams", "large", "many", "missing")
 Tokens = dict[str, Tensor]
 
 
@@ -155,10 +159,27 @@ def weighed(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
 class Scenes:
     """The scenes of a pair of kernels on one rank."""
 
-    def __init__(self, pair: tuple[str, str], calls: int, width: int, exact: bool) -> None:
+    def __init__(
+        self,
+        pair: tuple[str, str],
+        calls: int,
+        width: int,
+        exact: bool,
+        scenes: Sequence[str],
+        write: Callable[[dict[str, Any]], None],
+    ) -> None:
         self.pair, self.calls, self.width, self.exact = pair, calls, width, exact
+        self.scenes, self.write = scenes, write
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.lacking: dict[torch.dtype, str] = {}
+        self.answers: dict[str, Any] = {"at": "begin", "seconds": {}}
+        self.began = time.monotonic()
+
+    def at(self, *step: object) -> None:
+        """Record where this rank is, for the case that it does not end."""
+        self.answers["at"] = " ".join(map(str, step))
+        self.answers["at_s"] = round(time.monotonic() - self.began, 1)
+        self.write(self.answers)
 
     def layer(self, dtype: torch.dtype, format: str, most: int) -> Layer:
         return Layer(self.pair, dtype, format, most, self.width, self.exact)
@@ -166,6 +187,7 @@ class Scenes:
     def find_dtypes(self) -> None:
         """Which dtypes the pair lacks; every rank finds the same."""
         for dtype in TOP_K:
+            self.at("find_dtypes", dtype)
             try:
                 self.layer(dtype, TOKENS, 8)
             except KernelhubError as error:
@@ -176,8 +198,10 @@ class Scenes:
         wrong = []
         for dtype in [one for one in TOP_K if one not in self.lacking]:
             for format in FORMATS:
+                self.at("exchanges", dtype, format, "prepare")
                 layer = self.layer(dtype, format, 17)
                 for seed, routing in enumerate((*ROUTINGS, *ROUTINGS)):
+                    self.at("exchanges", dtype, format, routing, seed)
                     parts = [layer.tokens(seed, routing, other) for other in range(self.size)]
                     given = parts[self.rank]
                     sent = layer.dispatch.run(**given)
@@ -195,6 +219,7 @@ class Scenes:
         """More rows than one launch sends, or than a program places in one step, all to all."""
         wrong = []
         for format, most in zip(FORMATS, (16384, 16384, 700), strict=True):
+            self.at("large", format, most)
             layer = self.layer(torch.bfloat16, format, most)
             given = layer.tokens(5, "random", count=most - 100 * self.rank)
             if not torch.equal(layer.run(given), layer.wanted(given)):
@@ -209,6 +234,7 @@ class Scenes:
         for dtype, format in ((torch.bfloat16, TOKENS), (E4M3, FORMATS[1]), (torch.float16, FORMATS[2])):
             if dtype in self.lacking:
                 continue
+            self.at("graphs", dtype, format, "prepare")
             layer = self.layer(dtype, format, 24)
             given = layer.tokens(0, "random", count=20)
             layer.run(given)
@@ -217,6 +243,8 @@ class Scenes:
             with torch.cuda.graph(graph):
                 found = (layer.run(given), layer.run(given))
             for turn in range(200):
+                if turn % 20 == 0:
+                    self.at("graphs", dtype, format, "replay", turn)
                 changed = layer.tokens(turn, ROUTINGS[turn % len(ROUTINGS)], count=20)
                 for name, place in given.items():
                     place.copy_(changed[name])
@@ -232,6 +260,8 @@ class Scenes:
         layers = [self.layer(torch.bfloat16, format, 24) for format in FORMATS]
         chosen = random.Random(0)
         for turn in range(100):
+            if turn % 10 == 0:
+                self.at("delayed", turn)
             late, cycles = chosen.randrange(self.size), chosen.randrange(1, 2_000_000)
             layer = layers[turn % 3]
             given = layer.tokens(turn, "random")
@@ -254,6 +284,8 @@ class Scenes:
                 cases.append((layer, given, layer.wanted(given)))
         errors = torch.zeros((), dtype=torch.int64, device="cuda")
         for turn in range(self.calls):
+            if turn % 100 == 0:
+                self.at("many", turn)
             layer, given, want = cases[turn % len(cases)]
             errors += layer.run(given).ne(want).any()
         return [] if not int(errors) else [f"{int(errors)} of {self.calls} calls"]
@@ -288,31 +320,39 @@ class Scenes:
             return [] if error.ranks == (self.size - 1,) else [str(error)]
         return ["no error"]
 
-    def act(self, write: Callable[[dict[str, Any]], None]) -> None:
-        answers: dict[str, Any] = {}
+    def act(self) -> None:
+        answers = self.answers
+        self.at("first layer")
         try:
             layer = self.layer(torch.bfloat16, TOKENS, 8)
         except KernelhubError as error:
-            write({"unsupported": str(error)})
+            answers["unsupported"] = str(error)
+            self.at("end")
             return
         self.find_dtypes()
         answers["kernels"] = [layer.dispatch.kernel, layer.combine.kernel, *map(str, self.lacking)]
-        scenes = (self.exchanges, self.graphs, self.delayed, self.side_streams, self.large, self.many, self.missing)
-        for scene in scenes:
-            answers[scene.__name__] = scene()
+        for name in self.scenes:
+            began = time.monotonic()
+            self.at(name)
+            answers[name] = getattr(self, name)()
             torch.cuda.synchronize()
-            write(answers)
+            answers["seconds"][name] = round(time.monotonic() - began, 1)
+        self.at("end")
 
 
-def live(
-    rank: int, size: int, port: int, pair: tuple[str, str], calls: int, folder: str, width: int, exact: bool
-) -> None:
+def live(rank: int, size: int, port: int, folder: str, limit_s: float, pair: tuple[str, str], *of_scenes: Any) -> None:
+    faulthandler.dump_traceback_later(max(1.0, limit_s - 3.0))
     torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     _ = HUB.settings
     place = Path(folder) / str(rank)
-    Scenes(pair, calls, width, exact).act(lambda answers: place.write_text(json.dumps(answers)))
+
+    def write(answers: dict[str, Any]) -> None:  # whole, also if the process is ended in between
+        place.with_suffix(".new").write_text(json.dumps(answers))
+        place.with_suffix(".new").replace(place)
+
+    Scenes(pair, *of_scenes, write).act()
     store.set(f"ended/{rank}", "")
     store.wait([f"ended/{other}" for other in range(size)], timedelta(seconds=60))
     os._exit(0)
@@ -326,12 +366,13 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=10_000, help="calls of the scene `many`")
     parser.add_argument("--width", type=int, default=WIDTH, help="columns of a token")
     parser.add_argument("--exact", action="store_true", help="without max_tokens")
+    parser.add_argument("--scenes", nargs="+", choices=SCENES, default=SCENES)
     parser.add_argument("--limit-s", type=float, default=240.0)
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        given = (options.ranks, _free_port(), (options.dispatch, options.combine), options.calls, folder)
-        given = (*given, options.width, options.exact)
+        given = (options.ranks, _free_port(), folder, options.limit_s, (options.dispatch, options.combine))
+        given = (*given, options.calls, options.width, options.exact, options.scenes)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for rank in ranks:
             rank.start()
