@@ -246,8 +246,8 @@ def floor() -> dict[str, float]:
     return {"fill": round(host_us(one.zero_), 2), "empty": round(host_us(lambda: torch.empty_like(one)), 2)}
 
 
-def compare(names: tuple[str, ...], rounds: int) -> dict[str, Any]:
-    """Both launchers, in processes that take turns."""
+def compare(names: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
+    """Both launchers, in processes that take turns; what is known after each round, since time may run out."""
     ops: dict[str, dict[str, dict[str, float]]] = {}
     facts: dict[str, Any] = {}
     for at in range(2 * rounds):
@@ -264,7 +264,8 @@ def compare(names: tuple[str, ...], rounds: int) -> dict[str, Any]:
         for op, figures in answer["ops"].items():
             kept = ops.setdefault(op, {}).setdefault(which, figures)
             ops[op][which] = {name: min(kept[name], us) for name, us in figures.items()}
-    return {"facts": facts, "ops": ops}
+        if which == "triton":
+            yield {"facts": {**facts, "rounds": (at + 1) // 2}, "ops": ops}
 
 
 def here(names: tuple[str, ...]) -> dict[str, Any]:
@@ -329,9 +330,10 @@ def main() -> int:
     if options.here:
         print(json.dumps(here(names)))
         return 0
-    result = compare(names, options.rounds)
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    result: dict[str, Any] = {}
+    for result in compare(names, options.rounds):
+        if options.out:
+            options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1) if options.json else table(result))
     return 0
 

@@ -46,7 +46,9 @@ def standing_in(
         yield None
         return
     items = [item for value in given.values() for item in _items(value)]
-    device = next((item.device for item in items if not item.is_meta), torch.get_default_device())
+    # Some operands are on the CPU whatever runs the kernel, like a handle's header: they come after the others.
+    given_on = sorted((item.device for item in items if not item.is_meta), key=lambda device: device.type == "cpu")
+    device = given_on[0] if given_on else torch.get_default_device()
     if device.type == "meta":
         yield None
         return

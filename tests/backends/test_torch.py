@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from kernelhub.backends.torch.attention.sequences import e4m3_values
+from kernelhub.backends.torch.fused_quant.steps import fill
+from kernelhub.ops.fused_quant.problem import NONE
 from kernelhub.testing import OpContract
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.bmm_fp8 import BmmFp8Contract
@@ -181,3 +185,9 @@ class TestBmmFp8Dequantized(BmmFp8Contract):
 
 class TestFp4Gemm(Fp4GemmContract):
     kernel = "torch.dequantized"
+
+
+def test_no_rows_are_filled_on_any_device() -> None:
+    problem = SimpleNamespace(format=NONE)
+    for device in ("cpu", "meta"):  # beyond a CPU all rows are one block
+        fill(problem, 64, 0, lambda block: torch.empty(0, 64), None, torch.empty(0, 64, device=device), None)

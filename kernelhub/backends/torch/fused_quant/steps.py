@@ -26,7 +26,7 @@ def fill(
     scale: Tensor | None,
 ) -> None:
     """Write the results of all rows; `row_of` computes some in float32. `problem` has the form as a `FusedProblem`."""
-    step = max(1, _ELEMENTS // width) if out.device.type == "cpu" else rows
+    step = max(1, _ELEMENTS // width) if out.device.type == "cpu" else max(1, rows)
     for start in range(0, rows, step):
         block = slice(start, start + step)
         y = row_of(block)
