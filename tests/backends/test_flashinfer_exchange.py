@@ -15,6 +15,7 @@ from torch import Tensor
 
 import kernelhub
 from kernelhub.backends.flashinfer.comm.experts.window import Window
+from kernelhub.backends.shared import arrange
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import KernelUnavailable
 from kernelhub.ops.comm.experts.adapter import Outgoing
@@ -27,6 +28,7 @@ from kernelhub.probes.device import simulated
 from tests.backends import flashinfer_fake as library
 from tests.backends.fake import flashinfer_exchange as fake
 from tests.backends.threads_as_ranks import together
+from tests.conftest import HAS_GPU
 from tests.runtime.expert_scenes import EXPERTS, own, results, same, tokens_of, wanted_by_expert
 
 WIDTH, MOST = 144, 9
@@ -38,25 +40,45 @@ FACETS: dict[str, Any] = {
     "peers": ATOMICS,
 }
 GROUP: Any = SimpleNamespace(group_name="threads", size=lambda: 2)
-MACHINE = SimulatedMachine({"flashinfer": "0.7.2", "cuda": "13.0.0"})
+MACHINE = SimulatedMachine({"flashinfer": "0.7.2", "cuda": "13.0.0", "triton": "3.6.0"})
 NAME = "flashinfer.moe_a2a"
 KEYS = ("topk_ids", "topk_weights")
 WAYS = (
-    *((format, "some twice, some none", torch.bfloat16, 3) for format in FORMATS),
-    *((format, "random", E4M3, 2) for format in FORMATS[::-1]),
-    (FORMATS[0], "to one rank", torch.float32, 1),
+    (FORMATS[0], "some twice, some none", torch.bfloat16, 3),
+    (FORMATS[1], "random", E4M3, 2),
+    (FORMATS[2], "some twice, some none", torch.bfloat16, 3),
+    (FORMATS[0], "random", E4M3, 2),
     (FORMATS[1], "all to one", torch.float16, 4),
-    (FORMATS[2], "none", torch.float32, 5),
+    (FORMATS[2], "none", torch.float32, 1),
 )
 
 
 @pytest.fixture(autouse=True)
-def modules() -> Iterator[Any]:
+def modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     with library.installed():
-        from kernelhub.backends.flashinfer.comm.experts import adapter, workspace
+        from kernelhub.backends.flashinfer.comm.experts import adapter, rows, workspace
 
+        for kernels in (rows, arrange):
+            for name in [name for name in vars(kernels) if name.endswith("_kernel")]:
+                monkeypatch.setattr(kernels, name, OneAtATime(getattr(kernels, name)))
         yield SimpleNamespace(adapter=adapter, workspace=workspace)
     fake.PACKED.clear()
+
+
+class OneAtATime:
+    """A kernel in the interpreter, which threads cannot share; a launch waits for no other rank."""
+
+    guard = threading.Lock()
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*given: Any, **named: Any) -> None:
+            with self.guard:
+                self.kernel[grid](*given, **named)
+
+        return launch
 
 
 class World:
@@ -95,7 +117,7 @@ def check(modules: Any, size: int, ways: Sequence[Any]) -> None:
 
 
 def check_layer(modules: Any, size: int, format: str, routing: str, dtype: torch.dtype, top_k: int) -> None:
-    """The handle of a dispatch is combined after another dispatch, and twice."""
+    """The handle of a dispatch is combined after another dispatch."""
     of_y = torch.float32 if dtype is torch.float32 else torch.bfloat16
     parts = [tokens_of(rank, routing, top_k, dtype, WIDTH) for rank in range(size)]
     facets = {**FACETS, "top_k": top_k, "world_size": size, "format": format}
@@ -108,34 +130,44 @@ def check_layer(modules: Any, size: int, format: str, routing: str, dtype: torch
         given, want = parts[rank], wanted_by_expert(rank, size, format, parts)
         dispatch = of_tokens.serve(modules.adapter.Dispatch(sends), rank)
         combine = of_sums.serve(modules.adapter.Combine(sums), rank)
-        for moved in (gapped, off_by_bytes):
-            scales = gapped(given["scales"]) if "scales" in given else None
-            outgoing = Outgoing(moved(given["x"]), scales, *(given[name] for name in KEYS), MOST)
-            sent = dispatch.launch(outgoing, GROUP, 1.0)
-            got = by_expert(sent)
-            got["rows"] = got["rows"].view(torch.uint8)
-            assert [name for name in want if not same(got[name].contiguous(), want[name])] == []
-            assert is_handle(sent.handle)
-            dispatch.launch(Outgoing(*(part if part is None else part[:rank] for part in outgoing[:4]), MOST), GROUP, 1)
-            y = results(sent, rank, size, of_y)
-            header, handle = header_of(sent.handle), Handle(*sent.handle)
-            wide = torch.full((len(given["x"]), WIDTH, 2), torch.nan, dtype=of_y)
-            for rows, out in ((y, wide[..., 1]), (gapped(y), torch.full_like(wide[..., 0], torch.nan))):
-                combine.launch(rows, handle, header, out, GROUP, 1.0)
-                assert torch.equal(out, own(given, of_y))
-            assert bool(wide[..., 0].isnan().all())
+        moved, odd = (gapped, off_by_bytes)[top_k % 2], top_k % 2
+        scales = gapped(given["scales"]) if "scales" in given else None
+        outgoing = Outgoing(moved(given["x"]), scales, *(given[name] for name in KEYS), MOST)
+        sent = dispatch.launch(outgoing, GROUP, 1.0)
+        got = by_expert(sent)
+        got["rows"] = got["rows"].view(torch.uint8)
+        assert [name for name in want if not same(got[name].contiguous(), want[name])] == []
+        assert is_handle(sent.handle)
+        dispatch.launch(Outgoing(*(part if part is None else part[:rank] for part in outgoing[:4]), MOST), GROUP, 1)
+        y = results(sent, rank, size, of_y)
+        wide = torch.full((len(given["x"]), WIDTH, 2), torch.nan, dtype=of_y)
+        rows, out = (y, wide[..., 1]) if odd else (gapped(y), torch.full_like(wide[..., 0], torch.nan))
+        combine.launch(rows, Handle(*sent.handle), header_of(sent.handle), out, GROUP, 1.0)
+        assert torch.equal(out, own(given, of_y))
+        assert bool(wide[..., 0].isnan().all())
 
     together(act, size)
 
 
+interpreted = pytest.mark.skipif(HAS_GPU, reason="the interpreter is off; tests/gpu runs these kernels on GPUs")
+
+
+@interpreted
 def test_two_ranks_exchange_every_bit(modules) -> None:
-    check(modules, 2, WAYS)
+    check(modules, 2, WAYS[:1])
 
 
+@interpreted
+def test_two_ranks_exchange_all_formats_and_dtypes(modules) -> None:
+    check(modules, 2, WAYS[1:])
+
+
+@interpreted
 def test_four_ranks_exchange_every_bit(modules) -> None:
-    check(modules, 4, (WAYS[0], WAYS[4]))
+    check(modules, 4, WAYS[1:2])
 
 
+@interpreted
 def test_it_combines_what_another_kernel_with_a_capacity_dispatched(modules) -> None:
     """The handle of `torch.gather_fixed`, on one rank: no state is needed."""
     from kernelhub.ops.comm.inputs import alone

@@ -488,6 +488,7 @@ EXCHANGE_COMBINE = Call(
         *_EXCHANGED,
         "combine_payload_offset",
         "payload_in_workspace",
+        "output",
         "enable_pdl",
     ),
 )

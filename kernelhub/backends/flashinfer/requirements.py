@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kernelhub.backends.shared.triton_cache import WritableCache
 from kernelhub.dispatch.constraint import NOT_BUILT, Constraint, OnDevice, Package, Rejection, Takes
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
@@ -24,6 +25,7 @@ PACKAGE = Package("flashinfer", ">=0.6,<0.7.3", distribution="flashinfer-python"
 
 # FlashInfer's FlashAttention-2 kernels are plain sm_80 code, compiled for the device at hand.
 SM80_ON = OnDevice("nvidia", only=((8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1)))
+TRITON = (Package("triton", ">=3.6,<3.10"), WritableCache())  # of adapters with device code of their own
 HOPPER = OnDevice("nvidia", only=((9, 0),))
 CONSUMER_BLACKWELL = OnDevice("nvidia", only=((12, 0), (12, 1)))
 DATACENTRE_BLACKWELL = OnDevice("nvidia", only=((10, 0), (10, 3)))

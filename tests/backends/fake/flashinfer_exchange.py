@@ -181,7 +181,9 @@ def moe_a2a_combine(
         for part in ("TOPK_TARGET_RANKS", "TOPK_SEND_INDICES")
     )
     columns = payload.shape[2]
-    out = payload.new_empty((local_num_tokens, columns))
+    out = payload.new_empty((local_num_tokens, columns)) if output is None else output
+    assert out.is_contiguous()
+    assert out.shape == (local_num_tokens, columns)
     sums = [
         workspace[rank, combine_payload_offset : combine_payload_offset + payload.nbytes].view(payload.dtype)
         for rank in range(ep_size)

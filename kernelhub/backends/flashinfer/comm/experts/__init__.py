@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kernelhub.backends.flashinfer import calls
-from kernelhub.backends.flashinfer.requirements import Module, requirements
-from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, Package, anything, dtype_in
+from kernelhub.backends.flashinfer.requirements import TRITON, Module, requirements
+from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, OneOf, Package, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import untested
 from kernelhub.ops.comm.experts.problem import FEW, FIXED, FP8, MANY
@@ -23,7 +23,9 @@ _RANKS: tuple[Any, ...] = (
     OneOf("peers", (ATOMICS, ACCESS), "peers", _STORES, _PREPARE),
     OneOf("capacity", (FEW, MANY), why="its shapes follow from max_tokens", remedy="give max_tokens"),
     MultipleOf("hidden_size", 16, why="rows of float8 are moved in units of 16 bytes"),
-    anything("group_backend", "top_k", "num_experts", "format"),
+    Between("top_k", 1, 32, why="the ids of a token are one vector"),
+    anything("group_backend", "num_experts", "format"),
+    *TRITON,
 )
 _GPUS = OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3)))  # that have NVLink, of those it is compiled for
 _COMMON = (calls.EXCHANGE_MODULE, calls.EXCHANGE_INITIALIZE, calls.PACK_STRIDED)

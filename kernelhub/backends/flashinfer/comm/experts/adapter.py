@@ -10,22 +10,25 @@ also after others.
 
 To the kernels, a rank is one expert: the choices of a token are the ranks that need it. They neither wait until a
 rank has read what it got before they store again, nor keep flags that a fast rank overwrites, so that every call begins
-with a barrier of all ranks. Launches are not programmatic (PDL).
+with a barrier of all ranks. Launches are not programmatic (PDL). What is before and after the library's launches is one
+launch of Triton each, of `rows.py`; formats per expert take two more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
+import triton
 from flashinfer.comm.trtllm_moe_alltoall import moe_a2a_combine, moe_a2a_dispatch
 from torch import Tensor
 
+from kernelhub.backends.flashinfer.comm.experts import rows
 from kernelhub.backends.flashinfer.comm.experts.workspace import Exchange, exchange_before, exchange_for
-from kernelhub.backends.shared.operands import on_device_of, row_major, up_to
+from kernelhub.backends.shared.arrange import Arrange
+from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_major, up_to
 from kernelhub.ops.comm.experts.adapter import CombineAdapter, DispatchAdapter, Outgoing
-from kernelhub.ops.comm.experts.formats import arranged, gathered
 from kernelhub.ops.comm.experts.problem import BLOCK, FIXED, FORMATS, ROWS, TOKENS, CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Handles, Header
 
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 _WORD = 4  # bytes of an id or weight
 _UNIT = 4  # words that are moved at once, by which the beginning of the next rows is aligned, too
+_WARPS, _LANES = 4, 128  # of a program
+_MOST_COLUMNS = 2048  # that a program handles at a time
 
 
 class Dispatch(DispatchAdapter):
@@ -41,10 +46,17 @@ class Dispatch(DispatchAdapter):
 
     def __init__(self, problem: DispatchProblem) -> None:
         super().__init__(problem)
-        self._dtype: torch.dtype = getattr(torch, problem.dtype)
-        self._words = up_to(1 + 2 * problem.top_k, _UNIT)  # number of the token, ids, weights
+        top_k, self._dtype = problem.top_k, getattr(torch, problem.dtype)
+        self._local = problem.num_experts // problem.world_size
+        self._words = up_to(1 + 2 * top_k, _UNIT)  # number of the token, ids, weights
+        self._x_words = problem.hidden_size * self._dtype.itemsize // _WORD
         self._scales = -(-problem.hidden_size // BLOCK) if problem.scales else 0
-        self._row_bytes = problem.hidden_size * self._dtype.itemsize + _WORD * (self._words + self._scales)
+        self._row_bytes = _WORD * (self._words + self._x_words + self._scales)
+        self._narrow = _block(max(self._words, self._scales))
+        self._arrange = None
+        if problem.format != TOKENS:
+            block = min(_MOST_COLUMNS, _block(self._x_words))
+            self._arrange = Arrange(problem, self._x_words, self._scales, block, self._narrow, _WARPS, _launcher)
         self._form = (FORMATS.index(problem.format), ROWS.index(FIXED), problem.world_size, problem.num_experts)
         self._handles = Handles()
         self._connected: dict[tuple[str, int], Exchange] = {}
@@ -58,21 +70,38 @@ class Dispatch(DispatchAdapter):
         torch.cuda.current_stream(device).synchronize()
 
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
-        problem, most, size = self.problem, outgoing.max_tokens, self.problem.world_size
+        most, size = outgoing.max_tokens, self.problem.world_size
         exchange = self._connected.get((group.group_name, most))
         if exchange is None:
             exchange = exchange_before("moe_dispatch", group, most, self._row_bytes)
             self._connected[group.group_name, most] = exchange
-        needed = needed_by(outgoing.topk_ids, problem.num_experts, exchange)
-        # A token that no rank needs goes to its own, which finds no expert in its ids.
-        some = (needed + exchange.preference).argmax(1, keepdim=True)
-        payloads = [self._choices(outgoing, exchange), row_major(outgoing.x).view(torch.uint8)]
+        ids, weights, x = (row_major(part) for part in (outgoing.topk_ids, outgoing.topk_weights, outgoing.x))
+        received, top_k = size * most, self.problem.top_k
+        local_ids, local_weights = ids.new_empty((received, top_k)), weights.new_empty((received, top_k))
+        selected, choices = ids.new_empty((len(ids), size)), ids.new_empty((len(ids), self._words))
+        counts = ids.new_empty(self._local)
+        payloads = [choices, x.view(torch.uint8)]
         if outgoing.scales is not None:
             payloads.append(row_major(outgoing.scales))
-        with on_device_of(outgoing.x):
+        alike: dict[str, Any] = {"TOP_K": top_k, "WORDS": self._words, "RANK": exchange.rank, "LOCAL": self._local}
+        with on_device_of(x):
+            rows.choices_kernel[(received,)](
+                ids,
+                weights,
+                selected,
+                choices,
+                local_ids,
+                local_weights,
+                counts,
+                len(ids),
+                **alike,
+                WORLD=size,
+                LANES=self._narrow,
+                num_warps=_WARPS,
+            )
             exchange.barrier(timeout_s)
             came, *_ = moe_a2a_dispatch(
-                token_selected_experts=torch.where(needed, exchange.ranks, some).int(),
+                token_selected_experts=selected,
                 input_payloads=payloads,
                 workspace=exchange.memory,
                 metainfo=exchange.metainfo,
@@ -83,43 +112,57 @@ class Dispatch(DispatchAdapter):
                 num_experts=size,
                 enable_pdl=False,
             )
-            return self._dispatched(outgoing, exchange, came)
+            made_x, made_scales = self._placed(came, exchange, local_ids, local_weights, counts, alike)
+        return self._dispatched(outgoing, made_x, made_scales, local_ids, local_weights, counts)
 
-    def _choices(self, outgoing: Outgoing, exchange: Exchange) -> Tensor:
-        """int32 ``[T, words]``: the number of the token, its ids and the bits of its weights; the rest is any."""
-        ids = outgoing.topk_ids
-        number = exchange.numbers[: ids.shape[0], None]
-        rest = number.expand(-1, self._words - 1 - 2 * ids.shape[1])
-        return torch.cat([number, ids, outgoing.topk_weights.view(torch.int32), rest], 1)
-
-    def _dispatched(self, outgoing: Outgoing, exchange: Exchange, came: Sequence[Tensor]) -> Dispatched:
-        problem, most, top_k = self.problem, outgoing.max_tokens, self.problem.top_k
+    def _placed(
+        self,
+        came: Sequence[Tensor],
+        exchange: Exchange,
+        local_ids: Tensor,
+        local_weights: Tensor,
+        counts: Tensor,
+        alike: dict[str, Any],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Received rows and scales in the order of tokens."""
         choices, x, *scales = came
-        size, local = exchange.world_size, problem.num_experts // problem.world_size
-        count = size * most
-        counters = exchange.own("RECV_COUNTERS", (size, 1), torch.int32)
-        filled = exchange.numbers[:most] < counters  # the others hold rows of earlier calls
-        place = torch.add(choices[..., 0], exchange.ranks[:, None], alpha=most)
-        place = torch.where(filled, place, count).flatten()  # of each slot; one more row takes what is not filled
-        choices = _put(choices, place, -1)
-        ids = choices[:, 1 : 1 + top_k] - exchange.rank * local
-        ids = torch.where(ids.div(local, rounding_mode="floor") == 0, ids, -1)
-        weights = choices[:, 1 + top_k : 1 + 2 * top_k].contiguous().view(torch.float32)
-        if problem.format == TOKENS:
-            moved, of_scales = _put(x.view(torch.int64), place), _put(scales[0], place) if scales else None
-            moved = moved.view(self._dtype)
-            made = arranged(moved, of_scales, ids, weights, local, TOKENS, exact=False)
-        else:  # moves the rows once
-            slot = _put(exchange.places[:count, None], place, 0)
-            made = arranged(slot, None, ids, weights, local, problem.format, exact=False)
-            shape = made.x.shape[:-1]
-            slots = made.x.flatten().clamp(0, count - 1)  # of rows without an expert as memory came
-            moved = x.view(torch.int64).flatten(0, 1).index_select(0, slots).view(self._dtype).unflatten(0, shape)
-            of_scales = scales[0].flatten(0, 1).index_select(0, slots).unflatten(0, shape) if scales else None
-        header = Header(*self._form, outgoing.x.shape[0], most, moved.numel() // moved.shape[-1])
+        received, most = len(local_ids), x.shape[1]
+        made_x = x.new_empty((received, x.shape[2]))
+        made_scales = scales[0].new_empty((received, self._scales)) if scales else None
+        rows.places_of_rows_kernel[(received,)](
+            choices,
+            x,
+            scales[0] if scales else local_weights,
+            exchange.own("RECV_COUNTERS", (exchange.world_size,), torch.int32),
+            made_x,
+            local_weights if made_scales is None else made_scales,
+            local_ids,
+            local_weights,
+            counts,
+            most,
+            **alike,
+            X_WORDS=self._x_words,
+            SCALES=self._scales,
+            COUNTED=self._arrange is None,
+            BLOCK=min(_MOST_COLUMNS, _block(self._x_words)),
+            NARROW=self._narrow,
+            num_warps=_WARPS,
+        )
+        return made_x, made_scales
+
+    def _dispatched(
+        self, outgoing: Outgoing, x: Tensor, scales: Tensor | None, ids: Tensor, weights: Tensor, counts: Tensor
+    ) -> Dispatched:
+        """What the op returns, in its format."""
+        form = (*self._form, outgoing.x.shape[0], outgoing.max_tokens)
+        if self._arrange is None:
+            handle = self._handles.of(Header(*form, x.shape[0]), outgoing.topk_ids, ids, weights)
+            return Dispatched(x.view(self._dtype), scales, ids, weights, counts, None, handle)
+        made = self._arrange(x, scales, ids, weights, counts)
+        moved = made.x.view(self._dtype)
+        header = Header(*form, moved.numel() // moved.shape[-1])
         handle = self._handles.of(header, outgoing.topk_ids, made.slots, made.weights)
-        ids_of_rows, weights_of_rows = (made.slots, made.weights) if problem.format == TOKENS else (None, None)
-        return Dispatched(moved, of_scales, ids_of_rows, weights_of_rows, made.counts, made.offsets, handle)
+        return Dispatched(moved, made.scales, None, None, made.counts, made.offsets, handle)
 
 
 class Combine(CombineAdapter):
@@ -128,6 +171,16 @@ class Combine(CombineAdapter):
     def __init__(self, problem: CombineProblem) -> None:
         super().__init__(problem)
         self._row_bytes: int = problem.hidden_size * getattr(torch, problem.dtype).itemsize
+        self._static: dict[str, Any] = {
+            "H": problem.hidden_size,
+            "TOP_K": problem.top_k,
+            "LOCAL": problem.num_experts // problem.world_size,
+            "WORLD": problem.world_size,
+            "SUMMED": problem.format == TOKENS,
+            "BLOCK": min(_MOST_COLUMNS // 2, _block(problem.hidden_size)),
+            "LANES": _block(problem.top_k),
+            "num_warps": _WARPS,
+        }
         self._connected: dict[tuple[str, int], Exchange] = {}
 
     def connect(self, y: Tensor, handle: Handle, header: Header, group: ProcessGroup, timeout_s: float) -> None:
@@ -146,18 +199,15 @@ class Combine(CombineAdapter):
         if exchange is None:
             exchange = exchange_before("moe_combine", group, most, self._row_bytes)
             self._connected[group.group_name, most] = exchange
-        needed = needed_by(handle.topk_ids, header.num_experts, exchange)
-        # Nobody reads sums of tokens without an expert here, which hold anything.
-        sums = y if self.problem.format == TOKENS else gathered(y, handle.slots, handle.weights)
-        number = exchange.numbers[:tokens, None]
+        operands = [row_major(part) for part in (y, handle.slots, handle.weights, handle.topk_ids)]
+        sums = exchange.own("PAYLOAD_DATA", (size, most, y.shape[-1]), y.dtype)
+        where = [exchange.own(f"TOPK_{part}", (tokens, size), torch.int32) for part in ("TARGET_RANKS", "SEND_INDICES")]
         with on_device_of(y):
-            exchange.barrier(timeout_s)
-            for part, values in (("TOPK_TARGET_RANKS", exchange.ranks), ("TOPK_SEND_INDICES", number)):
-                exchange.own(part, (tokens, size), torch.int32).copy_(torch.where(needed, values, -1))
-            own = exchange.own("PAYLOAD_DATA", (size, most, y.shape[-1]), y.dtype)
-            own.view(size * most, -1).copy_(sums)
+            exchange.barrier(timeout_s)  # nobody reads the sums of the call before any more
+            # Nobody reads sums of tokens without an expert here, which hold anything.
+            rows.sums_kernel[(size * most,)](*operands, sums, *where, tokens, **self._static)
             total = moe_a2a_combine(
-                payload=own,
+                payload=sums,
                 local_num_tokens=tokens,
                 workspace=exchange.memory,
                 metainfo=exchange.metainfo,
@@ -167,22 +217,22 @@ class Combine(CombineAdapter):
                 top_k=size,
                 combine_payload_offset=exchange.offset("PAYLOAD_DATA"),
                 payload_in_workspace=True,
+                output=out if is_row_major(out) else None,
                 enable_pdl=False,
             )
-        out.copy_(total)
+        if total is not out:
+            out.copy_(total)
 
 
-def needed_by(ids: Tensor, num_experts: int, exchange: Exchange) -> Tensor:
-    """Whether each rank has an expert of each token, bool ``[T, W]``."""
-    owner = ids.div(num_experts // exchange.world_size, rounding_mode="floor")  # of no expert, no rank
-    return (owner[:, :, None] == exchange.ranks).any(1)
+def _block(count: int) -> int:
+    """Elements of a vector with room for so many, one for each thread at least."""
+    return max(_LANES, int(triton.next_power_of_2(count)))
 
 
-def _put(rows: Tensor, place: Tensor, fill: int | None = None) -> Tensor:
-    """Rows ``[..., columns]`` at their places, those of no row filled or as memory came; the place behind the last is
-    for the rest.
-    """
-    rows = rows.reshape(place.shape[0], rows.shape[-1])
-    shape = (place.shape[0] + 1, rows.shape[1])
-    made = rows.new_empty(shape) if fill is None else rows.new_full(shape, fill)
-    return made.index_copy_(0, place, rows)[:-1]
+def _launcher(kernel: Any, static: dict[str, Any], warps: int, stages: int) -> Callable[..., None]:
+    """Launches a kernel of `Arrange`."""
+
+    def launch(programs: int, variant: Any, *arguments: Any) -> None:
+        kernel[(programs,)](*arguments, **static, num_warps=warps, num_stages=stages)
+
+    return launch

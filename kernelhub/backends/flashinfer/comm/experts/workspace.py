@@ -46,10 +46,6 @@ class Exchange:
 
     Attributes:
         metainfo: what the library's functions take beside the memory.
-        ranks: int64 ``[W]``, their numbers.
-        preference: float32 ``[W]``, 0.5 for this rank, else 0.
-        numbers: int32 ``[room]``, of the tokens of a rank.
-        places: int64 ``[W * room]``, of rows.
     """
 
     def __init__(
@@ -57,11 +53,6 @@ class Exchange:
     ) -> None:
         self.memory, self.rank, self.barrier = memory, rank, barrier
         self.world_size, self._owner = memory.shape[0], owner
-        device = memory.device
-        self.ranks = torch.arange(self.world_size, device=device)
-        self.preference = 0.5 * (self.ranks == rank)
-        self.numbers = torch.arange(room, device=device, dtype=torch.int32)
-        self.places = torch.arange(self.world_size * room, device=device)
         self.metainfo = moe_a2a_initialize(workspace=memory, ep_rank=rank, ep_size=self.world_size, max_num_tokens=room)
         offsets = from_dlpack(self.metainfo).tolist()
         names, indices = get_moe_alltoall_module().moe_a2a_get_metainfo_index_pairs()

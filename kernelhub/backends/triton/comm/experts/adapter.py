@@ -8,13 +8,14 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.arrange import Arrange
 from kernelhub.backends.shared.operands import up_to
 from kernelhub.backends.triton.comm.connection import Connection, aligned, fresh, is_aligned
-from kernelhub.backends.triton.comm.experts.arrange import Arrange
 from kernelhub.backends.triton.comm.experts.push_rows import push_rows_kernel
 from kernelhub.backends.triton.comm.experts.push_sums import push_sums_kernel
 from kernelhub.backends.triton.comm.tiles import Tile
 from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.ops.comm.experts.adapter import CombineAdapter, DispatchAdapter, Outgoing
 from kernelhub.ops.comm.experts.problem import (
     BLOCK,
@@ -71,7 +72,8 @@ class PushRows(DispatchAdapter):
         self._narrow = _lanes(self._tile, max(problem.top_k, self._scales))
         self._arrange = None
         if problem.format != TOKENS:
-            self._arrange = Arrange(problem, self._words, self._scales, self._tile, self._narrow)
+            block, warps = self._tile.bytes // _WORD, self._tile.warps
+            self._arrange = Arrange(problem, self._words, self._scales, block, self._narrow, warps, Launcher)
         self._form = (FORMATS.index(problem.format), ROWS.index(FIXED), problem.world_size, problem.num_experts)
         self._handles = Handles()
         self._connections: dict[str, Connection] = {}

@@ -18,14 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.comm.experts.words import (
-    copy_words,
-    filled,
-    send_words,
-    slot_on,
-    take_words,
-    words_at,
-)
+from kernelhub.backends.shared.expert_rows import copy_words, is_needed, own_choices, words_at, write_choices
+from kernelhub.backends.triton.comm.experts.words import filled, send_words, slot_on, take_words
 from kernelhub.backends.triton.comm.slots import deadline, end, take
 
 
@@ -140,42 +134,3 @@ def push_rows_kernel(
         for start in range(0, LOCAL, NARROW):
             tl.store(counts + start + lane, tl.zeros([NARROW], tl.int32), start + lane < LOCAL)
     end(counters, parity, late, MOST)
-
-
-@triton.jit
-def own_choices(topk_ids, topk_weights, row, tokens, lane, TOP_K: tl.constexpr):
-    """Ids of a row of this rank, and the bits of its weights; of padding no expert."""
-    mask = (lane < TOP_K) & (row < tokens)
-    ids = tl.load(topk_ids + row * TOP_K + lane, mask, other=-1)
-    weights = tl.load(topk_weights + row * TOP_K + lane, mask, other=0.0)
-    return ids, weights.to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def write_choices(
-    ids,
-    weights,
-    into,
-    lane,
-    local_ids,
-    local_weights,
-    counts,
-    TOP_K: tl.constexpr,
-    RANK: tl.constexpr,
-    LOCAL: tl.constexpr,
-    COUNTED: tl.constexpr,
-):
-    """Write ids and the bits of weights of a token as those of this rank."""
-    choice = lane < TOP_K
-    named = choice & (ids >= RANK * LOCAL) & (ids < RANK * LOCAL + LOCAL)
-    tl.store(local_ids + into * TOP_K + lane, tl.where(named, ids - RANK * LOCAL, -1), choice)
-    shown = tl.where(named, weights.to(tl.float32, bitcast=True), 0.0)
-    tl.store(local_weights + into * TOP_K + lane, shown, choice)
-    if COUNTED:
-        tl.atomic_add(counts + tl.where(named, ids - RANK * LOCAL, 0), 1, named, sem="relaxed")
-
-
-@triton.jit
-def is_needed(ids, choice, low, LOCAL: tl.constexpr):
-    """Whether one of a token's experts is among those from `low` on."""
-    return tl.max((choice & (ids >= low) & (ids < low + LOCAL)).to(tl.int32), 0) > 0

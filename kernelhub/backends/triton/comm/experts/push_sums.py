@@ -18,8 +18,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.comm.experts.push_rows import is_needed
-from kernelhub.backends.triton.comm.experts.words import slot_on, words_at
+from kernelhub.backends.shared.expert_rows import is_needed, sum_here, words_at
+from kernelhub.backends.triton.comm.experts.words import slot_on
 from kernelhub.backends.triton.comm.slots import bits_of, deadline, end, receive, slot_at, take
 
 
@@ -124,25 +124,3 @@ def push_sums_kernel(
                 own = (begin + receiving).to(tl.int64)
                 tl.store(out + own * H + at, lost.to(out.dtype.element_ty), at < H)
     end(counters, parity, late, MOST)
-
-
-@triton.jit
-def sum_here(y, places, weights, row, at, H: tl.constexpr, TOP_K: tl.constexpr, SUMMED: tl.constexpr):
-    """The sum of a received token over the experts of this rank, at some columns, in float32."""
-    if SUMMED:
-        total = tl.load(y + row * H + at, at < H, other=0.0).to(tl.float32)
-    elif TOP_K <= 8:  # all rows are loaded at once, for which the registers suffice
-        total = tl.zeros(at.shape, tl.float32)
-        for choice in tl.static_range(TOP_K):
-            named = tl.load(places + row * TOP_K + choice)
-            weight = tl.load(weights + row * TOP_K + choice, named >= 0, other=0.0)
-            value = tl.load(y + named.to(tl.int64) * H + at, (at < H) & (named >= 0), other=0.0)
-            total += weight * value.to(tl.float32)
-    else:
-        total = tl.zeros(at.shape, tl.float32)
-        for choice in range(TOP_K):
-            named = tl.load(places + row * TOP_K + choice)
-            if named >= 0:
-                weight = tl.load(weights + row * TOP_K + choice)
-                total += weight * tl.load(y + named.to(tl.int64) * H + at, at < H, other=0.0).to(tl.float32)
-    return total

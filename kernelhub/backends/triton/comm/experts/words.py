@@ -26,12 +26,6 @@ def slot_on(slots, peer, here, sender, RANK: tl.constexpr, WORLD: tl.constexpr):
 
 
 @triton.jit
-def words_at(address):
-    """A pointer to words from an address, or from a pointer to what they are."""
-    return tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
-
-
-@triton.jit
 def filled(words):
     """Words to send: none of them EMPTY."""
     return tl.where(words == -1, 0x7FFFFFFF, words)
@@ -43,14 +37,6 @@ def send_words(source, slot, COUNT: tl.constexpr, BLOCK: tl.constexpr):
     for start in range(0, COUNT, BLOCK):
         at = start + tl.arange(0, BLOCK)
         tl.store(slot + at, filled(tl.load(source + at, at < COUNT, other=0)), at < COUNT)
-
-
-@triton.jit
-def copy_words(source, target, COUNT: tl.constexpr, BLOCK: tl.constexpr):
-    """Store words where they are used."""
-    for start in range(0, COUNT, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        tl.store(target + at, tl.load(source + at, at < COUNT, other=0), at < COUNT)
 
 
 @triton.jit

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.comm.experts.words import words_at
+from kernelhub.backends.shared.expert_rows import words_at
 
 
 @triton.jit(do_not_specialize=["received"])

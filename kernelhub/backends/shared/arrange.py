@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import triton
 from torch import Tensor
 
-from kernelhub.backends.triton.comm.experts.by_expert import places_kernel, rows_kernel
-from kernelhub.backends.triton.comm.tiles import Tile
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.shared.by_expert import places_kernel, rows_kernel
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.ops.comm.experts.formats import Arranged
 from kernelhub.ops.comm.experts.problem import CONTIGUOUS, FEW, DispatchProblem
 
@@ -25,24 +27,37 @@ class Arrange:
         problem: of the dispatch, in format contiguous or masked.
         words: of a row, of 32 bits.
         scales: of a row; 0 for none.
-        tile: by which rows are copied.
+        block: words of a row that a program copies at a time.
         narrow: elements of a vector that holds the choices of a token, or its scales.
+        warps: of a program that copies rows.
+        launcher: of a kernel, its static arguments, warps and stages, what launches it: with the number of programs,
+            what a compiled variant depends on, and the other arguments.
     """
 
-    def __init__(self, problem: DispatchProblem, words: int, scales: int, tile: Tile, narrow: int) -> None:
+    def __init__(
+        self,
+        problem: DispatchProblem,
+        words: int,
+        scales: int,
+        block: int,
+        narrow: int,
+        warps: int,
+        launcher: Callable[..., Any],
+    ) -> None:
         self._local, self._top_k = problem.num_experts // problem.world_size, problem.top_k
         self._contiguous = problem.format == CONTIGUOUS
         alike = {"TOP_K": problem.top_k, "ENDS": self._contiguous}
-        step, warps = _STEPS[problem.capacity == FEW]
+        step, of_step = _STEPS[problem.capacity == FEW]
         lanes = int(triton.next_power_of_2(self._local))
-        self._places = Launcher(places_kernel, {**alike, "LOCAL": self._local, "BLOCK": step, "LANES": lanes}, warps, 1)
-        of_rows = {"X_WORDS": words, "SCALES": scales, "BLOCK": tile.bytes // 4, "NARROW": narrow}
-        self._rows = Launcher(rows_kernel, {**alike, **of_rows}, tile.warps, 1)
+        of_places = {"LOCAL": self._local, "BLOCK": step, "LANES": lanes}
+        self._places = launcher(places_kernel, {**alike, **of_places}, of_step, 1)
+        of_rows = {"X_WORDS": words, "SCALES": scales, "BLOCK": block, "NARROW": narrow}
+        self._rows = launcher(rows_kernel, {**alike, **of_rows}, warps, 1)
 
     def compile(self, x: Tensor, ids: Tensor, floats: Tensor) -> None:
-        """Compile and load what such operands need."""
+        """Compile and load what such operands need, where the launchers can without a launch."""
         device = x.device
-        with device_of(x):
+        with on_device_of(x):
             self._places.prepare(1, device, ids, floats, ids, ids, ids, 1)
             self._rows.prepare(1, device, x, floats, ids, ids, ids, ids, x, floats, 1)
 
@@ -62,7 +77,7 @@ class Arrange:
         made_scales = None if scales is None else scales.new_empty((*form, scales.shape[1]))
         slots, counts = ids.new_empty(ids.shape), ids.new_empty(self._local)
         of_scales = (weights, weights) if scales is None else (scales, made_scales)
-        with device_of(x):
+        with on_device_of(x):
             self._places(self._local, x.device, ids, weights, slots, counts, ends, received)
             self._rows(received, x.device, x, of_scales[0], ids, slots, counts, ends, made_x, of_scales[1], received)
         return Arranged(made_x, made_scales, counts, ends if self._contiguous else None, slots, weights)
