@@ -15,6 +15,29 @@ template <int OVER> INLINE float sum_of_lanes(float x) {
   return x;
 }
 
+// Integers of floats other than NaN in their order, from that of -inf, 0x007FFFFF, up; -0 is 0.
+INLINE u32 ordered(float x) {
+  u32 bits = bits_of(x + 0.0f);
+  return bits & 0x80000000 ? ~bits : bits | 0x80000000;
+}
+
+INLINE float value_of_ordered(u32 key) { return float_of(key & 0x80000000 ? key & 0x7FFFFFFF : ~key); }
+
+// The largest and the least integer of a warp, known to all lanes.
+INLINE u32 most_of_warp(u32 x) { return __reduce_max_sync(~0u, x); }
+INLINE u32 least_of_warp(u32 x) { return __reduce_min_sync(~0u, x); }
+
+// Sum over the lanes up to one.
+INLINE u32 sum_until(u32 x) {
+  int lane = threadIdx.x % WARP;
+#pragma unroll
+  for (int step = 1; step < WARP; step *= 2) {
+    u32 other = __shfl_up_sync(~0u, x, step);
+    if (lane >= step) x += other;
+  }
+  return x;
+}
+
 // Over a block of whole warps, known to all threads. `room` has 32 elements of shared memory, and may be used again
 // once all threads have passed another barrier.
 INLINE float largest_of_block(float x, float* room) {
@@ -35,4 +58,17 @@ INLINE float sum_of_block(float x, float* room) {
   x = room[0];
   for (int warp = 1; warp < (int)blockDim.x / WARP; warp++) x += room[warp];
   return x;
+}
+
+// Sum over the threads of a block before one; `total` over all. `room` has 32 elements, and may be used again at once.
+INLINE u32 sum_before(u32 x, u32* room, u32& total) {
+  int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+  u32 until = sum_until(x);
+  if (lane == WARP - 1) room[warp] = until;
+  __syncthreads();
+  u32 until_warp = sum_until(lane < warps ? room[lane] : 0);
+  total = __shfl_sync(~0u, until_warp, WARP - 1);
+  u32 before_warp = __shfl_sync(~0u, until_warp, warp - 1);
+  __syncthreads();
+  return (warp ? before_warp : 0) + until - x;
 }

@@ -37,6 +37,24 @@ static inline float __shfl_xor_sync(unsigned, float x, int step) {
 static inline float __shfl_sync(unsigned, float x, int lane) {
   return float_of(emulated_exchange(bits_of(x), (unsigned)lane % 32));
 }
+static inline unsigned __shfl_sync(unsigned, unsigned x, int lane) { return emulated_exchange(x, (unsigned)lane % 32); }
+static inline unsigned __shfl_up_sync(unsigned, unsigned x, unsigned step) {
+  unsigned lane = threadIdx.x % 32;
+  return emulated_exchange(x, lane < step ? lane : lane - step);
+}
+static inline unsigned atomicAdd(unsigned* at, unsigned x) {
+  unsigned before = *at;
+  *at += x;
+  return before;
+}
+static inline unsigned __reduce_max_sync(unsigned, unsigned x) {
+  for (unsigned step = 16; step; step /= 2) {
+    unsigned other = emulated_exchange(x, (threadIdx.x % 32) ^ step);
+    x = other > x ? other : x;
+  }
+  return x;
+}
+static inline unsigned __reduce_min_sync(unsigned, unsigned x) { return ~__reduce_max_sync(~0u, ~x); }
 static inline void __syncwarp() { emulated_exchange(0, threadIdx.x % 32); }
 static inline float fmaxf(float x, float y) { return x != x ? y : y != y ? x : x > y ? x : y; }
 static inline float fminf(float x, float y) { return x != x ? y : y != y ? x : x < y ? x : y; }
@@ -44,6 +62,8 @@ static inline float fabsf(float x) { return __builtin_fabsf(x); }
 static inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
 static inline float expf(float x) { return __builtin_expf(x); }
+static inline float __expf(float x) { return __builtin_expf(x); }
+static inline float __fdividef(float x, float y) { return x / y; }
 static inline float logf(float x) { return __builtin_logf(x); }
 
 static inline float half_to_float(unsigned short bits) {

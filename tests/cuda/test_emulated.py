@@ -26,6 +26,19 @@ CASES = {
     "write_kv_cache": ("bfloat16", "special values to e4m3", "HND, e5m2, scales as head", "widths 7 and 3"),
     "concat_mla_k": ("bfloat16, 5 heads", "float8_e4m3fn, 5 heads"),
     "merge_attention_states": ("bfloat16, lse", "float32"),
+    "topk_indices": (
+        "ranges, 300 of each row",
+        "3 values, 300 of each row",
+        "values of every kind, 3 of each row",
+        "ranges without columns and past the row",
+    ),
+    "route_experts": (
+        "deepseek-v3.2",
+        "NaN and infinities, softmax",
+        "3 of 8 groups of 20, 6 experts",
+        "softmax, biased",
+        "22 of 129",
+    ),
     "quantize_fp8": (
         "token, bfloat16",
         "token, 2049 wide",

@@ -13,13 +13,23 @@ from kernelhub.ops.kv_cache.inputs import write_kv_cache_inputs
 from kernelhub.ops.quant.inputs import quantize_inputs
 from kernelhub.testing import OpContract
 from tests.contract.concat import ConcatContract
+from tests.contract.indexer import TopKContract
 from tests.contract.kv_cache import KvCacheContract
+from tests.contract.routing import RoutingContract
 
 pytestmark = pytest.mark.gpu
 
 
 class TestWriteKvCache(KvCacheContract):
     kernel = "cuda.write"
+
+
+class TestRouting(RoutingContract):
+    kernel = "cuda.routing"
+
+
+class TestTopK(TopKContract):
+    kernel = "cuda.select"
 
 
 class TestConcat(ConcatContract):

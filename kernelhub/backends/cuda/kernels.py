@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.cuda import fused_quant, kv_cache, merge, mla, quant
+from kernelhub.backends.cuda import fused_quant, indexer, kv_cache, merge, mla, moe, quant
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend(
@@ -12,4 +12,12 @@ BACKEND = Backend(
     homepage="https://nvidia.github.io/cuda-python/cuda-bindings",
 )
 
-KERNELS = (*fused_quant.KERNELS, *kv_cache.KERNELS, *merge.KERNELS, *mla.KERNELS, *quant.KERNELS)
+KERNELS = (
+    *fused_quant.KERNELS,
+    *indexer.KERNELS,
+    *kv_cache.KERNELS,
+    *merge.KERNELS,
+    *mla.KERNELS,
+    *moe.KERNELS,
+    *quant.KERNELS,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelhub.dispatch.standing import Standing, untested, verified
 
 _OTHERS = untested("ampere", "ada", "blackwell", "thor", "blackwell_rtx")
+UNTESTED = (untested("ampere", "ada", "hopper", "blackwell", "thor", "blackwell_rtx"),)
 
 
 def standings(op: str, passed: int) -> tuple[Standing, ...]:

@@ -1,0 +1,24 @@
+"""Records of the CUDA kernels of the indexer."""
+
+from __future__ import annotations
+
+from kernelhub.backends.cuda.requirements import MACHINE
+from kernelhub.backends.cuda.standings import UNTESTED
+from kernelhub.dispatch.constraint import anything
+from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+
+KERNELS = (
+    Kernel(
+        op="topk_indices",
+        name="cuda.select",
+        target="kernelhub.backends.cuda.indexer.topk:TopK",
+        summary="a row by a block: radix selection by histograms of three digits in shared memory, positions in order",
+        band=Band.PORTABLE,
+        constraints=(*MACHINE, anything("k")),
+        features=frozenset({"row_starts", "row_ends"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        standings=UNTESTED,
+    ),
+)
