@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from kernelhub.backends.cuda.requirements import MACHINE
-from kernelhub.backends.cuda.shapes import WARP
 from kernelhub.backends.cuda.standings import UNTESTED
 from kernelhub.dispatch.constraint import Between, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.moe.routing.problem import FLOATS, RoutingProblem
 
-MOST_OF_A_LANE = 32
+_LANES, _MOST_OF_A_LANE = 32, 32  # of a warp
 
 
 def lanes_of_group(num_groups: int) -> int:
     """Lanes of a warp for each group, if groups are padded to a power of two."""
-    return WARP >> (num_groups - 1).bit_length()
+    return _LANES >> (num_groups - 1).bit_length()
 
 
 def experts_of_lane(problem: RoutingProblem) -> int:
@@ -23,10 +22,10 @@ def experts_of_lane(problem: RoutingProblem) -> int:
 
 
 def _in_registers(problem: RoutingProblem) -> str | None:
-    if not 1 <= problem.num_groups <= WARP or experts_of_lane(problem) <= MOST_OF_A_LANE:
+    if not 1 <= problem.num_groups <= _LANES or experts_of_lane(problem) <= _MOST_OF_A_LANE:
         return None  # the range of num_groups has its own limit
     groups = f" in {problem.num_groups} groups" if problem.num_groups > 1 else ""
-    return f"{problem.num_experts} experts{groups} are more than {MOST_OF_A_LANE} for a lane of a warp"
+    return f"{problem.num_experts} experts{groups} are more than {_MOST_OF_A_LANE} for a lane of a warp"
 
 
 KERNELS = (
@@ -39,7 +38,7 @@ KERNELS = (
         constraints=(
             *MACHINE,
             dtype_in("dtype", *FLOATS),
-            Between("num_groups", 1, WARP, why="each has a lane of a warp, at least"),
+            Between("num_groups", 1, _LANES, why="each has a lane of a warp, at least"),
             Between("top_k", 1, 64, why="lanes of a warp hold the experts of a token, two each"),
             Rule(("num_experts", "num_groups"), _in_registers, code="range"),
             anything("topk_groups"),
