@@ -6,10 +6,10 @@
 
 Every backend gets a server of its own, started fresh, in the order A B C C B A; one pass of all cells on one server is
 a run. A cell is a workload at a concurrency C: all of --workloads at all of --concurrency, or those of --cells. It has
-2 C prompts to warm up (--warm-rounds), then 10 C (--rounds; at least 4, at most --most-prompts), C at a time, each a
-list of seeded token ids, `ignore_eos`, streamed. Results go to --out after each cell; a later command with the same
---out goes on with what is missing, so that commands with a --budget add up. `--show` prints the table,
-`--plot` draws it.
+2 C prompts to warm up (--warm-rounds, --warm-output), then 10 C (--rounds, or a cell's own: 1k/8k@8x1; at least 4, at
+most --most-prompts), C at a time, each a list of seeded token ids, `ignore_eos`, streamed. Results go to --out after
+each cell; a later command with the same --out goes on with what is missing, so that commands with a --budget add up.
+`--show` prints the table, `--plot` draws it.
 
 TTFT: from sending a request to its first token. ITL: between two events of a stream. TPOT: the time of a request after
 its first token over its other tokens. Output tokens are those that were asked for. Tokens per event: above 1 the
@@ -51,6 +51,14 @@ class Prompt(NamedTuple):
 
     length: int
     output: int
+
+
+class Cell(NamedTuple):
+    """A workload at a concurrency, and prompts for each client; `rounds` None: those of the command."""
+
+    workload: str
+    clients: int
+    rounds: int | None = None
 
 
 class Timing(NamedTuple):
@@ -270,7 +278,7 @@ def server(engine: str, backend: str, given: argparse.Namespace, log: Path) -> I
 
 
 def _most_clients(given: argparse.Namespace) -> int:
-    most: int = max([clients for _, clients in given.cells] or given.concurrency)
+    most: int = max([cell.clients for cell in given.cells] or given.concurrency)
     return most
 
 
@@ -309,19 +317,21 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
     results.setdefault("machine", machine())
     done = {_key(row) for row in results["rows"]}
-    cells = given.cells or [(name, clients) for name in given.workloads for clients in given.concurrency]
-    for name, clients in cells:
-        workload(name, clients, given.max_len)  # wrong names end here, not after a server has started
+    cells = given.cells or [Cell(name, clients) for name in given.workloads for clients in given.concurrency]
+    for cell in cells:
+        workload(cell.workload, cell.clients, given.max_len)  # wrong names end here, not after a server has started
     for backend, run in order(given.backends, given.runs):
         row = {"engine": given.engine, "model": given.model, "backend": backend, "run": run}
-        missing = [cell for cell in cells if _key({**row, "workload": cell[0], "concurrency": cell[1]}) not in done]
+        missing = [
+            cell for cell in cells if _key({**row, "workload": cell.workload, "concurrency": cell.clients}) not in done
+        ]
         if not missing:
             continue
         longest = max([item["server_start_s"] for item in results["rows"]], default=0.0)
         if _left(begun, given.budget) < longest:
             break
         with server(given.engine, backend, given, given.out.with_suffix(f".{backend}.log")) as running:
-            for name, clients in missing:
+            for name, clients, rounds in missing:
                 took = [
                     item["cell_s"]
                     for item in results["rows"]
@@ -330,17 +340,20 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 if _left(begun, given.budget) < max(took, default=0.0):
                     break
                 since = time.monotonic()
-                count = min(max(given.rounds * clients, 4), given.most_prompts)
-                first = workload(name, given.warm_rounds * clients, given.max_len)
+                count = min(max((rounds or given.rounds) * clients, 4), given.most_prompts)
+                first = [
+                    Prompt(prompt.length, min(prompt.output, given.warm_output or prompt.output))
+                    for prompt in workload(name, given.warm_rounds * clients, given.max_len)
+                ]
                 drive(running.address, running.model, first, clients, 1, given.vocab)
                 prompts = workload(name, count, given.max_len)
                 found = figures(drive(running.address, running.model, prompts, clients, 2, given.vocab), given.price)
-                cell = {**row, "workload": name, "concurrency": clients, "server_start_s": running.start_s, **found}
-                cell["cell_s"] = round(time.monotonic() - since, 2)
-                results["rows"].append(cell)
+                measured = {**row, "workload": name, "concurrency": clients, "server_start_s": running.start_s, **found}
+                measured["cell_s"] = round(time.monotonic() - since, 2)
+                results["rows"].append(measured)
                 given.out.parent.mkdir(parents=True, exist_ok=True)
                 given.out.write_text(json.dumps(results, indent=1) + "\n")
-                print(json.dumps(cell), flush=True)
+                print(json.dumps(measured), flush=True)
     return results
 
 
@@ -455,10 +468,14 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workloads", type=_names, default=["64/16"])
     parser.add_argument("--concurrency", type=lambda text: [int(part) for part in _names(text)], default=[1, 4])
     parser.add_argument(
-        "--cells", type=_cells, default=[], help="WORKLOAD@C,... in place of --workloads and --concurrency"
+        "--cells",
+        type=_cells,
+        default=[],
+        help="WORKLOAD@C,... in place of --workloads and --concurrency; WORKLOAD@CxR has R rounds",
     )
     parser.add_argument("--rounds", type=int, default=10, help="prompts of a cell, for each client")
     parser.add_argument("--warm-rounds", type=int, default=2, help="prompts before a cell, for each client")
+    parser.add_argument("--warm-output", type=int, help="most output tokens of a prompt of these; else the workload's")
     parser.add_argument("--runs", type=int, default=2, help="of every backend")
     parser.add_argument("--most-prompts", type=int, default=1280, help="of a cell")
     parser.add_argument("--max-len", type=int, default=2048, help="tokens of a sequence")
@@ -480,9 +497,15 @@ def _names(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
 
-def _cells(text: str) -> list[tuple[str, int]]:
-    """``1k/1k@8,sharegpt@32`` as workloads and numbers of clients."""
-    return [(name, int(clients)) for name, _, clients in (part.rpartition("@") for part in _names(text))]
+def _cells(text: str) -> list[Cell]:
+    """``1k/1k@8,1k/8k@32x1`` as workloads with numbers of clients and of rounds."""
+    cells = []
+    for part in _names(text):
+        shape = re.fullmatch(r"(.+)@([1-9]\d*)(?:x([1-9]\d*))?", part)
+        if shape is None:
+            raise argparse.ArgumentTypeError(f"{part!r} is not WORKLOAD@C or WORKLOAD@CxR, such as 1k/1k@8")
+        cells.append(Cell(shape[1], int(shape[2]), int(shape[3]) if shape[3] else None))
+    return cells
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

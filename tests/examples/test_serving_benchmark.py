@@ -72,7 +72,14 @@ def test_backends_come_in_both_orders(serving) -> None:
 
 
 def test_cells_are_named_one_by_one(serving) -> None:
-    assert serving.parsed(["--cells", "1k/1k@8,sharegpt@32"]).cells == [("1k/1k", 8), ("sharegpt", 32)]
+    assert serving.parsed(["--cells", "1k/1k@8,sharegpt@32x1"]).cells == [("1k/1k", 8, None), ("sharegpt", 32, 1)]
+
+
+@pytest.mark.parametrize("wrong", ["1k/1k", "@8", "1k/1k@", "1k/1k@0", "1k/1k@8x", "1k/1k@8x0"])
+def test_wrong_cells_say_how_they_are_written(serving, capsys, wrong: str) -> None:
+    with pytest.raises(SystemExit):
+        serving.parsed(["--cells", wrong])
+    assert f"{wrong!r} is not WORKLOAD@C or WORKLOAD@CxR" in capsys.readouterr().err
 
 
 def test_workloads(serving) -> None:
@@ -137,7 +144,7 @@ def test_a_stream_that_ends_early_is_a_failure(serving, slow) -> None:
 def test_a_measurement_goes_on_where_the_one_before_ended(serving, tmp_path, capsys) -> None:
     out = tmp_path / "serving.json"
     arguments = ["--backends", "torch", "--workloads", "8/4", "--runs", "1", "--max-len", "64", "--out", str(out)]
-    arguments += ["--engine-options", "--max-tokens 16 --num-pages 32"]
+    arguments += ["--warm-output", "2", "--engine-options", "--max-tokens 16 --num-pages 32"]
     serving.main([*arguments, "--concurrency", "1"])
     first = json.loads(out.read_text())["rows"]
     assert [(row["backend"], row["concurrency"], row["output_tokens"]) for row in first] == [("torch", 1, 40)]
