@@ -12,6 +12,7 @@ _ALL = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO, _NCCL)
 _FUSED = ("flashinfer.trtllm_one_shot", "flashinfer.trtllm_two_shot")
 # They wait for a missing rank without limit: after those that do not. FlashInfer's two shots take 245 us for one row.
 _LIBRARIES = ("custom_all_reduce.vllm", *_FUSED, "custom_all_reduce.sgl_kernel")
+_QUANT = "triton.one_shot_quant"
 _VERSIONS = "torch 2.11.0+cu130, NCCL 2.28.9, bfloat16"
 _H100 = (
     f"in CUDA graphs on 2 NVIDIA H100 80GB HBM3, 2026-11-25, {_VERSIONS}: Triton's one-shot takes 3.1 us for 32 KB, "
@@ -27,6 +28,12 @@ _H200 = (
     "takes 3.7, 4.3, 5.9, 13.6 and 84.2 us, its two-shot 6.2, 6.9, 7.4, 10.3 and 53.5, FlashInfer's one-shot 3.6, 4.2, "
     "6.0 and 13.2, torch's two-shot 10.4, 13.1, 14.0, 17.3 and 54.9, NCCL 14.3, 15.7, 16.0, 22.7 and 67.1 "
     "(benchmarks/results/comm_4_ranks_h200.json); more than 8 MB was not measured"
+)
+_QUANTISED = (
+    f"in CUDA graphs on 2 NVIDIA H100, 2026-11-26, {_VERSIONS}, rows of 4096, 8 KB and 1 MB: triton.one_shot_quant "
+    "takes 4.2 to 4.9 us and 7.2 to 7.9 in the forms fp8_group, fp8_token, fp8_tensor and nvfp4, Triton's one-shot "
+    "without a form 3.7 and 6.6 (benchmarks/results/comm_quant_h100.json), NCCL with the norm, before torch quantises "
+    "it, 30.2 and 50.7 on 2 H200 (benchmarks/results/comm_norm_h200.json)"
 )
 # By number of ranks, the kernels that are first in each bucket, and the evidence. Other GPUs are expected as Hopper.
 _ONE_FIRST, _TWO_FIRST = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO), (_PUSH_TWO, _PUSH_ONE, _TWO, _ONE)
@@ -114,7 +121,7 @@ ORDER = {
         Line(
             "*",
             "*",
-            (_PUSH_ONE, _PUSH_TWO, _NCCL, *_FUSED, "triton.one_shot_quant"),
+            (_PUSH_ONE, _PUSH_TWO, _NCCL, *_FUSED, _QUANT),
             f"{_H100}; with the norm, 8 KB and 1 MB: Triton's 3.5 and 6.7, FlashInfer's 4.9 and 8.1; on 4 H200, 8 KB, "
             "1 MB and 8 MB (benchmarks/results/comm_4_ranks_h200.json): Triton's 5.4, 16.2 and 95.9, FlashInfer's 5.9, "
             "14.6 and, in two shots, 68.0, NCCL with the norm 33.6, 55.2 and 166; on 2 H200, 8 KB, 1 MB, 8 MB and "
@@ -122,6 +129,10 @@ ORDER = {
             "5.6, 7.8, 29.5 and 115, FlashInfer's one-shot 5.1 and 8.0, its two-shot 50.7 and 182 from 8 MB on, NCCL "
             "with the norm 30.2, 50.7, 156 and 516; on 2 H100 triton.one_shot_quant takes 4.2 to 4.9 for 8 KB and "
             "7.2 to 7.9 for 1 MB, Triton's one-shot 3.7 and 6.6 (benchmarks/results/comm_quant_h100.json)",
+        ),
+        *(
+            Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _QUANT, _PUSH_TWO, _NCCL, *_FUSED), _QUANTISED)
+            for bucket in ("32KB", "256KB", "1MB")
         ),
     ),
     "all_reduce": (

@@ -42,6 +42,16 @@ _NORM_STANDINGS = (
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
+_QUANT_STANDINGS = (
+    verified(
+        "hopper",
+        evidence="NVIDIA H100, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, nvfp4, mxfp8, "
+        "fp8_token and fp8_tensor: 28 tests passed, none failed, 500 calls of each "
+        "(benchmarks/results/comm_quant_h100.json); fp8_group on 2 NVIDIA H200, 2026-11-26, 1000 calls; not run with "
+        "other numbers of ranks",
+    ),
+    untested("ampere", "ada", "blackwell", "blackwell_rtx"),
+)
 _SUM = "adds in float32 in the order of ranks, rounds once; equal bits on all ranks"
 
 
@@ -108,7 +118,7 @@ KERNELS = (
         anything("scale_dtype"),
         OneOf("format", FORMATS[1:], why="triton.one_shot writes floats"),
         features=frozenset({"ue8m0", "column"}),
-        standings=(untested("ampere", "ada", "hopper", "blackwell", "blackwell_rtx"),),
+        standings=_QUANT_STANDINGS,
     ),
     *experts.KERNELS,
 )
