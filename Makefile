@@ -4,6 +4,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= $(shell date +%j)
 FUZZ_JOBS ?= 2
 FUZZ_DEVICE ?= cpu
+SOURCES := $(wildcard csrc/*/*.c csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu)
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
 .PHONY: demo test full ahead sweep faults fuzz lint bench docs site dist wheels golden verification test-matrix gpu
@@ -32,6 +33,7 @@ fuzz:                 ## every kernel with odd, wrong and hostile calls, for FUZ
 
 lint:                 ## style and types
 	$(INSTALL) -e ".[dev]"
+	$(PYTHON) -c "import clang_format, sys; sys.argv = ['clang-format', '--dry-run', '--Werror', *sys.argv[1:]]; clang_format.clang_format()" $(SOURCES)
 	$(PYTHON) -m ruff check . && $(PYTHON) -m ruff format --check . && $(PYTHON) -m mypy
 
 bench:                ## what choosing costs, and the kernels against torch and the roofs

@@ -53,7 +53,8 @@ struct Call {
     float *lse;  // or null
     float scale, softcap;
     Rows of_q, of_out, of_lse;
-    int64_t num_seqs, tokens, num_tokens, keys, num_keys, heads, kv_heads, width, value_width, page_size, num_pages, max_pages;
+    int64_t num_seqs, tokens, num_tokens, keys, num_keys, heads, kv_heads, width, value_width, page_size, num_pages,
+        max_pages;
     int64_t table_row, k_scale_step, v_scale_step, left, right, kind, kv_kind, num_listed, listed_row, listed_step;
 
     int64_t group() const { return heads / kv_heads; }
@@ -214,7 +215,8 @@ struct Widened {
     int64_t k_width, v_width;
 
     static bool pays(int64_t rows) { return Of::SLOW && rows >= 16; }
-    Widened(int64_t rows, int64_t of_k, int64_t of_v, Cursor &cursor) : k(nullptr), v(nullptr), k_width(of_k), v_width(of_v) {
+    Widened(int64_t rows, int64_t of_k, int64_t of_v, Cursor &cursor)
+        : k(nullptr), v(nullptr), k_width(of_k), v_width(of_v) {
         if (pays(rows)) k = cursor.take<float>(CHUNK * of_k), v = cursor.take<float>(CHUNK * of_v);
     }
     static int64_t bytes(int64_t rows, int64_t of_k, int64_t of_v) {
@@ -247,7 +249,8 @@ struct State {
 
 // scores[key][row] of TALL rows of q and the keys of a chunk, times nothing: q was scaled before.
 template <class Of, int TALL>
-__attribute__((noinline)) void score(const float *q, int64_t q_width, const char *const *keys, int64_t count, float *scores, Ahead *ahead) {
+__attribute__((noinline)) void score(const float *q, int64_t q_width, const char *const *keys, int64_t count, float *scores,
+                                     Ahead *ahead) {
     constexpr int KEYS = SUMS / TALL;
     for (int64_t j = 0; j < count; j += KEYS) {
         const char *row[KEYS];
@@ -271,8 +274,8 @@ __attribute__((noinline)) void score(const float *q, int64_t q_width, const char
 
 // o[row] = o[row] * factor[row] + weights[key][row] . values, COLUMNS vectors of each row in registers at a time.
 template <class Of, int TALL, int COLUMNS>
-__attribute__((noinline)) void add_values(float *o, int64_t o_width, int64_t from, int64_t to, const char *const *values, int64_t count,
-                const float *weights, const float *factor) {
+__attribute__((noinline)) void add_values(float *o, int64_t o_width, int64_t from, int64_t to, const char *const *values,
+                                          int64_t count, const float *weights, const float *factor) {
     for (int64_t d = from; d + COLUMNS * WIDE <= to; d += COLUMNS * WIDE) {
         Vector sum[TALL][COLUMNS];
         for (int r = 0; r < TALL; r++)
@@ -294,8 +297,8 @@ __attribute__((noinline)) void add_values(float *o, int64_t o_width, int64_t fro
 }
 
 template <class Of, int TALL>
-__attribute__((noinline)) void tile(const Call &c, const State &state, int64_t row, int64_t first, int64_t count, const char *const *k,
-          const char *const *v, Ahead *ahead) {
+__attribute__((noinline)) void tile(const Call &c, const State &state, int64_t row, int64_t first, int64_t count,
+                                    const char *const *k, const char *const *v, Ahead *ahead) {
     const int64_t end = first + count;
     int64_t low = end, high = first;
     bool partly = false;
@@ -309,7 +312,8 @@ __attribute__((noinline)) void tile(const Call &c, const State &state, int64_t r
     score<Of, TALL>(state.q + row * state.q_width, state.q_width, k, count, weights, ahead);
     const int64_t held = (count * TALL + WIDE - 1) / WIDE * WIDE;
     if (c.softcap > 0.0f)
-        for (int64_t i = 0; i < held; i += WIDE) put(weights + i, c.softcap * hyperbolic_tangent(load(weights + i) / c.softcap));
+        for (int64_t i = 0; i < held; i += WIDE)
+            put(weights + i, c.softcap * hyperbolic_tangent(load(weights + i) / c.softcap));
     for (int64_t i = count * TALL; i < held; i++) weights[i] = -INFINITY;
     if (partly)
         for (int r = 0; r < TALL; r++)
@@ -358,8 +362,8 @@ __attribute__((noinline)) void tile(const Call &c, const State &state, int64_t r
 }
 
 // A result: its sum, largest score and sink make the divisor.
-__attribute__((noinline)) void finish(const Call &c, int64_t b, int64_t token, int64_t head, const float *o, float largest, float sum,
-            const int64_t *places) {
+__attribute__((noinline)) void finish(const Call &c, int64_t b, int64_t token, int64_t head, const float *o, float largest,
+                                      float sum, const int64_t *places) {
     const int64_t t = c.first_query(b) + token, batch = c.starts_q ? 0 : b;
     const float v_scale = c.v_scale ? c.v_scale[head / c.group() * c.v_scale_step] : 1.0f;
     float factor = sum == 0.0f ? 0.0f : v_scale / sum, lse = sum == 0.0f ? -INFINITY : largest + std::log(sum);
@@ -521,7 +525,8 @@ struct Attention {
     }
 
     void result(const Task &task, int64_t line, const float *o, float largest, float sum) const {
-        const int64_t rows = task.count * group, row = line % rows, head = (task.kv_head + line / rows) * group + row % group;
+        const int64_t rows = task.count * group, row = line % rows,
+                      head = (task.kv_head + line / rows) * group + row % group;
         finish(c, task.sequence, task.first + row / group, head, o, largest, sum, places.begin());
     }
 
@@ -544,8 +549,7 @@ struct Attention {
                 with(c.kind, [&](auto of) {
                     typedef decltype(of) Given;
                     const auto *given = static_cast<const typename Given::Held *>(c.q) + place;
-                    for (int64_t d = 0; d < c.width; d++)
-                        into[places[d]] = Given::value(given[d * c.of_q.element]) * factor;
+                    for (int64_t d = 0; d < c.width; d++) into[places[d]] = Given::value(given[d * c.of_q.element]) * factor;
                 });
             }
         }

@@ -157,8 +157,8 @@ void kernelhub_experts_prepare(const void *from, const float *known, void *into,
 
 // out[R, n], float32: row r is row tokens[r] (or r) of a, by the weights of the expert that it belongs to.
 // sizes: 0 experts, 1 n, 2 k, 3 terms, 4 codes, 5 bytes from expert to expert, 6 from row to row, scales of blocks or
-// groups: 7 from expert to expert, 8 from row to row, 9 e8m0, 10 row_block, 11 group; of channels: 12 from expert to expert, 13
-// from row to row; bias: 14 from expert to expert, 15 from row to row, 16 kind; 17 groups of a_scale, 18 rows of a, 19
+// groups: 7 from expert to expert, 8 from row to row, 9 e8m0, 10 row_block, 11 group; of channels: 12 from expert to expert,
+// 13 from row to row; bias: 14 from expert to expert, 15 from row to row, 16 kind; 17 groups of a_scale, 18 rows of a, 19
 // whether router weights come before the bias, 20 and 21 their strides, 22 top_k
 void kernelhub_experts_multiply(const void *a, const float *a_scale, const int32_t *tokens, const int64_t *starts,
                                 const uint8_t *weight, const void *scale, const float *channel, const void *bias,

@@ -31,23 +31,54 @@ void kernelhub_fp8_decode(const uint8_t *codes, int64_t count, void *into) {
 void kernelhub_fp8_gemm(const uint8_t *a, const uint8_t *b, const void *a_scale, const void *b_scale, const float *bias,
                         void *out, void *work, const int64_t *sizes, int64_t threads) {
     const int64_t *s = sizes;
-    const Call call{a, b, {a_scale, s[5], s[6], s[7]}, {b_scale, s[8], s[9], s[10]}, bias, out, work,
-                    s[0], s[1], s[2], s[3], s[4], s[11], s[12], s[13], s[14], static_cast<int>(threads)};
+    const Scale of_a{a_scale, s[5], s[6], s[7]}, of_b{b_scale, s[8], s[9], s[10]};
+    const Call call{a,
+                    b,
+                    of_a,
+                    of_b,
+                    bias,
+                    out,
+                    work,
+                    s[0],
+                    s[1],
+                    s[2],
+                    s[3],
+                    s[4],
+                    s[11],
+                    s[12],
+                    s[13],
+                    s[14],
+                    static_cast<int>(threads)};
     run(call);
 }
 
 // The same for each of s[0] matrices; s[1], s[2] and s[3] are the strides between those of a, b and out, s[4] and s[5]
 // between scales. Each is the work of one thread, unless there are fewer of them than threads.
-void kernelhub_bmm_fp8(const uint8_t *a, const uint8_t *b, const float *a_scale, const float *b_scale, void *out,
-                       void *work, const int64_t *sizes, int64_t threads) {
+void kernelhub_bmm_fp8(const uint8_t *a, const uint8_t *b, const float *a_scale, const float *b_scale, void *out, void *work,
+                       const int64_t *sizes, int64_t threads) {
     const int64_t *s = sizes;
     const int64_t batch = s[0], m = s[6], n = s[7], k = s[8], kind = s[12], width = kind == FLOAT32 ? 4 : 2;
     const bool each = batch >= threads;
     const int64_t padded = (k + 31) / 32 * 32;
     const auto one = [&](int64_t i) {
-        const Call call{a + i * s[1], b + i * s[2], {a_scale + i * s[4], 0, 0, 0}, {b_scale + i * s[5], 0, 0, 0}, nullptr,
-                        static_cast<char *>(out) + i * s[3] * width, static_cast<Element *>(work) + i * m * padded,
-                        m, n, k, k, 1, s[9], s[10], s[11], kind, each ? 1 : static_cast<int>(threads)};
+        const Scale of_a{a_scale + i * s[4], 0, 0, 0}, of_b{b_scale + i * s[5], 0, 0, 0};
+        const Call call{a + i * s[1],
+                        b + i * s[2],
+                        of_a,
+                        of_b,
+                        nullptr,
+                        static_cast<char *>(out) + i * s[3] * width,
+                        static_cast<Element *>(work) + i * m * padded,
+                        m,
+                        n,
+                        k,
+                        k,
+                        1,
+                        s[9],
+                        s[10],
+                        s[11],
+                        kind,
+                        each ? 1 : static_cast<int>(threads)};
         run(call);
     };
     if (each) {

@@ -94,7 +94,7 @@ struct Call {
     int64_t terms = 1;              // whose sum a row of a is
     const int32_t *rows = nullptr;  // of `work`, those that are multiplied; else those from `first_row` on
     int64_t first_row = 0;
-    int64_t together = 0;           // rows that one task takes, as `divide` says
+    int64_t together = 0;  // rows that one task takes, as `divide` says
 
     int64_t groups() const { return (k + group - 1) / group; }
     int64_t padded() const { return (k + 31) / 32 * 32; }
@@ -143,15 +143,16 @@ inline __m512i decode(const uint8_t *codes, __mmask32 kept) {
     const __m512i low = _mm512_permutex2var_epi8(_mm512_load_si512(HALVES.low), both, _mm512_load_si512(HALVES.low + 64));
     const __m512i high = _mm512_permutex2var_epi8(_mm512_load_si512(HALVES.high), both, _mm512_load_si512(HALVES.high + 64));
     const __m512i size = _mm512_mask_mov_epi8(low, 0xaaaaaaaaaaaaaaaa, high);
-    return _mm512_ternarylogic_epi32(size, both, _mm512_set1_epi16(static_cast<int16_t>(0x8000)), 0xf8);  // size | both & bit
+    return _mm512_ternarylogic_epi32(size, both, _mm512_set1_epi16(static_cast<int16_t>(0x8000)),
+                                     0xf8);  // size | both & bit
 }
 
 #else
 
 // 32 codes as bfloat16, exactly: exponents are biased by 120 more; the 8 smallest come from a table.
 inline __m512i decode(const uint8_t *codes, __mmask32 kept) {
-    const __m512i subnormal = _mm512_castsi128_si512(
-        _mm_set_epi16(0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0));
+    const __m512i subnormal =
+        _mm512_castsi128_si512(_mm_set_epi16(0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0));
     const __m512i wide = _mm512_cvtepu8_epi16(load_codes(codes, kept));
     const __m512i size = _mm512_and_si512(wide, _mm512_set1_epi16(0x7f));
     __m512i value = _mm512_add_epi16(_mm512_slli_epi16(size, 4), _mm512_set1_epi16(0x3c00));
@@ -218,9 +219,7 @@ struct Row {
     }
 };
 
-inline __m512 add_products(__m512 sum, __m512i x, __m512i y) {
-    return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y);
-}
+inline __m512 add_products(__m512 sum, __m512i x, __m512i y) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)y); }
 
 inline void decode_row(const uint8_t *codes, int64_t count, Element *into) {
     for (int64_t k = 0; k < count; k += 32) _mm512_storeu_si512(into + k, decode(codes + k, up_to(count - k)));
@@ -381,7 +380,8 @@ void make_panel(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t
     for (int64_t r = 0; r < PANEL; r += 16)
         for (int64_t k = from; k < to; k += 32) {
             if ((k - from) % LINE<CODES> == 0) {
-                // What comes next: of these rows; of the next 16; of the next panel, which is to the right, or the next task's.
+                // What comes next: of these rows; of the next 16; of the next panel, which is to the right, or the next
+                // task's.
                 int64_t n = first + r, wanted = k + ahead;
                 if (wanted >= to) {
                     n += 16, wanted -= to - from;
@@ -404,8 +404,8 @@ void make_panel(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t
 
 // sums[ROWS][64] += (a's rows . pairs of the panel) * a_scale * factors
 template <int ROWS>
-void tile(const Element *const *rows, const uint32_t *panel, int64_t pairs, const float *a_scale,
-          const float *factors, float *sums) {
+void tile(const Element *const *rows, const uint32_t *panel, int64_t pairs, const float *a_scale, const float *factors,
+          float *sums) {
     const Element *a[ROWS];
     for (int i = 0; i < ROWS; i++) a[i] = rows[i];
     __m512 sum[ROWS][4];
@@ -461,7 +461,8 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
                 for (int64_t r = 0; r < rows; r++) of_a[r] = c.a_scale.at(i + r, g);
                 for (int64_t term = 0; term < c.terms; term++) {
                     const Element *left[6];
-                    for (int64_t r = 0; r < rows; r++) left[r] = a + (c.rows ? c.rows[i + r] : c.first_row + i + r) * width + term * padded + k;
+                    for (int64_t r = 0; r < rows; r++)
+                        left[r] = a + (c.rows ? c.rows[i + r] : c.first_row + i + r) * width + term * padded + k;
                     switch (rows) {
                         case 6: tile<6>(left, part, pairs, of_a, factors, into); break;
                         case 5: tile<5>(left, part, pairs, of_a, factors, into); break;
@@ -558,7 +559,7 @@ inline void decode_fp4(const uint8_t *codes, float factor, float *into) {
 #else
 template <int64_t COUNT>
 inline void decode_fp4(const uint8_t *codes, float factor, float *into) {
-    constexpr float VALUES[16] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f,
+    constexpr float VALUES[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                   -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
     float values[16];
     for (int code = 0; code < 16; code++) values[code] = VALUES[code] * factor;

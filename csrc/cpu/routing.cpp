@@ -64,7 +64,7 @@ struct Ranking {
         return place;
     }
 
-   private:
+  private:
     void search(int64_t block) {
         const int64_t *from = keys + block * BLOCK;
         int64_t most = LOWEST;
@@ -121,7 +121,7 @@ struct Routing {
         });
     }
 
-   private:
+  private:
     struct Memory {  // of a thread
         float *numbers, *scores, *ranked, *bias, *found, *shares;
         int32_t *order;
@@ -255,8 +255,8 @@ extern "C" {
 // weights (row, element), 12 ids
 void kernelhub_route(const void *logits, const float *bias, float *weights, int32_t *ids, const int64_t *s, int64_t tokens,
                      float factor, int64_t threads) {
-    const Routing routing{logits, bias, weights, ids,  factor, tokens, s[0],  s[1],  s[2],  s[3], s[4],
-                          s[5],   s[6], s[7],    s[8], s[9],   s[10],  s[11], s[12], s[13]};
+    const Routing routing{logits, bias, weights, ids,  factor, tokens, s[0],  s[1],  s[2],  s[3],
+                          s[4],   s[5], s[6],    s[7], s[8],   s[9],   s[10], s[11], s[12], s[13]};
     routing.run(static_cast<int>(threads));
 }
 }

@@ -1,6 +1,7 @@
 // Keys of latent attention: each head's own part, then the rotary part that all heads share. Bits are moved.
 //
-// Defined by the host: ELEMENT (u8, u16, u32), SIZE of one, HEADS, NOPE, ROPE, COPIES (0: out already contains the own parts).
+// Defined by the host: ELEMENT (u8, u16, u32), SIZE of one, HEADS, NOPE, ROPE, COPIES (0: out already contains the own
+// parts).
 #include "formats.h"
 
 typedef ELEMENT T;

@@ -86,9 +86,9 @@ INLINE u8 e4m3_by_hand(float x) {
 INLINE u8 e5m2_by_hand(float x) {
   u32 bits = bits_of(x), size = bits & 0x7FFFFFFF, code;
   if (size > 0x7F800000) code = 0x7F;
-  else if (size >= 0x47600000) code = 0x7B;  // from 57344, the largest number
+  else if (size >= 0x47600000) code = 0x7B;                                          // from 57344, the largest number
   else if (size < 0x38800000) code = bits_of(float_of(size) + 128.0f) - 0x43000000;  // below 2^-14 the step is 2^-16
-  else code = ((size + 0xFFFFF + ((size >> 21) & 1)) >> 21) - 448;  // the exponent's bias is smaller by 112
+  else code = ((size + 0xFFFFF + ((size >> 21) & 1)) >> 21) - 448;                   // the exponent's bias is smaller by 112
   return (u8)(code | ((bits >> 24) & 0x80));
 }
 
@@ -105,7 +105,8 @@ INLINE u16 e4m3_pair(float low, float high) {
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 #else
-  return (u16)((e4m3_by_hand(low) & (low == low ? 0xFF : 0x7F)) | ((e4m3_by_hand(high) & (high == high ? 0xFF : 0x7F)) << 8));
+  return (u16)((e4m3_by_hand(low) & (low == low ? 0xFF : 0x7F)) |
+               ((e4m3_by_hand(high) & (high == high ? 0xFF : 0x7F)) << 8));
 #endif
 }
 
@@ -115,7 +116,8 @@ INLINE u16 e5m2_pair(float low, float high) {
   asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
   return pair;
 #else
-  return (u16)((e5m2_by_hand(low) & (low == low ? 0xFF : 0x7F)) | ((e5m2_by_hand(high) & (high == high ? 0xFF : 0x7F)) << 8));
+  return (u16)((e5m2_by_hand(low) & (low == low ? 0xFF : 0x7F)) |
+               ((e5m2_by_hand(high) & (high == high ? 0xFF : 0x7F)) << 8));
 #endif
 }
 

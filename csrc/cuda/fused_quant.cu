@@ -266,7 +266,7 @@ INLINE void run(bool vectors, const Parameters& p) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(LANES * ROWS) rows_by_vectors(const Parameters p) { run(true, p); }
-extern "C" __global__ void __launch_bounds__(LANES * ROWS) rows_by_elements(const Parameters p) { run(false, p); }
+extern "C" __global__ void __launch_bounds__(LANES* ROWS) rows_by_vectors(const Parameters p) { run(true, p); }
+extern "C" __global__ void __launch_bounds__(LANES* ROWS) rows_by_elements(const Parameters p) { run(false, p); }
 EMULATED(rows_by_vectors, Parameters)
 EMULATED(rows_by_elements, Parameters)

@@ -51,8 +51,7 @@ template <int N> INLINE void merge(const Parameters& p) {
   __syncwarp();
   if (!there) return;
   if (HAS_LSE && lane == 0)
-    p.lse_out[batch * p.lo_batch + head * p.lo_head + token * p.lo_token] =
-        total == 0.0f ? -infinite() : top + logf(total);
+    p.lse_out[batch * p.lo_batch + head * p.lo_head + token * p.lo_token] = total == 0.0f ? -infinite() : top + logf(total);
   const T* a = p.a + batch * p.a_batch + token * p.a_token + head * p.a_head;
   const T* b = p.b + batch * p.b_batch + token * p.b_token + head * p.b_head;
   Stored* out = p.out + batch * p.o_batch + token * p.o_token + head * p.o_head;

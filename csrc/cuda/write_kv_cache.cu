@@ -44,9 +44,7 @@ template <int N> INLINE void encode(const Vector<T, N>& from, float scale, Vecto
   }
 }
 
-INLINE float scale_of(const float* at, float value, int head) {
-  return SCALE == 3 ? at[head] : SCALE == 2 ? *at : value;
-}
+INLINE float scale_of(const float* at, float value, int head) { return SCALE == 3 ? at[head] : SCALE == 2 ? *at : value; }
 
 // N elements at a time: a program of the grid takes as many vectors as it has threads.
 template <int N> INLINE void write(const Parameters& p) {
@@ -67,7 +65,11 @@ template <int N> INLINE void write(const Parameters& p) {
   Stored* to = is_key ? (Stored*)p.k_cache + page * p.kc_page + place * p.kc_place + head * p.kc_head + column * p.kc_column
                       : (Stored*)p.v_cache + page * p.vc_page + place * p.vc_place + head * p.vc_head + column * p.vc_column;
   Vector<Stored, N> made;
-  encode<N>(got, SCALE == 0 ? 1.0f : is_key ? scale_of(p.k_scale_at, p.k_scale, head) : scale_of(p.v_scale_at, p.v_scale, head), made);
+  encode<N>(got,
+            SCALE == 0 ? 1.0f
+            : is_key   ? scale_of(p.k_scale_at, p.k_scale, head)
+                       : scale_of(p.v_scale_at, p.v_scale, head),
+            made);
   *(Vector<Stored, N>*)to = made;
 }
 

@@ -74,11 +74,11 @@ typedef struct {
   PyObject* stream_of; /* device -> its current stream */
   PyCFunction stream_function;
   PyObject* stream_self;
-  PyObject* failed;  /* (status, kernel) -> exception */
-  PyObject* enter;   /* device -> None; makes the device's context current in this thread */
+  PyObject* failed;   /* (status, kernel) -> exception */
+  PyObject* enter;    /* device -> None; makes the device's context current in this thread */
   PyObject* allocate; /* (bytes, stream) -> memory as a tensor or an address; or None: there are no temporaries */
   PyObject* release;  /* (memory); or None: it goes with the object */
-  PyObject* current;            /* () -> the current device; or None */
+  PyObject* current;  /* () -> the current device; or None */
   PyCFunction current_function;
   PyObject* current_self;
   PyObject* runtime; /* has launch_enter_hook and launch_exit_hook; or None */
@@ -88,7 +88,8 @@ typedef struct {
 } Driver;
 
 static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"launch", "encode", "tensor", "data_ptr", "stream_of", "failed", "enter", "current", "runtime", "allocate", "release", "nested", "capturing", "counters", NULL};
+  static char* names[] = {"launch",  "encode",   "tensor",  "data_ptr", "stream_of", "failed",   "enter", "current",
+                          "runtime", "allocate", "release", "nested",   "capturing", "counters", NULL};
   Driver* self = (Driver*)object;
   unsigned long long launch, encode, capturing;
   PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested, *counters;
@@ -251,10 +252,17 @@ typedef struct {
 
 static Py_ssize_t size_of(char kind) {
   switch (kind) {
-    case 'b': case 'B': return 1;
-    case 'h': case 'H': return 2;
-    case 'i': case 'I': case 'f': return 4;
-    case 'P': case 'q': case 'Q': case 'd': return 8;
+    case 'b':
+    case 'B': return 1;
+    case 'h':
+    case 'H': return 2;
+    case 'i':
+    case 'I':
+    case 'f': return 4;
+    case 'P':
+    case 'q':
+    case 'Q':
+    case 'd': return 8;
     default: return 0;
   }
 }
@@ -287,7 +295,7 @@ static int read_map(Map* map, PyObject* facts) {
 }
 
 static int kernel_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"driver", "function", "kinds", "name",  "device",      "threads", "shared_bytes",
+  static char* names[] = {"driver", "function", "kinds", "name",    "device",      "threads",      "shared_bytes",
                           "owner",  "scratch",  "maps",  "cluster", "cooperative", "programmatic", NULL};
   Kernel* self = (Kernel*)object;
   State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
@@ -454,8 +462,8 @@ static int pack_map(Kernel* self, Map* map, Py_ssize_t at, PyObject* descriptor,
   Py_DECREF(base);
   PyObject *shape = PyObject_GetAttr(descriptor, name_shape), *strides = PyObject_GetAttr(descriptor, name_strides);
   PyObject* padding = PyObject_GetAttr(descriptor, name_padding);
-  int failed = shape == NULL || strides == NULL || padding == NULL ||
-               read_sizes(shape, map->rank, now.sizes) < 0 || read_sizes(strides, map->rank, now.strides) < 0;
+  int failed = shape == NULL || strides == NULL || padding == NULL || read_sizes(shape, map->rank, now.sizes) < 0 ||
+               read_sizes(strides, map->rank, now.strides) < 0;
   if (!failed) {
     now.padded = PyUnicode_Check(padding) && PyUnicode_CompareWithASCIIString(padding, "nan") == 0;
     failed = PyErr_Occurred() != NULL;
@@ -466,7 +474,8 @@ static int pack_map(Kernel* self, Map* map, Py_ssize_t at, PyObject* descriptor,
   if (failed) return -1;
   Encoded* last = &map->last;
   int same = last->known && last->address == now.address && last->padded == now.padded &&
-             !memcmp(last->sizes, now.sizes, sizeof now.sizes) && !memcmp(last->strides, now.strides, sizeof now.strides);
+             !memcmp(last->sizes, now.sizes, sizeof now.sizes) &&
+             !memcmp(last->strides, now.strides, sizeof now.strides);
   if (!same) {
     if (self->driver->encode == NULL) {
       PyErr_SetString(PyExc_RuntimeError, "the CUDA driver has no cuTensorMapEncodeTiled");
@@ -526,14 +535,13 @@ static int pack(Kernel* self, PyObject* const* given, unsigned char* values) {
         offset += 1 + 2 * map->rank;
         map++;
         break;
-      case 'f': case 'd': {
+      case 'f':
+      case 'd': {
         double wide = PyFloat_AsDouble(argument);
         if (wide == -1.0 && PyErr_Occurred()) return -1;
         float narrow = (float)wide;
-        if (kinds[at] == 'f')
-          memcpy(values + *offset++, &narrow, 4);
-        else
-          memcpy(values + *offset++, &wide, 8);
+        if (kinds[at] == 'f') memcpy(values + *offset++, &narrow, 4);
+        else memcpy(values + *offset++, &wide, 8);
         break;
       }
       default:
@@ -612,8 +620,8 @@ static Config config_of(Kernel* kernel, const uint32_t* grid) {
 static PyObject* kernel_launch(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   Kernel* self = (Kernel*)object;
   if (self->driver == NULL || count != self->num_arguments + 1) {
-    return PyErr_Format(PyExc_TypeError, "%S takes a grid and %zd arguments, got %zd", self->name ? self->name : Py_None,
-                        self->num_arguments, count - 1);
+    return PyErr_Format(PyExc_TypeError, "%S takes a grid and %zd arguments, got %zd",
+                        self->name ? self->name : Py_None, self->num_arguments, count - 1);
   }
   uint32_t grid[3];
   alignas(64) unsigned char values[MAX_BYTES];
@@ -672,7 +680,7 @@ typedef struct {
   int num_steps;
   Py_ssize_t num_operands; /* of a call, then the memory of the temporaries and the counters, if it has them */
   unsigned long long room; /* bytes of temporaries that the call allocates */
-  uint64_t used, aligned; /* one bit per operand */
+  uint64_t used, aligned;  /* one bit per operand */
   int closed;
   int counted; /* whether it takes the counters of its stream, which are zero between launches */
   int counted_before;
@@ -704,7 +712,8 @@ static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) 
     PyErr_SetString(PyExc_TypeError, "a step takes all arguments of its kernel, none of them a tensor map");
     return -1;
   }
-  if (self->driver != NULL && (of->driver != self->driver || PyObject_RichCompareBool(of->device, self->device, Py_EQ) != 1)) {
+  if (self->driver != NULL &&
+      (of->driver != self->driver || PyObject_RichCompareBool(of->device, self->device, Py_EQ) != 1)) {
     if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "the kernels of a sequence belong to one device");
     return -1;
   }
@@ -771,9 +780,9 @@ static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
   Sequence* self = (Sequence*)object;
   State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
   PyObject *steps, *aligned;
-  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!nO!|Kp", names, &PyTuple_Type, &steps,
-                                                    &self->num_operands, &PyTuple_Type, &aligned, &self->room,
-                                                    &self->counted))
+  if (state == NULL ||
+      !PyArg_ParseTupleAndKeywords(args, named, "O!nO!|Kp", names, &PyTuple_Type, &steps, &self->num_operands,
+                                   &PyTuple_Type, &aligned, &self->room, &self->counted))
     return -1;
   Py_ssize_t count = PyTuple_Size(steps);
   if (self->driver != NULL || count < 1 || count > MAX_STEPS || self->num_operands < 1 ||
@@ -885,8 +894,7 @@ static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_
     uint64_t bit = 1ULL << at;
     if (!((self->used | self->aligned) & bit)) continue;
     if (given[at] == Py_None && !(self->used & bit)) continue;
-    if (known != NULL)
-      addresses[at] = known[at];
+    if (known != NULL) addresses[at] = known[at];
     else if (address_of(self->driver, given[at], at, &addresses[at]) < 0) return -1;
     if (self->aligned & bit) unaligned |= addresses[at];
   }
@@ -961,8 +969,8 @@ typedef struct {
   Py_ssize_t num_gaps;
   Gap* same; /* operands that begin at one address */
   Py_ssize_t num_same;
-  int checked; /* the caller gives tensors only, none of them nested, wherever their memory is */
-  Sequence* sequence; /* the launches of the call; or NULL */
+  int checked;                  /* the caller gives tensors only, none of them nested, wherever their memory is */
+  Sequence* sequence;           /* the launches of the call; or NULL */
   uint16_t order[MAX_OPERANDS]; /* which of the tensors the sequence's operands are */
 } Known;
 
@@ -1000,9 +1008,8 @@ static int known_init(PyObject* object, PyObject* args, PyObject* named) {
   PyObject *driver, *holds, *places, *apart, *same;
   Py_ssize_t count;
   if (state == NULL ||
-      !PyArg_ParseTupleAndKeywords(args, named, "O!OnO!O!O!|p", names, state->driver_type, &driver, &holds,
-                                   &count, &PyTuple_Type, &places, &PyTuple_Type, &apart, &PyTuple_Type, &same,
-                                   &self->checked))
+      !PyArg_ParseTupleAndKeywords(args, named, "O!OnO!O!O!|p", names, state->driver_type, &driver, &holds, &count,
+                                   &PyTuple_Type, &places, &PyTuple_Type, &apart, &PyTuple_Type, &same, &self->checked))
     return -1;
   Py_ssize_t tensors = PyTuple_Size(places);
   if (self->driver != NULL || ((Driver*)driver)->tensor == NULL || count < 1 || count > MAX_OPERANDS || tensors < 1 ||
@@ -1124,7 +1131,8 @@ static PyObject* known_attach(PyObject* object, PyObject* args) {
   Py_ssize_t count = PyTuple_Size(order);
   uint16_t places[MAX_OPERANDS];
   if (self->driver == NULL || of->driver != self->driver || count != given_of(of))
-    return PyErr_Format(PyExc_ValueError, "another driver, or an order of %zd for %zd operands", count, of->num_operands);
+    return PyErr_Format(PyExc_ValueError, "another driver, or an order of %zd for %zd operands", count,
+                        of->num_operands);
   for (Py_ssize_t at = 0; at < count; at++) {
     unsigned long place = PyLong_AsUnsignedLong(PyTuple_GetItem(order, at));
     if (PyErr_Occurred()) return NULL;
@@ -1281,20 +1289,30 @@ static PyMethodDef known_methods[] = {
     {NULL, NULL, 0, NULL}};
 
 #define SLOT(id, value) {id, (void*)(value)}
-static PyType_Slot driver_slots[] = {SLOT(Py_tp_init, driver_init), SLOT(Py_tp_dealloc, driver_dealloc),
-                                     SLOT(Py_tp_doc, "Functions of the CUDA driver and of torch."), {0, NULL}};
-static PyType_Slot kernel_slots[] = {SLOT(Py_tp_init, kernel_init), SLOT(Py_tp_dealloc, kernel_dealloc),
+static PyType_Slot driver_slots[] = {SLOT(Py_tp_init, driver_init),
+                                     SLOT(Py_tp_dealloc, driver_dealloc),
+                                     SLOT(Py_tp_doc, "Functions of the CUDA driver and of torch."),
+                                     {0, NULL}};
+static PyType_Slot kernel_slots[] = {SLOT(Py_tp_init, kernel_init),
+                                     SLOT(Py_tp_dealloc, kernel_dealloc),
                                      SLOT(Py_tp_methods, kernel_methods),
-                                     SLOT(Py_tp_doc, "A compiled kernel on one device."), {0, NULL}};
-static PyType_Slot sequence_slots[] = {SLOT(Py_tp_init, sequence_init), SLOT(Py_tp_dealloc, sequence_dealloc),
+                                     SLOT(Py_tp_doc, "A compiled kernel on one device."),
+                                     {0, NULL}};
+static PyType_Slot sequence_slots[] = {SLOT(Py_tp_init, sequence_init),
+                                       SLOT(Py_tp_dealloc, sequence_dealloc),
                                        SLOT(Py_tp_methods, sequence_methods),
-                                       SLOT(Py_tp_doc, "Launches that differ in their tensors only."), {0, NULL}};
-static PyType_Slot forms_slots[] = {SLOT(Py_tp_init, forms_init), SLOT(Py_tp_dealloc, forms_dealloc),
+                                       SLOT(Py_tp_doc, "Launches that differ in their tensors only."),
+                                       {0, NULL}};
+static PyType_Slot forms_slots[] = {SLOT(Py_tp_init, forms_init),
+                                    SLOT(Py_tp_dealloc, forms_dealloc),
                                     SLOT(Py_tp_methods, forms_methods),
-                                    SLOT(Py_tp_doc, "Sequences by the form of their operands."), {0, NULL}};
-static PyType_Slot known_slots[] = {SLOT(Py_tp_init, known_init), SLOT(Py_tp_dealloc, known_dealloc),
+                                    SLOT(Py_tp_doc, "Sequences by the form of their operands."),
+                                    {0, NULL}};
+static PyType_Slot known_slots[] = {SLOT(Py_tp_init, known_init),
+                                    SLOT(Py_tp_dealloc, known_dealloc),
                                     SLOT(Py_tp_methods, known_methods),
-                                    SLOT(Py_tp_doc, "The form of a call that its checks let through."), {0, NULL}};
+                                    SLOT(Py_tp_doc, "The form of a call that its checks let through."),
+                                    {0, NULL}};
 static PyType_Spec driver_spec = {"kernelhub._launch.Driver", sizeof(Driver), 0, Py_TPFLAGS_DEFAULT, driver_slots};
 static PyType_Spec kernel_spec = {"kernelhub._launch.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
 static PyType_Spec sequence_spec = {"kernelhub._launch.Sequence", sizeof(Sequence), 0, Py_TPFLAGS_DEFAULT,
@@ -1320,9 +1338,14 @@ static int run_module(PyObject* module) {
   static const struct {
     PyObject** name;
     const char* text;
-  } interned[] = {{&name_enter, "launch_enter_hook"}, {&name_leave, "launch_exit_hook"}, {&name_calls, "calls"},
-                  {&name_base, "base"},               {&name_shape, "shape"},            {&name_strides, "strides"},
-                  {&name_padding, "padding"},         {&name_nested, "is_nested"}};
+  } interned[] = {{&name_enter, "launch_enter_hook"},
+                  {&name_leave, "launch_exit_hook"},
+                  {&name_calls, "calls"},
+                  {&name_base, "base"},
+                  {&name_shape, "shape"},
+                  {&name_strides, "strides"},
+                  {&name_padding, "padding"},
+                  {&name_nested, "is_nested"}};
   for (size_t at = 0; at < sizeof interned / sizeof *interned; at++) {
     if (*interned[at].name == NULL) *interned[at].name = PyUnicode_InternFromString(interned[at].text);
     if (*interned[at].name == NULL) return -1;
@@ -1364,7 +1387,8 @@ static int traverse_module(PyObject* module, visitproc visit, void* arg) {
 static void free_module(void* module) { clear_module((PyObject*)module); }
 
 static PyModuleDef_Slot module_slots[] = {SLOT(Py_mod_exec, run_module), {0, NULL}};
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_launch", "Launches compiled kernels.", sizeof(State),
-                                        NULL, module_slots, traverse_module, clear_module, free_module};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_launch",    "Launches compiled kernels.",
+                                        sizeof(State),         NULL,         module_slots,
+                                        traverse_module,       clear_module, free_module};
 
 PyMODINIT_FUNC PyInit__launch(void) { return PyModuleDef_Init(&definition); }
