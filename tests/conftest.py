@@ -29,7 +29,7 @@ for name in [name for name in os.environ if name.startswith(("KERNELHUB_", "VLLM
 torch.set_num_threads(1)
 
 # Hooks that count the faults and attacks that tests make, and print the counts at the end.
-pytest_plugins = ("tests.faults.counting", "tests.fuzz.counting", "tests.tiers")
+pytest_plugins = ("tests.faults.counting", "tests.fuzz.counting", "tests.tiers", "tests.accepted")
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 _TEMPORARY = pytest.StashKey[str]()
@@ -45,14 +45,19 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if hasattr(config, "workerinput"):
         return
+    from tests.accepted import keep_in
+
     folder = config.stash[_TEMPORARY] = tempfile.mkdtemp(prefix="kernelhub-tests-")
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     os.environ["XDG_CACHE_HOME"] = os.path.join(folder, "cache")
     config.option.basetemp = config.option.basetemp or os.path.join(folder, "pytest")
-    _remember_what_is_compiled(Path(folder))
+    memory = Path(os.environ.get("COMPILED_FOR_TESTS") or os.path.join(folder, "compiled")).absolute()
+    memory.mkdir(exist_ok=True)
+    _remember_what_is_compiled(Path(folder), memory)
+    keep_in(memory)
 
 
-def _remember_what_is_compiled(folder: Path) -> None:
+def _remember_what_is_compiled(folder: Path, memory: Path) -> None:
     """Put a C++ compiler on PATH that compiles each source of csrc/cpu once in a run.
 
     Runs that are given one folder by COMPILED_FOR_TESTS, as those of `.ci/run`, compile it once together.
@@ -60,9 +65,8 @@ def _remember_what_is_compiled(folder: Path) -> None:
     real = shutil.which("g++")
     if real is None:
         return
-    tools, memory = folder / "tools", Path(os.environ.get("COMPILED_FOR_TESTS") or folder / "compiled").absolute()
+    tools = folder / "tools"
     tools.mkdir()
-    memory.mkdir(exist_ok=True)
     text = Path(__file__).with_name("compiler.sh").read_text()
     script = tools / "g++"
     script.write_text(text.replace("@real@", shlex.quote(real)).replace("@memory@", shlex.quote(str(memory))))

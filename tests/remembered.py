@@ -27,6 +27,9 @@ class Remembered:
         self._check_records_once()
         self._look_for_plugins_once()
         self._look_for_packages_once()
+        from tests.accepted import make_calls_once
+
+        make_calls_once(self._patch)
 
     def end(self) -> None:
         self._patch.undo()
