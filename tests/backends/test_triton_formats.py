@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernelhub.backends.shared import arrange as module
+from kernelhub.backends.shared.arrange import Arrange
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.comm.experts import arrange as module
 from kernelhub.backends.triton.comm.experts.adapter import PushRows
-from kernelhub.backends.triton.comm.experts.arrange import Arrange
 from kernelhub.ops.comm.experts.formats import Arranged, arranged
 from kernelhub.ops.comm.experts.problem import CONTIGUOUS, FORMATS, MASKED, DispatchProblem
 from kernelhub.ops.formats import E4M3
