@@ -13,7 +13,9 @@ from torch import Tensor
 import kernelhub
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.comm.experts import adapter as adapter_module
+from kernelhub.backends.triton.comm.experts import exact as exact_module
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
+from kernelhub.backends.triton.comm.experts.exact import PushRowsExact, PushSumsExact
 from kernelhub.errors import KernelUnavailable, RanksDisagree
 from kernelhub.ops.comm.experts.adapter import Outgoing
 from kernelhub.ops.comm.experts.cases import by_expert
@@ -55,6 +57,7 @@ def gapped(tensor: Tensor) -> Tensor:
 
 
 def dispatched(size: int, workspace: Any, format: str, given: dict[str, Tensor], most: int) -> Dispatched:
+    """By `triton.push`, or without `most` by `triton.push_exact`."""
     scales = given.get("scales")
     problem = DispatchProblem(
         **FACETS,
@@ -63,8 +66,9 @@ def dispatched(size: int, workspace: Any, format: str, given: dict[str, Tensor],
         world_size=size,
         format=format,
         scales=scales is not None,
+        capacity="few" if most else "exact",
     )
-    adapter = PushRows(problem)
+    adapter = (PushRows if most else PushRowsExact)(problem)
     adapter.attach(GROUP.group_name, workspace)
     outgoing = Outgoing(given["x"], scales, given["topk_ids"], given["topk_weights"], most)
     return adapter.launch(outgoing, GROUP, TIMEOUT_S)
@@ -72,23 +76,28 @@ def dispatched(size: int, workspace: Any, format: str, given: dict[str, Tensor],
 
 def combined(size: int, workspace: Any, sent: Dispatched, y: Tensor, out: Tensor, timeout_s: float = TIMEOUT_S) -> None:
     handle, header = Handle(*sent.handle), header_of(sent.handle)
-    problem = CombineProblem(
-        **FACETS, dtype=str(y.dtype)[6:], top_k=handle.topk_ids.shape[1], world_size=size, format=sent.format
-    )
-    adapter = PushSums(problem)
+    exact = not header.max_tokens
+    facets = {**FACETS, "dtype": str(y.dtype)[6:], "top_k": handle.topk_ids.shape[1], "format": sent.format}
+    of_rows = {"rows": "all", "capacity": "exact"} if exact else {}
+    adapter = (PushSumsExact if exact else PushSums)(CombineProblem(**facets, **of_rows, world_size=size))
     adapter.attach(GROUP.group_name, workspace)
     adapter.launch(y, handle, header, out, GROUP, timeout_s)
 
 
-def exchanges(rank: int, size: int, workspace: Any, ways: Sequence[Any]) -> list[str]:
+def exchanges(rank: int, size: int, workspace: Any, ways: Sequence[Any], exact: bool = False) -> list[str]:
     """What is wrong of dispatches and combines, one after the other, so that the sets of slots alternate."""
     wrong = []
     for format, routing, dtype, top_k in ways:
         parts = [tokens_of(other, routing, top_k, dtype, WIDTH) for other in range(size)]
         given = parts[rank] if top_k % 2 else {name: gapped(part) for name, part in parts[rank].items()}
         given = {name: part.contiguous() if name.startswith("topk") else part for name, part in given.items()}
-        sent = dispatched(size, workspace, format, given, max(len(part["x"]) for part in parts))
+        lengths = [len(part["x"]) for part in parts]
+        sent = dispatched(size, workspace, format, given, 0 if exact else max(lengths))
         got, want = by_expert(sent), wanted_by_expert(rank, size, format, parts)
+        if exact:
+            rows = sent.counts.sum() if format == FORMATS[1] else sent.counts.max()
+            assert sent.x.shape[-2] == (sum(lengths) if format == TOKENS else int(rows))
+            assert sent.handle[4].tolist() == lengths
         got["rows"] = got["rows"].view(torch.uint8)
         label = f"{format} {routing} {dtype} top {top_k}"
         wrong += [f"{label}: {name}" for name in want if not same(got[name].contiguous(), want[name])]
@@ -102,9 +111,9 @@ def exchanges(rank: int, size: int, workspace: Any, ways: Sequence[Any]) -> list
     return wrong
 
 
-def check(size: int, ways: Sequence[Any], slot_bytes: int = SLOT_BYTES) -> None:
+def check(size: int, ways: Sequence[Any], slot_bytes: int = SLOT_BYTES, exact: bool = False) -> None:
     ranks = Ranks(size, slot_bytes)
-    assert run_ranks(lambda rank: exchanges(rank, size, ranks.workspaces[rank], ways), size) == [[]] * size
+    assert run_ranks(lambda rank: exchanges(rank, size, ranks.workspaces[rank], ways, exact), size) == [[]] * size
     assert all(bool((memory == 0xFF).all()) for memory in ranks.memories), "slots that are not empty"
 
 
@@ -130,6 +139,51 @@ def test_many_rows_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sums_of_several_parts_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter_module, "_OF_SUMS", (128, 64))
     check(2, (WAYS[0], WAYS[1]))
+
+
+class TestExact:
+    """Without a capacity: the ranks have 5 and no tokens."""
+
+    @pytest.fixture(autouse=True)
+    def small_sets(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(exact_module, "_SET", SLOT_BYTES)
+
+    def test_two_ranks_exchange_every_bit_and_no_padding(self) -> None:
+        check(2, WAYS[3:4], 2 * SLOT_BYTES, exact=True)
+
+    def test_two_ranks_exchange_all_formats_dtypes_and_routings(self) -> None:
+        check(2, (WAYS[0], WAYS[1], WAYS[5], WAYS[8]), 2 * SLOT_BYTES, exact=True)
+
+    def test_rows_of_more_ranks_are_sent_in_pieces(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(exact_module, "_SET", 4096)
+        check(3, WAYS[4:5], 4096, exact=True)
+
+    def test_nobody_has_tokens(self) -> None:
+        ranks = Ranks(2, 2 * SLOT_BYTES)
+
+        def act(rank: int) -> list[Any]:
+            found: list[Any] = []
+            for format in FORMATS:
+                given = {name: part[:0] for name, part in tokens_of(rank, "random", 3, torch.bfloat16, WIDTH).items()}
+                sent = dispatched(2, ranks.workspaces[rank], format, given, 0)
+                out = torch.empty(0, WIDTH, dtype=torch.bfloat16)
+                combined(2, ranks.workspaces[rank], sent, sent.x, out)
+                found.append([list(sent.x.shape), sent.counts.tolist()])
+            return found
+
+        local = EXPERTS // 2
+        shapes: list[list[int]] = [[0, WIDTH], [0, WIDTH], [local, 0, WIDTH]]
+        assert run_ranks(act, 2) == [[[shape, [0] * local] for shape in shapes]] * 2
+
+    def test_a_missing_rank_is_named_at_once(self) -> None:
+        ranks = Ranks(2, 2 * SLOT_BYTES)
+        adapter = PushRowsExact(DispatchProblem(**FACETS, dtype="float32", top_k=1, world_size=2, capacity="exact"))
+        adapter.attach(GROUP.group_name, ranks.workspaces[0])
+        given = tokens_of(0, "random", 1, torch.float32, WIDTH)
+        outgoing = Outgoing(given["x"], None, given["topk_ids"], given["topk_weights"], 0)
+        with pytest.raises(RanksDisagree, match="waited in vain for rank 1") as error:
+            adapter.launch(outgoing, GROUP, 3e-6)
+        assert error.value.ranks == (1,)
 
 
 def all_ones(rank: int, workspace: Any) -> list[Any]:

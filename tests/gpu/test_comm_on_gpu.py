@@ -52,6 +52,10 @@ def test_conformance_of_experts(dispatch: str, combine: str) -> None:
     check("tests.gpu.expert_conformance", dispatch, combine)
 
 
+def test_conformance_of_experts_without_a_capacity() -> None:
+    check("tests.gpu.expert_conformance", "triton.push_exact", "triton.push_exact", "--exact")
+
+
 @pytest.mark.parametrize(("kernel", "how"), [("deep_ep.normal_fixed", ()), ("deep_ep.normal", ("--exact",))])
 def test_conformance_of_deep_ep(kernel: str, how: tuple[str, ...]) -> None:
     check("tests.gpu.expert_conformance", kernel, kernel, "--width", "3072", *how)

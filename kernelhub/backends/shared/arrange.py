@@ -61,7 +61,9 @@ class Arrange:
             self._places.prepare(1, device, ids, floats, ids, ids, ids, 1)
             self._rows.prepare(1, device, x, floats, ids, ids, ids, ids, x, floats, 1)
 
-    def __call__(self, x: Tensor, scales: Tensor | None, ids: Tensor, weights: Tensor, ends: Tensor) -> Arranged:
+    def __call__(
+        self, x: Tensor, scales: Tensor | None, ids: Tensor, weights: Tensor, ends: Tensor, exact: bool = False
+    ) -> Arranged:
         """Launch on the current stream.
 
         Args:
@@ -70,14 +72,21 @@ class Arrange:
             ids: int32 ``[R, top_k]``, local; negative for no expert of this rank.
             weights: float32 ``[R, top_k]``, 0 where the id is negative; they become those of the result.
             ends: int32 ``[E / W]`` zeros; they become the offsets of the result.
+            exact: as many rows as there are, for which this waits for the device; otherwise as many as there can be.
         """
         received, columns = x.shape
-        form = (received * min(self._top_k, self._local),) if self._contiguous else (self._local, received)
-        made_x = x.new_empty((*form, columns))
-        made_scales = None if scales is None else scales.new_empty((*form, scales.shape[1]))
         slots, counts = ids.new_empty(ids.shape), ids.new_empty(self._local)
-        of_scales = (weights, weights) if scales is None else (scales, made_scales)
         with on_device_of(x):
             self._places(self._local, x.device, ids, weights, slots, counts, ends, received)
-            self._rows(received, x.device, x, of_scales[0], ids, slots, counts, ends, made_x, of_scales[1], received)
+            room = received  # of an expert
+            if self._contiguous:
+                form: tuple[int, ...] = (int(ends[-1]) if exact else received * min(self._top_k, self._local),)
+            else:
+                room = int(counts.max()) if exact else received
+                form = (self._local, room)
+            made_x = x.new_empty((*form, columns))
+            made_scales = None if scales is None else scales.new_empty((*form, scales.shape[1]))
+            of_scales = (weights, weights) if scales is None else (scales, made_scales)
+            if received:
+                self._rows(received, x.device, x, of_scales[0], ids, slots, counts, ends, made_x, of_scales[1], room)
         return Arranged(made_x, made_scales, counts, ends if self._contiguous else None, slots, weights)

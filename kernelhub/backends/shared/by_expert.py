@@ -68,7 +68,7 @@ def places_kernel(
         tl.atomic_add(ends + other, before, (other >= expert) & (other < LOCAL), sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["received"])
+@triton.jit(do_not_specialize=["room"])
 def rows_kernel(
     x,
     scales,
@@ -78,7 +78,7 @@ def rows_kernel(
     ends,
     made_x,
     made_scales,
-    received,
+    room,
     X_WORDS: tl.constexpr,
     SCALES: tl.constexpr,
     TOP_K: tl.constexpr,
@@ -89,7 +89,7 @@ def rows_kernel(
     """Program t: slots of token t, and its row at each of them.
 
     Rows are X_WORDS words, and SCALES words of scales, which are not read if that is 0. slots [received, TOP_K] hold
-    places, and get the rows of made_x: if ENDS, experts follow each other; else each has room for `received` rows.
+    places, and get the rows of made_x: if ENDS, experts follow each other; else each has room for `room` rows.
     """
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, NARROW)
@@ -99,7 +99,7 @@ def rows_kernel(
     if ENDS:
         begin = tl.load(ends + named, place >= 0, other=0) - tl.load(counts + named, place >= 0, other=0)
     else:
-        begin = named * received
+        begin = named * room
     tl.debug_barrier()  # places have been read
     tl.store(slots + row * TOP_K + lane, tl.where(place >= 0, begin + place, -1), choice)
     if tl.max(place, 0) >= 0:

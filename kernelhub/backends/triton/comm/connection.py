@@ -42,6 +42,12 @@ class Connection:
         """What the slot of a sender holds."""
         return self._workspace.capacity * UNIT
 
+    def check_ranks(self) -> None:
+        """Raise RanksDisagree if another rank did not join an earlier call in time."""
+        late = self._workspace.late()
+        if late:
+            raise _missing(self._op, self._workspace, late)
+
     def compile(self, operands: tuple[Any, ...], sizes: tuple[Any, ...]) -> None:
         """Compile and load what launches with such operands need."""
         with device_of(operands[0]):
@@ -60,9 +66,7 @@ class Connection:
             RanksDisagree: another rank did not join a call before this one in time.
         """
         workspace = self._workspace
-        late = workspace.late()
-        if late:
-            raise _missing(self._op, workspace, late)
+        self.check_ranks()
         if timeout_s != self._timeout_s:
             self._timeout_s, self._limit_us = timeout_s, min(int(timeout_s * 1e6), _LONGEST_US)
         with device_of(operands[0]):

@@ -8,7 +8,7 @@ from kernelhub.backends.triton.requirements import GPU_MACHINE
 from kernelhub.dispatch.constraint import Between, MultipleOf, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import untested, verified
-from kernelhub.ops.comm.experts.problem import FEW, FIXED, FP8, MANY
+from kernelhub.ops.comm.experts.problem import ALL, EXACT, FEW, FIXED, FP8, MANY
 from kernelhub.ops.comm.problem import ACCESS, ATOMICS, FLOATS, NVLINK
 
 _PREPARE = "call the op's prepare on every rank, and run its plan"
@@ -19,10 +19,11 @@ _RANKS: tuple[Any, ...] = (
     anything("group_backend", "num_experts", "format"),
     MultipleOf("hidden_size", 16, why="a row is whole units of 16 bytes in every dtype"),
     Between("top_k", 1, 32, why="the ids of a token are one vector"),
-    OneOf("capacity", (FEW, MANY), why="its slots follow from max_tokens", remedy="give max_tokens"),
     OneOf("link", (NVLINK,), "link", _WHY, _PREPARE),
     OneOf("peers", (ATOMICS, ACCESS), "peers", _WHY, _PREPARE),
 )
+_FIXED = OneOf("capacity", (FEW, MANY), why="its slots follow from max_tokens", remedy="give max_tokens")
+_EXACTLY = OneOf("capacity", (EXACT,), why="triton.push takes max_tokens", remedy="leave max_tokens out")
 _STANDINGS = (
     verified(
         "hopper",
@@ -33,6 +34,7 @@ _STANDINGS = (
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
+_NOT_RUN = (untested("ampere", "ada", "hopper", "blackwell", "blackwell_rtx"),)
 
 KERNELS = (
     Kernel(
@@ -42,7 +44,7 @@ KERNELS = (
         summary="each token over NVLink once to each rank that owns one of its experts, ids and weights to all; no "
         "wait; formats per expert by two more launches; a NaN of all ones may arrive as another NaN",
         band=Band.PORTABLE,
-        constraints=(dtype_in("dtype", *FLOATS, FP8), *_RANKS),
+        constraints=(dtype_in("dtype", *FLOATS, FP8), *_RANKS, _FIXED),
         features=frozenset({"scales"}),
         graph=GraphLevel.FULL,
         deterministic=True,
@@ -58,10 +60,40 @@ KERNELS = (
         constraints=(
             dtype_in("dtype", *FLOATS),
             *_RANKS,
+            _FIXED,
             OneOf("rows", (FIXED,), why="its slots are for max_tokens rows of each rank"),
         ),
         graph=GraphLevel.FULL,
         deterministic=True,
         standings=_STANDINGS,
+    ),
+    Kernel(
+        op="moe_dispatch",
+        name="triton.push_exact",
+        target="kernelhub.backends.triton.comm.experts.exact:PushRowsExact",
+        summary="numbers of tokens first, for which the call waits for the GPU; then as triton.push, padded to the "
+        "rank with most; the result has no padding",
+        band=Band.PORTABLE,
+        constraints=(dtype_in("dtype", *FLOATS, FP8), *_RANKS, _EXACTLY),
+        features=frozenset({"scales"}),
+        graph=GraphLevel.NONE,
+        deterministic=True,
+        standings=_NOT_RUN,
+    ),
+    Kernel(
+        op="moe_combine",
+        name="triton.push_exact",
+        target="kernelhub.backends.triton.comm.experts.exact:PushSumsExact",
+        summary="as triton.push, of the tokens that each rank has; no wait",
+        band=Band.PORTABLE,
+        constraints=(
+            dtype_in("dtype", *FLOATS),
+            *_RANKS,
+            _EXACTLY,
+            OneOf("rows", (ALL,), why="its slots are for the rows of each rank"),
+        ),
+        graph=GraphLevel.NONE,
+        deterministic=True,
+        standings=_NOT_RUN,
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import triton
@@ -57,6 +57,16 @@ def _lanes(tile: Tile, count: int) -> int:
     return max(_LANES * tile.warps, int(triton.next_power_of_2(count)))
 
 
+class Received(NamedTuple):
+    """What came, in the order of ranks, with ids as those of this rank: x, scales, ids, weights, and their counts."""
+
+    x: Tensor
+    scales: Tensor | None
+    ids: Tensor
+    weights: Tensor
+    counts: Tensor
+
+
 class PushRows(DispatchAdapter):
     """`moe_dispatch` with a capacity: each token once to each rank that owns one of its experts."""
 
@@ -107,11 +117,30 @@ class PushRows(DispatchAdapter):
         return rows_at_once(self.record_bytes, self.problem.world_size, most)
 
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
-        problem, most = self.problem, outgoing.max_tokens
-        rows = self._rows(most)
+        most = outgoing.max_tokens
+        came = self._received(self._connection(group, self._rows(most)), outgoing, most, timeout_s)
+        x, scales, ids, weights, counts = came
+        form = (*self._form, outgoing.x.shape[0], most)
+        if self._arrange is None:
+            handle = self._handles.of(Header(*form, x.shape[0]), outgoing.topk_ids, ids, weights)
+            x = x.view(self._dtype) if self._as_bytes else x
+            return Dispatched(x, scales, ids, weights, counts, None, handle)
+        made = self._arrange(x, scales, ids, weights, counts)
+        header = Header(*form, made.x.numel() // made.x.shape[-1])
+        handle = self._handles.of(header, outgoing.topk_ids, made.slots, made.weights)
+        x = made.x.view(self._dtype) if self._as_bytes else made.x
+        return Dispatched(x, made.scales, None, None, made.counts, made.offsets, handle)
+
+    def _connection(self, group: ProcessGroup, rows: int) -> Connection:
+        """The connection of a group, with room for so many rows of each rank."""
         connection = self._connections.get(group.group_name)
         if connection is None or connection.slot_bytes < rows * self.record_bytes:
             connection = self.attach(group.group_name, workspace_before(group, rows * self.record_bytes))
+        return connection
+
+    def _received(self, connection: Connection, outgoing: Outgoing, most: int, timeout_s: float) -> Received:
+        """What came, `most` rows of each rank."""
+        problem, rows = self.problem, self._rows(most)
         x, tokens = aligned(outgoing.x), outgoing.x.shape[0]
         if self._as_bytes:
             x = x.view(torch.uint8)
@@ -122,8 +151,7 @@ class PushRows(DispatchAdapter):
             ids.new_empty((received, problem.top_k)),
             weights.new_empty((received, problem.top_k)),
         )
-        arrange = self._arrange
-        counts = ids.new_zeros(self._local) if arrange is None else ids.new_empty(self._local)
+        counts = ids.new_zeros(self._local) if self._arrange is None or not most else ids.new_empty(self._local)
         scales, received_scales = weights, None
         if outgoing.scales is not None:
             scales, received_scales = aligned(outgoing.scales), weights.new_empty((received, self._scales))
@@ -138,19 +166,10 @@ class PushRows(DispatchAdapter):
             local_weights,
             counts,
         )
-        for begin in range(0, most, rows):
+        for begin in range(0, most, max(rows, 1)):
             count = min(rows, most - begin)
             connection(count, operands, (tokens, begin, count, most), timeout_s)
-        form = (*self._form, tokens, most)
-        if arrange is None:
-            handle = self._handles.of(Header(*form, received), outgoing.topk_ids, local_ids, local_weights)
-            x = received_x.view(self._dtype) if self._as_bytes else received_x
-            return Dispatched(x, received_scales, local_ids, local_weights, counts, None, handle)
-        made = arrange(received_x, received_scales, local_ids, local_weights, counts)
-        header = Header(*form, made.x.numel() // made.x.shape[-1])
-        handle = self._handles.of(header, outgoing.topk_ids, made.slots, made.weights)
-        x = made.x.view(self._dtype) if self._as_bytes else made.x
-        return Dispatched(x, made.scales, None, None, made.counts, made.offsets, handle)
+        return Received(received_x, received_scales, local_ids, local_weights, counts)
 
 
 class PushSums(CombineAdapter):
@@ -195,14 +214,23 @@ class PushSums(CombineAdapter):
     def launch(
         self, y: Tensor, handle: Handle, header: Header, out: Tensor, group: ProcessGroup, timeout_s: float
     ) -> None:
-        most = header.max_tokens
-        rows = self._rows(most)
+        self._send(self._connection(group, header.max_tokens), y, handle, header, out, timeout_s)
+
+    def _connection(self, group: ProcessGroup, most: int) -> Connection:
+        """The connection of a group, with room for what one launch sends."""
         connection = self._connections.get(group.group_name)
         if connection is None or connection.slot_bytes < self.slot_bytes(most):
             connection = self.attach(group.group_name, workspace_before(group, self.slot_bytes(most)))
+        return connection
+
+    def _send(
+        self, connection: Connection, y: Tensor, handle: Handle, header: Header, out: Tensor, timeout_s: float
+    ) -> None:
+        """Send sums of `max_tokens` rows of each rank, and add up those of own tokens."""
+        most, rows = header.max_tokens, self._rows(header.max_tokens)
         target = out if is_aligned(out) else fresh(out)
         operands = (aligned(y), aligned(handle.slots), aligned(handle.weights), aligned(handle.topk_ids), target)
-        for begin in range(0, most, rows):
+        for begin in range(0, most, max(rows, 1)):
             count = min(rows, most - begin)
             connection(count * self._parts, operands, (header.tokens, begin, count, most), timeout_s)
         if target is not out:
