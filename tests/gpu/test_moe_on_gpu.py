@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.shared.pairs import count_kernel
 from kernelhub.backends.triton.moe.matmul import experts_kernel
 from kernelhub.backends.triton.moe.quantize import quantize_kernel
 from kernelhub.backends.triton.moe.reduction import reduce_kernel
 from kernelhub.backends.triton.moe.routing import routing_kernel
-from kernelhub.backends.triton.moe.sorting import count_kernel, sort_kernel
+from kernelhub.backends.triton.moe.sorting import sort_kernel
 from kernelhub.backends.triton.moe.tiles import rows_of_a_tile
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.tolerance import compare

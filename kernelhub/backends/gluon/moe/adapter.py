@@ -14,10 +14,11 @@ from torch import Tensor
 from kernelhub.backends.gluon.gemm.grouped.adapter import as_rows
 from kernelhub.backends.gluon.language import gl
 from kernelhub.backends.gluon.launch import Launcher, descriptor
-from kernelhub.backends.gluon.moe.places import count_kernel, place_kernel
+from kernelhub.backends.gluon.moe.places import place_kernel
 from kernelhub.backends.gluon.moe.product import experts_kernel
 from kernelhub.backends.gluon.moe.rows import code_kernel, sum_kernel
 from kernelhub.backends.shared.operands import on_device_of
+from kernelhub.backends.shared.pairs import count_kernel
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import FP8_BLOCK_UE8M0, ExpertsProblem

@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.pairs import count_kernel
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.launch import Launcher, device_of
@@ -19,7 +20,7 @@ from kernelhub.backends.triton.moe import candidates
 from kernelhub.backends.triton.moe.activations import Activations, Join
 from kernelhub.backends.triton.moe.matmul import experts_kernel
 from kernelhub.backends.triton.moe.reduction import reduce_kernel
-from kernelhub.backends.triton.moe.sorting import count_kernel, sort_kernel
+from kernelhub.backends.triton.moe.sorting import sort_kernel
 from kernelhub.backends.triton.moe.tiles import ExpertTiles, choose, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles
 from kernelhub.backends.triton.planes import wide, words

@@ -6,7 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.moe.sorting import experts_of
+from kernelhub.backends.shared.pairs import experts_of
 
 
 @triton.jit(
