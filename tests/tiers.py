@@ -1,26 +1,21 @@
-"""Which tests are the default tier, and which are `full`: the rules, all of them.
+"""Which tests are the default tier, and which are `full`: where a test is, and what it does.
 
 `python -m pytest` runs the default tier: every promise by its own tests, every kernel by one case for each feature.
 `python -m pytest -m full` runs the rest, and `.ci/run` runs both. docs/testing.md says which tier proves what. A test
-is `full` by where it is or by what its case shows, so that a new test has its tier without anybody writing it down.
-Tests marked `ahead` are of neither tier, nor those marked `sweep`: sizes, ops and lies that repeat what the full tier
-shows. A path named on the command line is run whole, both tiers of it.
+is `full` by where it is or by what its case shows (`shown.py`), so that a new test has its tier without anybody writing
+it down. Tests marked `ahead` are of neither tier, nor those marked `sweep`: sizes, ops and lies that repeat what the
+full tier shows (`shares.py`). A path named on the command line is run whole, both tiers of it.
 """
 
 from __future__ import annotations
 
-import collections
-import dataclasses
-import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-HAS_GPU = torch.cuda.is_available()
+from tests.shares import ONE_OF, ONE_OF_FULL, SWEPT, Shares
+from tests.shown import INTERPRETED, enough_cases, has_a_case, of_the_largest_tensor, repeated, shows_something_new
 
 DEFAULT = "not full and not ahead and not sweep"
 BOTH = "not ahead and not sweep"
@@ -189,131 +184,6 @@ FULL = frozenset(name for names in NAMED.values() for name in names)
 # Where the name of a folder, file, class or function ends within the name of a test.
 _ENDS = re.compile(r"/|::|\[")
 
-# Tests of one mechanism that go through every op, kernel, model, format or number: of the cases of each, the default
-# tier has one of so many, and the full tier the others.
-ONE_OF: dict[str, int] = {
-    "tests/backends/test_attention_edges.py::TestPagesOutsideOfTheCache::test_they_are_not_followed": 3,
-    "tests/backends/test_flashinfer_coded_experts.py::TestNvfp4::test_every_scale_counts": 2,
-    "tests/backends/test_triton_mla.py::TestSplits::test_a_plan_declares_the_memory_that_its_splits_take": 4,
-    "tests/cli/test_explain.py::TestJson::test_there_is_one_decision_for_every_registered_kernel": 5,
-    "tests/cli/test_widths.py::TestWidths::test_in_a_pipe_no_line_depends_on_a_width": 3,
-    "tests/cli/test_widths.py::TestWidths::"
-    "test_no_line_is_wider_than_the_terminal_and_no_wrapped_column_narrower_than_20": 4,
-    "tests/compat/test_env.py::test_nothing_that_flashinfer_reads_is_called_a_misspelt_name": 3,
-    "tests/compat/test_sglang_plugin.py::TestSteps::test_a_step_is_the_reference": 4,
-    "tests/compat/test_transformers.py::TestDecoders::test_decoding_after_padding_on_the_right": 3,
-    "tests/compat/test_transformers.py::TestDecoders::test_generation": 3,
-    "tests/compat/test_transformers.py::TestDecoders::test_generation_from_a_padded_batch": 3,
-    "tests/compat/test_transformers.py::TestDecoders::test_generation_with_a_static_cache": 6,
-    "tests/compat/test_vllm_hooks.py::TestFp8Linear::test_a_scale_for_all_or_each_row": 4,
-    "tests/compat/test_vllm_plugin.py::TestStart::test_steps_of_serving_are_ready_when_it_has_started": 4,
-    "tests/compat/test_vllm_plugin.py::TestSteps::test_a_step_is_the_reference": 4,
-    "tests/compat/test_vllm_plugin.py::TestSteps::test_equal_numbers_of_speculative_tokens_are_one_batch": 4,
-    "tests/evidence/test_audit.py::test_a_case_of_any_op_can_be_kept_and_run_again": 4,
-    "tests/evidence/test_audit.py::test_a_kernel_that_is_wrong_where_verification_does_not_look_is_found_in_time": 4,
-    "tests/evidence/test_audit.py::test_a_right_kernel_is_never_accused": 4,
-    "tests/evidence/test_audit.py::test_one_wrong_element_is_found_in_any_op": 4,
-    "tests/evidence/test_cases.py::TestOfAnOp::test_the_reference_hears_every_feature": 4,
-    "tests/evidence/test_liars.py::TestOfAttention::test_is_caught_by_its_code_and_the_next_kernel_is_chosen": 4,
-    "tests/evidence/test_trust.py::TestWrongKernels::"
-    "test_is_quarantined_and_not_selected_even_if_the_vendor_is_trusted": 4,
-    "tests/examples/test_copying_weights.py::test_the_best_token_is_one_of_the_context_and_a_fault_changes_it": 2,
-    "tests/examples/test_serve.py::test_tokens_are_those_of_transformers": 3,
-    "tests/ops/test_calls_of.py::TestEveryModel::test_a_calls_problem_is_the_needs": 6,
-    "tests/ops/test_calls_of.py::TestEveryOp::test_with_features_they_are_what_is_asked_and_run": 4,
-    "tests/ops/test_closed_schema.py::test_a_kernel_that_does_not_list_a_feature_is_refused_where_it_is_used": 5,
-    "tests/ops/test_closed_schema.py::test_every_kernel_can_be_had_for_some_problem_on_some_device": 4,
-    "tests/ops/test_compile_fp4_gemm.py::test_at_most_two_graphs_over_sizes": 3,
-    "tests/ops/test_compile_fp4_gemm.py::test_packed_weights_and_plans_go_through": 2,
-    "tests/ops/test_compile_fp8_gemm.py::test_at_most_two_graphs_over_sizes": 3,
-    "tests/ops/test_compile_fp8_gemm.py::test_weights_alone_go_through": 2,
-    "tests/ops/test_compile_fused_quant.py::test_every_number_of_results_goes_through": 3,
-    "tests/ops/test_compile_indexer.py::TestCompiled::test_at_most_two_graphs_over_sizes": 3,
-    "tests/ops/test_compile_kv_cache.py::test_scales_a_layout_and_a_plan_go_through": 2,
-    "tests/ops/test_compile_linear_attention.py::test_at_most_two_graphs_over_sizes": 2,
-    "tests/ops/test_compile_mla.py::TestMlaAttention::test_compiles_at_most_two_graphs_over_batch_sizes": 2,
-    "tests/ops/test_compile_mla.py::TestMlaAttention::test_lse_out_scales_and_a_named_backend_go_through": 2,
-    "tests/ops/test_compile_mla.py::TestWriteMlaCache::test_scales_and_a_named_backend_go_through": 2,
-    "tests/ops/test_compile_moe.py::test_experts_compile_at_most_two_graphs_over_sizes": 4,
-    "tests/ops/test_compile_moe.py::test_formats_of_activations_go_through": 2,
-    "tests/ops/test_compile_quants.py::test_destinations_are_written": 4,
-    "tests/ops/test_gradients.py::test_a_layer_around_attention_loses_no_gradient": 3,
-    "tests/ops/test_gradients.py::test_every_op_refuses_a_gradient_where_torch_compile_traces_it": 4,
-    "tests/ops/test_largest_scales.py::test_fp4_gemm": 4,
-    "tests/ops/test_largest_scales.py::test_fused_moe": 3,
-    "tests/ops/test_largest_scales.py::test_grouped_gemm": 4,
-    "tests/ops/test_latent_and_indexer_operands.py::test_every_operand_may_have_any_strides": 3,
-    "tests/ops/test_latent_and_indexer_operands.py::test_unused_entries_of_tables_and_lists_may_hold_anything": 3,
-    "tests/ops/test_moe_numbers.py::test_a_gate_beyond_the_least_number_adds_nothing": 4,
-    "tests/ops/test_moe_numbers.py::test_autocast_and_the_precision_of_others_change_nothing": 3,
-    "tests/ops/test_moe_numbers.py::test_defaults_that_a_program_sets_change_nothing": 3,
-    "tests/ops/test_moe_numbers.py::test_products_of_halves_are_not_rounded_to_halves": 4,
-    "tests/ops/test_moe_numbers.py::test_scales_of_any_size_lose_nothing": 4,
-    "tests/ops/test_own_precision.py::test_settings_for_layers_alter_nothing": 4,
-    "tests/ops/test_packed_experts.py::TestPacking::test_they_go_through_torch_compile": 5,
-    "tests/ops/test_parameters.py::test_a_call_with_parameters_gives_what_one_with_tensors_gives": 3,
-    "tests/ops/test_prepared_with_shapes.py::test_a_plan_is_the_same_for_shapes": 5,
-    "tests/ops/test_problems_of.py::TestProblems::test_each_is_a_problem_of_its_op_that_something_can_run": 4,
-    "tests/ops/test_quant_operands.py::test_operands_lie_anywhere": 3,
-    "tests/ops/test_scales_far_apart.py::test_fp8_gemm": 4,
-    "tests/ops/test_scales_far_apart.py::test_grouped_gemm": 3,
-    "tests/ops/test_small_weights.py::test_values_behind_small_weights": 4,
-    "tests/ops/test_steps_of_threads.py::test_a_thread_that_ended_keeps_no_tensors": 3,
-    "tests/ops/test_steps_of_threads.py::test_one_thread_keeps_one_step": 3,
-    "tests/ops/test_weights_of_plans.py::TestEach::test_compiled_runs_do_the_same": 4,
-    "tests/ops/test_wrong_values.py::test_a_scalar_of_numpy_is_the_python_value": 4,
-    "tests/runtime/test_seal.py::TestLines::test_of_every_op_makes_it_ready": 4,
-}
-
-# What repeats the full tier with other lies, ops, sizes or numbers, and what `make sweep` alone runs of it.
-SWEPT = frozenset(
-    {
-        "tests/faults/test_all.py::TestCounting::test_those_of_several_workers_are_gathered_and_printed",
-        "tests/warming/test_traffic_of_models.py::test_with_tritons_compiler_for_an_h200_nothing_is_compiled_after_the_warm_up",
-        "tests/evidence/test_tuned_sizes.py::TestTriton::test_a_real_search_over_tiles_ends_with_tiles_that_are_right",
-    }
-)
-# Of the cases of these, the full tier has one of so many, and `make sweep` the others.
-ONE_OF_FULL: dict[str, int] = {
-    "tests/backends/test_attention_edges.py::TestPagesOutsideOfTheCache::test_they_are_not_followed": 3,
-    "tests/backends/test_cpp.py::TestTargets::test_every_code_is_decoded_exactly": 2,
-    "tests/backends/test_cpp.py::TestTargets::test_experts_keep_theirs": 2,
-    "tests/backends/test_cpp.py::TestTargets::test_keeps_the_contract": 2,
-    "tests/backends/test_flashinfer_cutlass.py::TestPrefill::test_tables_are_as_large_as_the_tiles_are_many": 2,
-    "tests/backends/test_flashinfer_packed_experts.py::TestMxfp4::test_every_control_counts": 2,
-    "tests/backends/test_flashinfer_packed_experts.py::TestMxfp4::"
-    "test_what_is_given_in_other_dtypes_comes_back_in_them": 3,
-    "tests/backends/test_flashinfer_packed_experts.py::TestMxfp4::test_widths_are_filled_up": 4,
-    "tests/backends/test_flashinfer_packed_experts.py::TestPackedExperts::test_any_number_of_experts_per_token": 4,
-    "tests/backends/test_flashinfer_packed_experts.py::TestPackedExperts::test_halves_of_w13_are_distinguished": 3,
-    "tests/backends/test_flashinfer_packed_experts.py::TestPackedExperts::"
-    "test_ids_outside_of_the_experts_are_left_out": 3,
-    "tests/backends/test_flashinfer_packed_experts.py::TestPackedExperts::test_matches_the_reference_in_float64": 4,
-    "tests/backends/test_grouped_details.py::test_every_tile_of_other_gpus_gives_the_reference": 4,
-    "tests/cli/test_demo.py::TestWrongNumbers::test_they_are_found_and_exit_1": 2,
-    "tests/cli/test_main.py::TestHelp::test_every_example_runs": 2,
-    "tests/cli/test_main.py::TestImports::test_what_runs_no_kernel_and_asks_no_device_does_not_load_torch": 3,
-    "tests/cli/test_schemas.py::TestPrinted::test_it_is_of_its_schema_where_much_runs": 2,
-    "tests/cli/test_without_torch.py::test_it_answers_without_torch_in_a_second_of_cpu": 3,
-    "tests/compat/test_sglang_plugin.py::TestStart::test_steps_of_serving_are_ready_when_it_has_started": 4,
-    "tests/contract/test_fp4_gemm_liars.py::test_products_that_lie_are_caught": 3,
-    "tests/contract/test_grouped_gemm_liars.py::test_is_detected": 2,
-    "tests/contract/test_linear_attention_liars.py::test_linear_attention_that_is_wrong_is_detected": 3,
-    "tests/contract/test_moe_liars.py::test_experts_that_lie_are_caught": 3,
-    "tests/docs/test_types.py::test_a_type_checker_sees_each_result_and_flags_misspelt_names": 2,
-    "tests/evidence/test_contract_liars.py::test_wrong_kernels_are_detected_and_right_ones_pass": 12,
-    "tests/evidence/test_contract_liars.py::test_wrong_quantisers_are_detected_by_a_check": 4,
-    "tests/evidence/test_memory_liars.py::test_what_reads_other_memory_is_detected": 4,
-    "tests/evidence/test_right_kernels.py::test_kernels_of_triton_pass_quick_checks_under_its_interpreter": 5,
-    "tests/evidence/test_right_kernels.py::test_the_kernel_that_a_cpu_gets_passes_quick_checks": 4,
-    "tests/fuzz/test_fuzz.py::test_varied_calls_are_right_or_refused_by_name": 3,
-    "tests/ops/test_compile_grouped_gemm.py::test_at_most_two_graphs_over_sizes": 4,
-    "tests/ops/test_compile_quants.py::test_at_most_two_graphs_over_sizes": 3,
-    "tests/runtime/test_cache_faults.py::test_many_at_first_use_compile_once": 2,
-    "tests/warming/test_processes.py::TestInterrupted::test_what_was_done_is_taken_over": 2,
-    "tests/warming/test_traffic_of_models.py::test_no_traffic_of_a_model_that_was_warmed_up_is_refused": 3,
-}
-
 # Statements of a contract that go through every format or pattern of bits, of every kernel that inherits them.
 SWEEPS = {
     "test_a_format_is_for_those_who_request_it",
@@ -323,22 +193,8 @@ SWEEPS = {
     "test_what_is_no_ordinary_number_has_the_reference_s_result",
 }
 
-# Where kernels are interpreted, 100 times slower than they run: of a kernel's contract, its cases alone.
-INTERPRETED = "tests/backends/test_triton.py::"
-
-# Kernels that run here as they do for users. Others are interpreted, or a stand-in of their library computes for them.
-REAL = ("tests/backends/test_cpp", "tests/backends/test_torch", *([INTERPRETED] if HAS_GPU else []))
-# Of the cases of those others that show no new pair of features, the full tier has one of so many.
-OF_REPEATED = 12
-# Of wrong kernels a share is enough; the right ones beside them, by the end of their names, are never left out.
-_TRUTHS = re.compile(r"[\[-](Dense|Paged)?(Truth|True[A-Z])")
-
 # Fixtures that start a process, by which a test of a command repeats what another asks within this process.
 STARTS = {"ask_shell"}
-
-# Where cases are those of kernels, and what a case names its kernel by: each kernel shows every feature.
-OF_KERNELS = ("tests/backends/", "tests/contract/")
-SUBJECTS = ("backend", "kernel", "op", "target")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -356,139 +212,31 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def mark_full(items: list[pytest.Function]) -> None:
-    """Mark the tests of the full tier."""
+    """Mark the tests of the full tier, and those that repeat them."""
     items = [item for item in items if not (item.get_closest_marker("ahead") or item.get_closest_marker("sweep"))]
-    items.sort(key=_elements)  # of the cases that show the same, the smallest is the first
-    enough = _enough_cases(items)
+    items.sort(key=of_the_largest_tensor)  # of the cases that show the same, the smallest is the first
+    enough = enough_cases(items)
     shown: dict[str, set[object]] = {}
-    of_mechanisms, of_repetitions, repeats = Shares(ONE_OF), Shares(ONE_OF_FULL), Repeats()
-    for item in items:
+    of_mechanisms, of_repetitions = Shares(ONE_OF), Shares(ONE_OF_FULL)
+    full = [
+        item
+        for item in items
         if (
             _is_in(FULL, item.nodeid)
             or item.originalname in SWEEPS
             or (item.nodeid.startswith(INTERPRETED) and "case" not in item.fixturenames)
             or not STARTS.isdisjoint(item.fixturenames)
             or item.get_closest_marker("gpu")
-            or (item.nodeid not in enough if _has_a_case(item) else not _shows_something_new(item, shown))
+            or (item.nodeid not in enough if has_a_case(item) else not shows_something_new(item, shown))
             or of_mechanisms.leaves_out(item)
-        ):
-            swept = _is_in(SWEPT, item.nodeid) or of_repetitions.leaves_out(item) or repeats(item)
-            item.add_marker(pytest.mark.sweep if swept else pytest.mark.full)
-
-
-class Shares:
-    """Which cases are left out where one of so many of a test is enough, to be asked of all tests in their order."""
-
-    def __init__(self, one_of: Mapping[str, int]) -> None:
-        self._one_of = one_of
-        self._places: collections.Counter[str] = collections.Counter()
-
-    def leaves_out(self, item: pytest.Function) -> bool:
-        name, _, label = item.nodeid.partition("[")
-        if name not in self._one_of or _TRUTHS.search(f"[{label}"):
-            return False
-        place = self._places[name]
-        self._places[name] += 1
-        return place % self._one_of[name] != 0
-
-
-class Repeats:
-    """Which cases of interpreted kernels and stand-ins repeat others of the full tier, asked of all in their order."""
-
-    def __init__(self) -> None:
-        self._pairs: dict[str, set[object]] = {}
-        self._places: collections.Counter[str] = collections.Counter()
-
-    def __call__(self, item: pytest.Function) -> bool:
-        if item.originalname != "test_case" or not item.nodeid.startswith("tests/backends/"):
-            return False
-        case: Any = getattr(getattr(item, "callspec", None), "params", {}).get("case")
-        if item.nodeid.startswith(REAL) or not hasattr(case, "problem"):
-            return False
-        name = item.nodeid.partition("[")[0]
-        pairs = {*case.problem, *itertools.combinations(sorted(case.problem), 2)}
-        shown = self._pairs.setdefault(name, set())
-        new = pairs - shown
-        shown |= pairs
-        place = self._places[name]
-        self._places[name] += not new
-        return not new and place % OF_REPEATED != 0
-
-
-def _elements(item: pytest.Function) -> int:
-    """Of the largest tensor of a case of a kernel; 0 of other tests."""
-    case = getattr(getattr(item, "callspec", None), "params", {}).get("case")
-    return int(getattr(case, "elements", 0))
+        )
+    ]
+    repeats = repeated(items, full)
+    for item in full:
+        swept = _is_in(SWEPT, item.nodeid) or of_repetitions.leaves_out(item) or item.nodeid in repeats
+        item.add_marker(pytest.mark.sweep if swept else pytest.mark.full)
 
 
 def _is_in(names: frozenset[str], nodeid: str) -> bool:
     """It is one of these folders, files, classes and functions, or lies in one."""
     return nodeid in names or any(nodeid[: end.start()] in names for end in _ENDS.finditer(nodeid))
-
-
-def _has_a_case(item: pytest.Function) -> bool:
-    """Its parameter is a case of a kernel's contract."""
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    return item.nodeid.startswith(OF_KERNELS) and "case" in params
-
-
-def _enough_cases(items: Iterable[pytest.Function]) -> set[str]:
-    """Of the cases of each test of each kernel, few that together show all that any of them shows.
-
-    The first that is taken shows the most, and each further one the most of what is left; of equals the first.
-    """
-    groups: dict[str, dict[str, set[object]]] = {}
-    for item in items:
-        if _has_a_case(item):
-            groups.setdefault(_of(item), {})[item.nodeid] = set(words(item.callspec.params))
-    return {nodeid for shown in groups.values() for nodeid in few(shown)}
-
-
-def few(shown: Mapping[str, set[object]]) -> list[str]:
-    """Of names by what they show, few that together show everything."""
-    enough = []
-    missing = set().union(*shown.values())
-    while missing:
-        best = max(shown, key=lambda name: len(shown[name] & missing))
-        enough.append(best)
-        missing -= shown[best]
-    return enough
-
-
-def _of(item: pytest.Item) -> str:
-    """The test and the kernel of a case."""
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    subject = sorted(f"{name}={params[name]}" for name in SUBJECTS if name in params)
-    return " ".join([item.nodeid.split("[", 1)[0], *subject])
-
-
-def _shows_something_new(item: pytest.Item, shown: dict[str, set[object]]) -> bool:
-    """Of the parameters of one test of a kernel, those count that show something which no earlier ones show."""
-    params = getattr(getattr(item, "callspec", None), "params", {})
-    if not item.nodeid.startswith(OF_KERNELS) or not params:
-        return True
-    shows = set(words(params))
-    before = shown.setdefault(_of(item), set())
-    new = shows - before
-    before |= shows
-    return bool(new)
-
-
-def words(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
-    """What a case shows: each parameter that it sets, with its value if that is no size.
-
-    A number, and a row of numbers, is a size: (8, 64) and (1, 3) show the same. A label shows nothing.
-    """
-    if dataclasses.is_dataclass(value):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if key not in ("label", "name"):
-                yield from words(item, f"{name}.{key}")
-    elif isinstance(value, tuple | list | frozenset):
-        for item in value:
-            yield from words(item, name)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield name, "a size"
-    else:
-        yield name, str(value)

@@ -10,10 +10,12 @@ import torch
 
 import kernelhub
 from kernelhub.cli.showcase import FULL, Size, cases
+from kernelhub.cli.showcase import QUICK as QUICK_SIZES
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.evidence.timing import time_calls
 from kernelhub.ops.attention.adapter import AttentionAdapter
+from tests.cli.small import SMALL
 from tests.dispatch.backends import EVERYWHERE
 
 QUICK = ("demo", "--quick", "--device", "cpu")
@@ -55,24 +57,39 @@ def lying_backend(adapter: str) -> SimpleNamespace:
     return SimpleNamespace(BACKEND=Backend("liar", "lies"), KERNELS=(record,))
 
 
-class TestQuick:
-    def test_attention_and_a_block_run_and_are_right(self, ask):
-        answer = ask(*QUICK, "--json")
-        assert answer.code == 0
-        assert answer.json["ok"] is True
-        assert [result["title"] for result in answer.json["results"]] == TITLES
-        for result in answer.json["results"]:
-            decided = sorted(decision["kernel"] for decision in result["decisions"])
-            assert decided == list(getattr(kernelhub, result["op"]).kernels())
-            assert result["selected"] in decided
-            error = result["error"]
-            assert error["ok"] is True
-            assert error["largest"] <= error["largest_allowed"]
-            assert error["rms_ratio"] <= error["rms_ratio_allowed"]
-            assert result["tokens_per_s"] > 0
-            assert result["torch"]["ratio"] == pytest.approx(result["tokens_per_s"] / result["torch"]["tokens_per_s"])
-        assert [result["op"] for result in answer.json["results"]] == OPS
+@pytest.fixture(params=["small", "of the command"])
+def size(request, monkeypatch):
+    """Those that users get, and such that take a tenth of the time, as of all other tests here."""
+    if request.param == "small":
+        monkeypatch.setitem(QUICK_SIZES, "cpu", SMALL)
 
+
+@pytest.mark.usefixtures("size")
+def test_attention_and_a_block_run_and_are_right(ask):
+    answer = ask(*QUICK, "--json")
+    assert answer.code == 0
+    assert answer.json["ok"] is True
+    assert [result["title"] for result in answer.json["results"]] == TITLES
+    for result in answer.json["results"]:
+        decided = sorted(decision["kernel"] for decision in result["decisions"])
+        assert decided == list(getattr(kernelhub, result["op"]).kernels())
+        assert result["selected"] in decided
+        error = result["error"]
+        assert error["ok"] is True
+        assert error["largest"] <= error["largest_allowed"]
+        assert error["rms_ratio"] <= error["rms_ratio_allowed"]
+        assert result["tokens_per_s"] > 0
+        assert result["torch"]["ratio"] == pytest.approx(result["tokens_per_s"] / result["torch"]["tokens_per_s"])
+    assert [result["op"] for result in answer.json["results"]] == OPS
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setitem(QUICK_SIZES, "cpu", SMALL)
+
+
+@pytest.mark.usefixtures("small")
+class TestQuick:
     def test_for_people_it_says_what_ran_why_how_exact_and_how_fast(self, ask):
         answer = ask(*QUICK)
         assert answer.code == 0
@@ -121,6 +138,7 @@ class TestQuick:
         assert "Traceback" not in answer.err
 
 
+@pytest.mark.usefixtures("small")
 class TestWrongNumbers:
     @pytest.mark.parametrize("adapter", ["Liar", "NaN"])
     def test_they_are_found_and_exit_1(self, ask, adapter):

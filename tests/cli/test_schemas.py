@@ -8,8 +8,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from kernelhub.cli import showcase
 from kernelhub.cli.main import COMMANDS
 from kernelhub.cli.schemas import SHAPES, schema_of
+from tests.cli.small import SMALL
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 ASKED = (
@@ -72,6 +74,7 @@ class TestPrinted:
 
     def check(self, words, ask, folder, monkeypatch) -> None:
         monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(folder / "cache"))
+        monkeypatch.setitem(showcase.QUICK, "cpu", SMALL)
         asked = words.replace("FOLDER", str(folder)).split()
         answer = ask(*asked, "--json")
         assert answer.code in (0, 1), answer.err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.tiers import few, words
+from tests.shown import few, words
 
 
 def check_few_cases(contract: type, kernel: str) -> None:

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 import kernelhub
+from kernelhub.cli import showcase
 from kernelhub.cli.main import main
+from tests.cli.small import SMALL
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -120,7 +122,8 @@ SHORTLY = {
 }
 
 
-def test_commands_of_the_readme_are_understood(capsys) -> None:
+def test_commands_of_the_readme_are_understood(capsys, monkeypatch) -> None:
+    monkeypatch.setitem(showcase.FULL, "cpu", SMALL)  # of `demo`
     commands = [line for _, code in blocks("bash") for line in code.splitlines() if line.startswith("kernelhub ")]
     assert len(commands) >= 4
     for line in commands:

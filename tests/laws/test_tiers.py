@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tests import tiers
+from tests import shares, shown, tiers
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("name", sorted({*tiers.FULL, *tiers.SWEPT, *tiers.ONE_OF, *tiers.ONE_OF_FULL}))
+@pytest.mark.parametrize("name", sorted({*tiers.FULL, *shares.SWEPT, *shares.ONE_OF, *shares.ONE_OF_FULL}))
 def test_what_a_rule_names_exists(name: str) -> None:
     path, *inside = name.split("::")
     assert (ROOT / path).exists()
@@ -131,26 +131,33 @@ def test_a_path_that_is_named_runs_whole(source: str, asked: str, runs: str) -> 
 STAND_IN = "tests/backends/test_deep_gemm.py::"
 
 
-def a_case(file: str, label: str, *problem: str) -> Any:
-    found = item(Case(label, {}))
-    found.nodeid, found.originalname = f"{file}TestX::test_case[{label}]", "test_case"
-    found.callspec.params = {"case": SimpleNamespace(problem=problem)}
-    return found
+def cases(file: str, default: list[tuple[str, ...]], full: list[tuple[str, ...]]) -> list[bool]:
+    """Which of the latter cases of a kernel repeat others, by their features."""
+    items = []
+    for place, problem in enumerate([*default, *full]):
+        items.append(item(Case(str(place), {})))
+        items[-1].nodeid, items[-1].originalname = f"{file}TestX::test_case[{place}]", "test_case"
+        items[-1].callspec.params = {"case": SimpleNamespace(problem=problem)}
+    repeats = shown.repeated(items, items[len(default) :])
+    return [item.nodeid in repeats for item in items[len(default) :]]
 
 
-@pytest.mark.parametrize("file", [STAND_IN] if tiers.HAS_GPU else [STAND_IN, tiers.INTERPRETED])
+@pytest.mark.parametrize("file", [STAND_IN] if shown.HAS_GPU else [STAND_IN, shown.INTERPRETED])
 def test_the_full_tier_has_each_pair_of_features_and_a_share_of_the_other_cases(file: str) -> None:
-    repeats = tiers.Repeats()
-    cases = [("k=64",), ("k=64", "causal"), ("k=64", "sinks"), ("causal", "k=64", "sinks")]
-    assert [repeats(a_case(file, "new", *words)) for words in cases] == [False] * 4
-    same = [repeats(a_case(file, f"size {size}", "k=64", "causal", "sinks")) for size in range(2 * tiers.OF_REPEATED)]
-    assert same == ([False] + [True] * (tiers.OF_REPEATED - 1)) * 2
+    all_in_one = ("causal", "k=64", "sinks")
+    several = [("k=64",), ("k=64", "causal"), ("k=64", "sinks"), all_in_one]
+    assert cases(file, [], several) == [False, True, True, False], "one shows all pairs, the first is of the share"
+    assert cases(file, [], [*several, ("causal", "k=128")]) == [False, True, True, False, False]
+    assert cases(file, [all_in_one], several[1:2] * 2) == [False, True], "the default tier shows it"
+    same = cases(file, [all_in_one], [all_in_one] * (2 * shown.OF_REPEATED))
+    assert same == ([False] + [True] * (shown.OF_REPEATED - 1)) * 2
 
 
-def test_the_full_tier_has_every_case_of_kernels_that_run_here_as_for_users() -> None:
-    repeats = tiers.Repeats()
-    same = [a_case("tests/backends/test_cpp.py::", f"size {size}", "k=64") for size in range(4)]
-    assert [repeats(case) for case in same] == [False] * 4
+@pytest.mark.parametrize(("file", "one_of"), shown.REAL.items())
+def test_of_kernels_that_run_here_as_for_users_the_share_is_larger(file: str, one_of: int) -> None:
+    assert one_of < shown.OF_REPEATED
+    same = cases(f"{file}.py::", [("k=64",)], [("k=64",)] * (2 * one_of))
+    assert same == ([False] + [True] * (one_of - 1)) * 2
 
 
 def test_right_kernels_among_lies_are_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
