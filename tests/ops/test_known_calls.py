@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.known_calls import KnownCalls
+from kernelhub.ops.models.shapes import LinearModel
 from kernelhub.runtime import launch
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -34,6 +35,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "fp4_gemm": {"tokens": 3, "n": 128, "k": 128},
     "grouped_gemm": {"n": 64, "k": 128},
     "mla_attention": {"seq_lens": (5, 9)},
+    "linear_attention": {
+        "model": LinearModel("small", num_heads=2, head_dim=32, value_dim=32),
+        "batch": 2,
+        "tokens": 1,
+        "slots": (1, 0),
+    },
     "all_reduce": {"tokens": 3},
     "all_gather": {"tokens": 3},
     "all_reduce_rms_norm": {"tokens": 3, "hidden_size": 256},
@@ -50,6 +57,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
 }
 MORE: dict[str, dict[str, Any]] = {
+    "linear_attention": {"return_state": True},
     "quantize_fp8": {"granularity": "group"},
     "rms_norm_quant": {"format": "fp8_group", "residual": torch.randn(3, 256, dtype=torch.bfloat16)},
 }
@@ -319,6 +327,38 @@ def test_a_norm_in_place_is_known_by_the_memory_that_it_writes(known, place) -> 
     assert not known[-1]
     with pytest.raises(kernelhub.errors.InvalidArgument, match="overlaps"):
         op(**good | {"out": good["x"], "residual_out": good["x"]})
+
+
+def test_states_in_place_are_known_by_the_memory_that_they_update(known) -> None:
+    op, good = call_of("linear_attention")
+    ours = good | {"out_state": good["state"]}
+    for _ in range(3):
+        op(**ours)
+    assert known[-1]
+    other = good["state"].clone()
+    op(**ours | {"state": other, "out_state": other})
+    assert known[-1]
+    expected = op(**good | {"out": None, "out_state": None})[1]
+    into = torch.zeros_like(good["state"])
+    known.clear()
+    assert torch.equal(op(**good | {"out_state": into})[1][[1, 0]], expected)
+    assert not any(known), "from a state, into memory of their own"
+    for _ in range(3):
+        op(**good | {"out_state": into})
+    assert known[-1]
+    room = torch.zeros(2 * other.numel())
+    state, apart = room[: other.numel()].view_as(other), room[16 : 16 + other.numel()].view_as(other)
+    with pytest.raises(kernelhub.errors.InvalidArgument, match="overlaps"):
+        op(**good | {"state": state, "out_state": apart})
+    with pytest.raises(kernelhub.errors.InvalidArgument, match="without states"):
+        op(**good | {"state": None, "out_state": None})
+    plan = op.prepare(**{one: value for one, value in ours.items() if one[:4] != "out_"})
+    run = {one: value for one, value in ours.items() if one != "return_state"}
+    for _ in range(3):
+        plan.run(**run)
+    assert known[-1]
+    with pytest.raises(kernelhub.errors.InvalidArgument, match="without state"):
+        plan.run(**run | {"state": None})
 
 
 def test_rows_of_each_rank_are_always_checked(known) -> None:

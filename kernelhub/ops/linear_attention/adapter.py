@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from kernelhub.ops.known_calls import Repeatable
 from kernelhub.ops.linear_attention.problem import LinearProblem
 
 
@@ -27,7 +28,7 @@ class States(NamedTuple):
     after_at: Tensor | None
 
 
-class LinearAdapter(abc.ABC):
+class LinearAdapter(Repeatable, abc.ABC):
     """A kernel of the op, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static.

@@ -754,6 +754,7 @@ def small_calls_again(stub: Stub) -> None:
         ("quantize_mxfp8", ("out_scale",)),
         ("quantize_nvfp4", ("out_scale", "out_global_scale")),
         ("fp4_gemm", ("a_scale",)),
+        ("linear_attention", ("q", "decay", "state", "state_indices", "out_state")),
     ):
         _products_again(stub, name, *changed)
     op, outs, lses = kernelhub.merge_attention_states, torch.randn(4, 3, 4, 16), torch.randn(4, 4, 3)

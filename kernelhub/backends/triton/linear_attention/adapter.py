@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import triton
@@ -11,6 +12,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.linear_attention.linear import chunk_kernel, recurrent_kernel
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.linear_attention.adapter import LinearAdapter, States
 from kernelhub.ops.linear_attention.problem import LinearProblem
 
@@ -65,6 +67,7 @@ class TritonLinear(LinearAdapter):
     def __init__(self, problem: LinearProblem) -> None:
         super().__init__(problem)
         self._launchers: dict[tuple[bool, bool], Launcher] = {}
+        self._repeated = Repeated()
         self._tiles = self.tiles()
         self._programs = -(-problem.value_dim // self._tiles.block_v) * problem.num_heads
 
@@ -77,6 +80,23 @@ class TritonLinear(LinearAdapter):
         """The kernel with the static arguments of both and its own."""
 
     def launch(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        decay: Tensor,
+        scale: float,
+        cu_seqlens: Tensor | None,
+        states: States,
+        out: Tensor,
+    ) -> None:
+        given = (q, k, v, decay, scale, cu_seqlens, states, out)
+        self._repeated.run(*_identified(*given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(*_identified(*given))
+
+    def _launch_anew(
         self,
         q: Tensor,
         k: Tensor,
@@ -170,6 +190,25 @@ class Recurrent(TritonLinear):
 
     def launcher(self, static: dict[str, Any]) -> Launcher:
         return Launcher(recurrent_kernel, static, self._tiles.num_warps, self._tiles.num_stages)
+
+
+def _identified(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    scale: float,
+    cu_seqlens: Tensor | None,
+    states: States,
+    out: Tensor,
+) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """The key and the tensors of a call that may be repeated; one tensor may be in two places, and then is so again."""
+    places = (q, k, v, decay, out, cu_seqlens, *states)
+    tensors = tuple({id(tensor): tensor for tensor in places if tensor is not None}.values())
+    same = tuple(
+        next(at for at, one in enumerate(tensors) if one is tensor) if tensor is not None else None for tensor in places
+    )
+    return (q.shape, scale, same), tensors
 
 
 def _strides(tensor: Tensor) -> tuple[int, tuple[int, ...]]:
