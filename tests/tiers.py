@@ -88,6 +88,7 @@ NAMED = {
         "tests/backends/test_triton_expert_comm.py::test_two_ranks_exchange_all_dtypes_routings_and_numbers_of_choices",
         "tests/faults/test_all.py::TestCounting::test_those_of_several_workers_are_gathered_and_printed",
         "tests/runtime/test_comm_ranks.py",
+        "tests/runtime/test_comm_sizes.py",
         "tests/runtime/test_expert_ranks.py",
         "tests/runtime/test_ranks.py",
         "tests/runtime/test_tuned_ranks.py",

@@ -6,6 +6,7 @@ import itertools
 import signal
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed as dist
 
@@ -168,6 +169,13 @@ def other_formats(rank: int, size: int) -> dict[str, Any]:
     return attempt(lambda: prepare(x, x, weight, 1e-5, dist.group.WORLD, format=form).kernel)
 
 
+def other_versions(rank: int, size: int) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 2:
+            patch.setattr(kernelhub, "__version__", "0.0.9")
+        return attempt(lambda: kernelhub.all_reduce.prepare(torch.ones(2, 3), dist.group.WORLD).kernel)
+
+
 def selected(rank: int, size: int) -> dict[str, Any]:
     x = torch.ones(2, 3)
     explained = kernelhub.all_reduce.explain(x, dist.group.WORLD)
@@ -258,6 +266,7 @@ def act(rank: int, size: int) -> dict[str, Any]:
         other_shapes,
         other_dtypes,
         other_formats,
+        other_versions,
         bad_argument,
     )
     with variables(KERNELHUB_COMM_TIMEOUT_S="20"):

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import kernelhub
 from tests.runtime import comm_scenes
 from tests.runtime.world import run_world
 
@@ -98,6 +99,12 @@ def test_other_formats(scene):
     message = failure(scene, "arguments_differ", [1])
     assert "fp8_group on rank 0" in message
     assert "fp8_token on rank 1" in message
+
+
+def test_other_versions(scene):
+    message = failure(scene, "arguments_differ", [2])
+    assert f"libraries is kernelhub {kernelhub.__version__}, torch" in message
+    assert "and kernelhub 0.0.9, torch" in message
 
 
 def test_bad_argument(scene):

@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from kernelhub.dispatch.fingerprint import own_version
+from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.kernel import Kernel
 from kernelhub.errors import RanksDisagree
 from kernelhub.ops.arguments import refuse
 from kernelhub.ops.comm.problem import OTHER, USUAL
@@ -76,6 +79,14 @@ def backend_kind(op: str, group: ProcessGroup, device: torch.device) -> str:
         fix = "create it with one, e.g. init_process_group('cpu:gloo,cuda:nccl'), or move the tensor"
         refuse(op, "group", f"has no backend for {device.type}", fix)
     return USUAL if name == _USUAL.get(device.type) else OTHER
+
+
+def libraries_of(kernels: Iterable[Kernel | None]) -> str:
+    """Versions of kernelhub, torch and the libraries of kernels, as ranks compare them."""
+    found = {"kernelhub": own_version(), "torch": str(torch.__version__)}
+    for kernel in kernels:
+        found |= {} if kernel is None else HUB.versions_of(kernel)
+    return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
 
 
 def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: float, own: Any = None) -> list[Any]:

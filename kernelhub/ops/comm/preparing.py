@@ -15,7 +15,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, Op, ParsedCall
 from kernelhub.errors import InvalidArgument, KernelhubError, RanksDisagree
 from kernelhub.ops.call_plan import CallPlan
-from kernelhub.ops.comm.group import meet, resolved
+from kernelhub.ops.comm.group import libraries_of, meet, resolved
 from kernelhub.ops.comm.problem import ANY, BUCKETS, MESSAGE_BYTES, NVLINK, PCIE
 from kernelhub.ops.comm.topology import GroupFacts, learn
 
@@ -101,7 +101,8 @@ def prepare(
         raise
     kernels = ", ".join(f"{bucket}: {kernel}" for bucket, kernel in made.kernels.items())
     shared = made.kernel if len(bounds) == 1 else kernels
-    meet(name, pg, {"op": name, "kernel": shared, **state(parsed)}, timeout_s)
+    libraries = libraries_of(bound.selection.kernel for bound in bounds.values())
+    meet(name, pg, {"op": name, "kernel": shared, "libraries": libraries, **state(parsed)}, timeout_s)
     try:
         for bucket in reversed(list(bounds)):  # the largest workspace first
             bounds[bucket].adapter.connect(x, pg, timeout_s)

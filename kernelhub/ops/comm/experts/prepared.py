@@ -11,7 +11,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, Op
 from kernelhub.errors import InvalidArgument, KernelhubError, RanksDisagree
 from kernelhub.ops.call_plan import CallPlan
-from kernelhub.ops.comm.group import meet, resolved
+from kernelhub.ops.comm.group import libraries_of, meet, resolved
 from kernelhub.ops.comm.topology import learn
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def prepared(
         learn(name, resolved(name, parsed.arguments[group_at]), parsed.arguments[0].device, timeout_s)
         parsed = op.parse(backend, args, kwargs)  # its key has what was learned
         plan = plan_type(op, op.bound_for(parsed.key, parsed.device, backend), parsed)
-        said = {"op": name, "kernel": plan.kernel, **statement(*parsed.arguments)}
+        libraries = libraries_of([plan.selection.kernel])
+        said = {"op": name, "kernel": plan.kernel, "libraries": libraries, **statement(*parsed.arguments)}
     except RanksDisagree:
         raise  # all ranks have it
     except KernelhubError as error:
