@@ -28,6 +28,8 @@ class Remembered:
         self._check_records_once()
         self._look_for_plugins_once()
         self._look_for_packages_once()
+        self._look_for_versions_once()
+        self._look_for_backends_once()
         from tests.accepted import make_calls_once
 
         make_calls_once(self._patch)
@@ -108,3 +110,25 @@ class Remembered:
             return seen[name, places]
 
         self._patch.setattr(importlib.util, "find_spec", find_spec)
+
+    def _look_for_versions_once(self) -> None:
+        """The metadata of a distribution is looked for in every folder of packages, and read."""
+        distributions: Any = importlib.import_module("kernelhub.probes.distributions")
+        look = distributions.version_of
+        seen: dict[tuple[Any, ...], Any] = {}
+
+        def version_of(name: str) -> Any:
+            places = self._places()
+            if places is None:
+                return look(name)
+            if (name, places) not in seen:
+                seen[name, places] = look(name)
+            return seen[name, places]
+
+        self._patch.setattr(distributions, "version_of", version_of)
+
+    def _look_for_backends_once(self) -> None:
+        """Which folders kernelhub/backends has."""
+        backends: Any = importlib.import_module("kernelhub.backends")
+        names = [module.__name__ for module in backends.builtin()]
+        self._patch.setattr(backends, "builtin", lambda: [importlib.import_module(name) for name in names])
