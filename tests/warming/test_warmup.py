@@ -186,7 +186,7 @@ class TestHow:
 
 def test_kernels_are_verified_several_at_a_time_in_children() -> None:
     needs = [
-        Need("quantize_fp8", (("granularity", "group"),), ("decode",), ("o",), ((("width", 256),),)),
+        Need("concat_mla_k", (), ("prefill",), ()),
         Need("route_experts", (("num_experts", 16), ("top_k", 2)), ("decode",), ("router",), ()),
     ]
     items, proof = items_of(needs, [1], {}, on_gpu=False), Proof()
@@ -200,7 +200,11 @@ def test_kernels_are_verified_several_at_a_time_in_children() -> None:
 class TestInterruptedVerification:
     """A process ended while it verified the selected kernel: by itself, or by a scheduler or a user."""
 
-    NEED = Need("quantize_fp8", (("granularity", "group"),), ("decode",), ("o",), ((("width", 256),),))
+    # The next kernels on a CPU are none that Triton interprets, which would be verified too.
+    NEED = Need("route_experts", (("num_experts", 16), ("top_k", 2)), ("decode",), ("router",), ())
+
+    def selected(self) -> str | None:
+        return items_of([self.NEED], [1], {}, on_gpu=False)[0].selection(torch.device("cpu")).selected
 
     @pytest.fixture
     def kernel(self, monkeypatch) -> Iterator[Kernel]:
@@ -224,7 +228,7 @@ class TestInterruptedVerification:
         done = kernelhub.warmup([self.NEED], **SMALL | {"verify": True})
         assert done.ok
         assert (kernel.op, kernel.name) in done.verified
-        assert kernelhub.explain(kernel.op, device="cpu", granularity="group").selected == kernel.name
+        assert self.selected() == kernel.name
 
     def test_a_kernel_that_ends_the_child_too_stays_quarantined(self, kernel, monkeypatch) -> None:
         def ended(self: apart.Child, subject: Any, case: Any) -> None:
@@ -234,8 +238,7 @@ class TestInterruptedVerification:
         items = items_of([self.NEED], [1], {}, on_gpu=False)
         assert interrupted(items, torch.device("cpu")) == [kernel]
         kernelhub.warmup([self.NEED], **SMALL | {"verify": True})
-        selection = items[0].selection(torch.device("cpu"))
-        assert selection.selected != kernel.name
+        assert self.selected() not in (None, kernel.name)
 
     def test_without_a_child_the_next_kernel_serves(self, kernel, monkeypatch) -> None:
         """And the warm-up ends: a child that does not start is tried once."""
@@ -243,7 +246,7 @@ class TestInterruptedVerification:
         done = kernelhub.warmup([self.NEED], **SMALL | {"verify": True})
         assert [(op, name) for op, name, _ in done.unverified if name == kernel.name] == [(kernel.op, kernel.name)]
         assert "the child process does not start" in str(done.unverified)
-        assert kernelhub.explain(kernel.op, device="cpu", granularity="group").selected != kernel.name
+        assert self.selected() not in (None, kernel.name)
 
 
 class TestWaysToTell:
