@@ -76,7 +76,9 @@ def repeated(items: Iterable[pytest.Function], full: Iterable[pytest.Function]) 
     groups: dict[str, dict[str, set[object]]] = {}
     for item in items:
         case: Any = getattr(getattr(item, "callspec", None), "params", {}).get("case")
-        is_of_a_kernel = item.originalname == "test_case" and item.nodeid.startswith("tests/backends/")
+        is_of_a_kernel = item.originalname == "test_case" and item.nodeid.startswith(
+            ("tests/backends/", "tests/gluon/")
+        )
         if not is_of_a_kernel or not hasattr(case, "problem"):
             continue
         name, pairs = item.nodeid.partition("[")[0], {*case.problem, *itertools.combinations(sorted(case.problem), 2)}

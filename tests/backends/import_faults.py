@@ -171,10 +171,12 @@ def _call(kernel: Kernel, fault: BaseException | None) -> dict[str, Any]:
     return {"selected": selection.selected, "code": decision.code, "reason": decision.reason}
 
 
-def main() -> None:
+def main(asked: dict[str, list[str]]) -> None:
+    """Print what became of these kernels, by fault."""
     kernels = records()
     told: dict[str, dict[str, Any]] = {}
-    for title, (fault, *_) in FAULTS.items():
+    for title in asked:
+        fault, *_ = FAULTS[title]
         root = Path(tempfile.mkdtemp())
         _install(root, fault)
         sys.path.insert(0, str(root))
@@ -183,7 +185,7 @@ def main() -> None:
         handle = kernelhub.register_backend(
             SimpleNamespace(__name__="fake", BACKEND=Backend("fake", "libraries that cannot be loaded"), KERNELS=own)
         )
-        told[title] = {label(kernel): _call(kernel, fault) for kernel in kernels}
+        told[title] = {label(kernel): _call(kernel, fault) for kernel in kernels if label(kernel) in asked[title]}
         handle.remove()
         sys.path.remove(str(root))
         shutil.rmtree(root)
@@ -191,4 +193,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(json.loads(sys.argv[1]))

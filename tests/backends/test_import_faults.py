@@ -21,10 +21,15 @@ pytestmark = pytest.mark.xdist_group("import_faults")  # one process answers for
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, dict[str, Any]]:
-    """What became of a call of every kernel with every fault, in a process of its own."""
+def told(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
+    """What became of a call of each kernel with each fault of the tests of this run, in a process of its own."""
+    asked: dict[str, list[str]] = {}
+    for item in request.session.items:
+        if getattr(item, "originalname", "") == "test_the_next_kernel_runs_and_the_reason_is_reported":
+            params = item.callspec.params  # type: ignore[attr-defined]
+            asked.setdefault(params["fault"], []).append(params["kernel"])
     environment = {name: value for name, value in os.environ.items() if name not in ("TRITON_INTERPRET",)}
-    command = [sys.executable, "-m", "tests.backends.import_faults"]
+    command = [sys.executable, "-m", "tests.backends.import_faults", json.dumps(asked)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     answer: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
