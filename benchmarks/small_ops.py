@@ -45,6 +45,28 @@ def write(tokens: int, device: torch.device, kv_dtype: torch.dtype | None = None
     return Case(label, "write_kv_cache", arguments, {"indexed stores": stores}, bytes=moved, operations=0)
 
 
+def rotate(tokens: int, device: torch.device) -> Case:
+    """The same with the rotary embedding of keys and queries; in torch step by step."""
+    arguments = write_kv_cache_inputs(tokens=tokens, skipped=0, num_q_heads=64, rope="neox", device=device)
+    q, k, v, k_cache, v_cache = (arguments[name] for name in ("q", "k", "v", "k_cache", "v_cache"))
+    slots, positions, cos_sin = (arguments[name] for name in ("slot_mapping", "positions", "cos_sin_cache"))
+
+    def steps() -> Tensor:
+        page, place = slots // PAGE, slots % PAGE
+        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, -1)
+        turned = []
+        for x in (q, k):
+            a, b = x.float().chunk(2, -1)
+            turned.append(torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype))
+        q.copy_(turned[0])
+        k_cache[page, place], v_cache[page, place] = turned[1], v
+        return k_cache
+
+    moved = 2 * (q.nbytes + k.nbytes + v.nbytes) + tokens * (16 + 4 * cos_sin.shape[1])
+    label = f"write_kv_cache of {tokens} tokens, with rope of 64 heads of q"
+    return Case(label, "write_kv_cache", arguments, {"in steps": steps}, bytes=moved, operations=0)
+
+
 def concat(tokens: int, device: torch.device) -> Case:
     """Keys of DeepSeek-V3's prefill, of 128 heads."""
     arguments = concat_inputs(tokens=tokens, device=device)
@@ -95,6 +117,7 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
     made: list[Callable[[], Case]] = []
     for tokens in (8, 128) if device.type == "cpu" else (8, 8192) if quick else (1, 8, 128, 1024, 8192):
         made += [lambda t=tokens, kv=kv_dtype: write(t, device, kv) for kv_dtype in (None, FP8)]
+        made.append(lambda t=tokens: rotate(t, device))
         made += [lambda t=tokens, g=granularity: quantize(t, 7168, g, device) for granularity in ("token", "group")]
         made.append(lambda t=tokens: merge(t, device))
         made.append(lambda t=tokens: concat(t, device))

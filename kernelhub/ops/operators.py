@@ -156,7 +156,8 @@ class Traced:
         forms = {item: FORMS[str(of.annotation)] for item, of in parameters.items() if item not in places}
         operands = ", ".join(form.schema.replace("{}", item) for item, form in forms.items()) + ", str[]? backend"
         written = ", ".join(
-            f"Tensor({chr(97 + at)}!){'' if required else '?'} {place}" for at, place in enumerate(places)
+            f"Tensor({chr(97 + at)}!){'' if parameters[place].default is inspect.Parameter.empty else '?'} {place}"
+            for at, place in enumerate(places)
         )
         made = [result for result in self._results if result not in places] if required else list(self._results)
         returned = "Tensor" if len(made) == 1 else f"({', '.join(['Tensor'] * len(made))})"

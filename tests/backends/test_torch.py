@@ -21,7 +21,7 @@ from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
-from tests.contract.kv_cache import KvCacheContract
+from tests.contract.kv_cache import KvCacheContract, RopeContract
 from tests.contract.linear_attention import LinearContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
@@ -169,6 +169,10 @@ class TestActivation(OpContract):
 
 class TestScatterKvCache(KvCacheContract):
     kernel = "torch.scatter"
+
+
+class TestRope(RopeContract):
+    kernel = "torch.rope_scatter"
 
 
 class TestScatterMlaCache(MlaCacheContract):

@@ -20,7 +20,7 @@ from tests.contract.fp4_gemm import Fp4GemmContract
 from tests.contract.fp8_gemm import EveryScaling
 from tests.contract.grouped_gemm import GroupedGemmContract
 from tests.contract.indexer import LogitsContract, PagedLogitsContract, TopKContract
-from tests.contract.kv_cache import KvCacheContract
+from tests.contract.kv_cache import KvCacheContract, RopeContract
 from tests.contract.linear_attention import LinearContract
 from tests.contract.merge import MergeContract
 from tests.contract.mla_attention import MlaContract
@@ -155,6 +155,10 @@ class TestActivation(OpContract):
 
 class TestWriteKvCache(KvCacheContract):
     kernel = "triton.write"
+
+
+class TestRope(RopeContract):
+    kernel = "triton.rope_write"
 
 
 class TestWriteMlaCache(MlaCacheContract):

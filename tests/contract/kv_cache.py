@@ -22,6 +22,92 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(torch.uint8)
 
 
+class RopeContract(OpContract):
+    """With a rotary embedding; the kernel is another one than that without."""
+
+    op = "write_kv_cache"
+    device = DEVICE
+
+    def inputs(self, **changes: Any) -> dict[str, Any]:
+        sizes = {"tokens": 11, "num_kv_heads": 2, "num_q_heads": 3, "head_dim_qk": 32, "rope": "neox"}
+        return write_kv_cache_inputs(**sizes | {"device": self.device} | changes)
+
+    def check(self, arguments: dict[str, Any]) -> None:
+        want = kernelhub.write_kv_cache.reference(**arguments)
+        got = kernelhub.write_kv_cache(**arguments, backend=self.kernel)
+        for name, one, other in zip((*CACHES, "q"), got, want, strict=True):
+            assert one is arguments[name]
+            assert torch.equal(bits(one), bits(other)), name
+
+    @pytest.mark.parametrize("rope", ["neox", "interleaved"])
+    def test_operands_may_have_any_strides_and_any_address(self, rope) -> None:
+        arguments = self.inputs(rope=rope, rotary_dim=16)
+        q, k, cache = arguments["q"], arguments["k"], arguments["cos_sin_cache"]
+        shifted = torch.zeros(q.numel() + 1, dtype=q.dtype, device=q.device)[1:].view(q.shape)
+        moved = {
+            "q": shifted.copy_(q),
+            "k": k.permute(2, 1, 0).contiguous().permute(2, 1, 0),
+            "positions": arguments["positions"].repeat_interleave(2)[::2],
+            "cos_sin_cache": cache.t().contiguous().t(),
+        }
+        self.check(arguments | moved)
+        self.check(arguments | {"q": q.permute(2, 1, 0).contiguous().permute(2, 1, 0)})
+
+    def test_queries_beside_keys_are_rotated_in_place_and_nothing_else(self) -> None:
+        for _ in range(3):  # known calls, too
+            arguments = self.inputs(rotary_dim=24)
+            k, v, tail = arguments["k"].clone(), arguments["v"].clone(), arguments["q"][..., 24:].clone()
+            self.check(arguments)
+            assert torch.equal(arguments["k"], k)
+            assert torch.equal(arguments["v"], v)
+            assert torch.equal(arguments["q"][..., 24:], tail)
+
+    def test_garbage_in_tokens_of_padding_is_not_used(self) -> None:
+        arguments = self.inputs(skipped=2)
+        padding = arguments["slot_mapping"] < 0
+        arguments["positions"][padding] = 1 << 60
+        for name in ("q", "k", "v"):
+            arguments[name][padding] = torch.nan
+        before = arguments["q"].clone()
+        want = kernelhub.write_kv_cache.reference(**arguments)
+        got = kernelhub.write_kv_cache(**arguments, backend=self.kernel)
+        assert all(torch.equal(bits(one), bits(other)) for one, other in zip(got, want, strict=True))
+        assert torch.equal(bits(got[2][padding]), bits(before[padding]))
+
+    def test_one_vector_and_its_angle_give_what_the_paper_says(self) -> None:
+        angle = torch.tensor([0.5, 1.25], device=self.device)
+        arguments = self.inputs(tokens=1, num_kv_heads=1, num_q_heads=1, head_dim_qk=4, skipped=0, dtype=torch.float32)
+        arguments |= {
+            "cos_sin_cache": torch.cat([angle.cos(), angle.sin()])[None],
+            "positions": torch.zeros_like(arguments["positions"]),
+        }
+        x = torch.tensor([1.0, 2.0, -3.0, 4.0], device=self.device)
+        for is_neox, pairs in ((True, ((0, 2), (1, 3))), (False, ((0, 1), (2, 3)))):
+            arguments["q"].copy_(x)
+            q = kernelhub.write_kv_cache(**arguments | {"is_neox": is_neox}, backend=self.kernel)[2].flatten()
+            for (i, j), of in zip(pairs, angle, strict=True):
+                turned = torch.view_as_complex(x[[i, j]]) * torch.polar(torch.ones_like(of), of)
+                torch.testing.assert_close(q[[i, j]], torch.view_as_real(turned))
+
+    def test_a_plan_gives_what_the_call_gives(self) -> None:
+        arguments = self.inputs(rope="interleaved", kv_dtype=FP8, kv_layout="HND")
+        plan = kernelhub.write_kv_cache.prepare(**arguments, backend=self.kernel)
+        assert plan.kernel == self.kernel
+        given = {name: value for name, value in arguments.items() if name not in ("kv_layout", "is_neox")}
+        for _ in range(4):
+            want = kernelhub.write_kv_cache.reference(**arguments)
+            got = plan.run(**given)
+            assert all(torch.equal(bits(one), bits(other)) for one, other in zip(got, want, strict=True))
+        for parameter, wrong in (
+            ("q", {"q": None}),
+            ("cos_sin_cache", {"cos_sin_cache": given["cos_sin_cache"][:, :16]}),
+            ("cos_sin_cache", {"cos_sin_cache": None, "positions": None, "q": None}),
+        ):
+            with pytest.raises(InvalidArgument, match="the plan") as caught:
+                plan.run(**given | wrong)
+            assert caught.value.parameter == parameter
+
+
 class KvCacheContract(OpContract):
     op = "write_kv_cache"
     device = DEVICE

@@ -62,6 +62,9 @@ static inline float fabsf(float x) { return __builtin_fabsf(x); }
 static inline float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
 static inline float expf(float x) { return __builtin_expf(x); }
+static inline float __fmul_rn(float x, float y) { return x * y; }
+static inline float __fadd_rn(float x, float y) { return x + y; }
+static inline float __fsub_rn(float x, float y) { return x - y; }
 static inline float __expf(float x) { return __builtin_expf(x); }
 static inline float __fdividef(float x, float y) { return x / y; }
 static inline float logf(float x) { return __builtin_logf(x); }

@@ -25,6 +25,8 @@ CONSTANTS: dict[str, dict[str, str | int]] = {
         "HEADS": 8,
         "K_WIDTH": 192,
         "V_WIDTH": 128,
+        "ROPE": 1,
+        "ROTARY": 64,
     },
     "merge_attention_states.cu": {
         "ELEMENT": "f16",

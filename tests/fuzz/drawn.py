@@ -187,6 +187,21 @@ def write_kv_cache(random: Random, device: torch.device) -> Arguments:
         device=device,
         **_seed(random),
     )
+    if qk > 1 and random.random() < 0.4:
+        arguments = write_kv_cache_inputs(
+            tokens=random.choice(_ROWS),
+            num_kv_heads=heads,
+            num_q_heads=2 * heads,
+            head_dim_qk=qk,
+            head_dim_vo=vo,
+            dtype=random.choice(FLOATS),
+            kv_dtype=kv_dtype,
+            rope=random.choice(("neox", "interleaved")),
+            rotary_dim=random.choice((2, qk // 2 * 2)),
+            rotates_q=random.random() < 0.7,
+            device=device,
+            **_seed(random),
+        )
     if kv_dtype is not None:
         scales = [random.choice((2.0**-6, 0.3, 3.3, 1e-8)) for _ in range(2)]
         count = random.choice((0, 0, 1, heads))

@@ -174,6 +174,8 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
     "write_kv_cache": {
         "bf16": {},
         "fp8": {"kv_scale": "value"},
+        "bf16, rope": {"rope": "neox", "q": True},
+        "fp8, rope of 64 columns of keys": {"kv_scale": "value", "rope": "interleaved", "rotary_dim": 64},
         "e5m2, HND, scales by head": {"kv_dtype": "float8_e5m2", "kv_scale": "head", "kv_layout": "HND"},
     },
     "expert_parallel_moe": {

@@ -14,7 +14,7 @@ from kernelhub.ops.quant.inputs import quantize_inputs
 from kernelhub.testing import OpContract
 from tests.contract.concat import ConcatContract
 from tests.contract.indexer import TopKContract
-from tests.contract.kv_cache import KvCacheContract
+from tests.contract.kv_cache import KvCacheContract, RopeContract
 from tests.contract.routing import RoutingContract
 
 pytestmark = pytest.mark.gpu
@@ -22,6 +22,10 @@ pytestmark = pytest.mark.gpu
 
 class TestWriteKvCache(KvCacheContract):
     kernel = "cuda.write"
+
+
+class TestRope(RopeContract):
+    kernel = "cuda.rope_write"
 
 
 class TestRouting(RoutingContract):

@@ -26,7 +26,12 @@ def fp8(**changes: Any) -> dict[str, Any]:
     return call(**caches | changes)
 
 
-PAIR = z(2, 4, 2, 24)
+def rope(**changes: Any) -> dict[str, Any]:
+    embedding = {"q": z(3, 5, 16), "positions": torch.tensor([8, 0, 99]), "cos_sin_cache": z(9, 12)}
+    return call(**embedding | changes)
+
+
+PAIR, BOTH = z(2, 4, 2, 24), z(3, 7, 16)
 BAD = [
     ("k", call(k=[1]), "is list"),
     ("k", call(k=z(3, 32)), r"\[3, 32\]"),
@@ -64,6 +69,23 @@ BAD = [
     ("k_scale", fp8(k_scale=z(3), v_scale=z(3)), "one per KV head"),
     ("v_scale", fp8(k_scale=z(1), v_scale=z(1).double()), "float64"),
     ("kv_layout", call(kv_layout="NDH"), "'NDH'"),
+    ("positions", call(positions=SLOTS), "without cos_sin_cache"),
+    ("q", call(q=z(3, 2, 16)), "without cos_sin_cache"),
+    ("positions", rope(positions=None), "NoneType"),
+    ("positions", rope(positions=SLOTS.int()), "int32"),
+    ("positions", rope(positions=SLOTS[:2]), r"give \[3\]"),
+    ("positions", rope(positions=torch.tensor([8, 9, 0])), "is 9 for token 1"),
+    ("positions", rope(positions=torch.tensor([8, -1, 0])), "is -1 for token 1"),
+    ("cos_sin_cache", rope(cos_sin_cache=z(9, 12).bfloat16()), "bfloat16"),
+    ("cos_sin_cache", rope(cos_sin_cache=z(9, 18)), "even rotary_dim of 2 to 16"),
+    ("cos_sin_cache", rope(cos_sin_cache=z(9, 7)), "even rotary_dim"),
+    ("cos_sin_cache", rope(cos_sin_cache=z(0, 12)), r"\[0, 12\]"),
+    ("cos_sin_cache", rope(cos_sin_cache=z(12)), r"\[12\]"),
+    ("q", rope(q=z(3, 5, 15)), r"give float32 \[3, QH, 16\]"),
+    ("q", rope(q=z(3, 5, 16).half()), "float16"),
+    ("q", rope(q=z(3, 1, 16).expand(3, 5, 16)), "overlaps itself"),
+    ("q", rope(q=BOTH[:, :5], k=BOTH[:, 4:6]), "overlaps k"),
+    ("is_neox", rope(is_neox="yes"), "'yes'"),
 ]
 
 
@@ -73,8 +95,9 @@ def test_the_parameter_is_named(parameter: str, arguments: dict[str, Any], words
     if warm:
         kernelhub.write_kv_cache(**call())
         kernelhub.write_kv_cache(**fp8())
+        kernelhub.write_kv_cache(**rope())
         kernelhub.write_kv_cache(**fp8(k_scale=torch.ones(1), v_scale=torch.ones(1)))
     with pytest.raises(InvalidArgument, match=words) as caught:
         kernelhub.write_kv_cache(**arguments)
     assert caught.value.parameter == parameter
-    assert sum(row.calls for row in kernelhub.report().rows) == 3 * warm
+    assert sum(row.calls for row in kernelhub.report().rows) == 4 * warm

@@ -106,6 +106,7 @@ MORE: tuple[tuple[str, dict[str, Any]], ...] = (
     *(("grouped_gemm", {"num_groups": 3, "n": 64, "k": 128, "a_scale": rows, "b_scale": weights, "masked": masked})
       for rows, weights in (("mxfp8", "mxfp4"), ("mxfp8", "mxfp8"), ("mxfp4", "mxfp4")) for masked in (False, True)),
     *(("all_reduce_rms_norm", {"link": "none", "format": form}) for form in ("fp8_tensor", "fp8_group", "nvfp4")),
+    ("write_kv_cache", {"num_kv_heads": 2, "head_dim_qk": 32, "rope": "interleaved", "rotary_dim": 16, "q": True}),
     ("grouped_gemm", {"num_groups": 3, "n": 64, "k": 128, "a_global_scale": True, "global_scale": True}),
     ("grouped_gemm", {"num_groups": 3, "n": 64, "k": 256, "a_scale": "group", "b_scale": "block"}),
 )  # fmt: skip

@@ -47,5 +47,17 @@ def test_scales_a_layout_and_a_plan_go_through(scale) -> None:
 
 def test_the_operator_passes_torch_s_own_check() -> None:
     a = write_kv_cache_inputs(tokens=5, **SIZES | {"device": "cpu"})
-    read = (a["k"].clone(), a["v"].clone(), a["slot_mapping"], None, None, None, None, "NHD", None)
-    torch.library.opcheck(torch.ops.kernelhub.write_kv_cache.default, (*read, a["k_cache"], a["v_cache"]))
+    read = (a["k"].clone(), a["v"].clone(), a["slot_mapping"], None, None, None, None, "NHD", None, None, True, None)
+    torch.library.opcheck(torch.ops.kernelhub.write_kv_cache.default, (*read, a["k_cache"], a["v_cache"], None))
+
+
+def test_queries_are_rotated_in_place() -> None:
+    run, counter = compiled(lambda a: kernelhub.write_kv_cache(**a)[2] * 2)
+    for tokens in (2, 3, 9):
+        arguments = write_kv_cache_inputs(tokens=tokens, rope="neox", **SIZES)
+        arguments |= {name: arguments[name].clone() for name in ("k", "v", "q")}
+        want = kernelhub.write_kv_cache.reference(**arguments)
+        assert torch.equal(run(arguments), want[2] * 2)
+        assert torch.equal(arguments["q"], want[2])
+        assert torch.equal(arguments["k_cache"], want[0])
+    assert counter.frame_count <= 2

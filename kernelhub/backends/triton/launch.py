@@ -67,12 +67,17 @@ WATCHED = _Watched()
 
 
 class Launcher:
-    """A jitted kernel with its static arguments, which are last in its signature."""
+    """A jitted kernel with its static arguments, which are last in its signature.
 
-    def __init__(self, kernel: Any, static: Mapping[str, Any], num_warps: int, num_stages: int = 3) -> None:
+    `options` are Triton's, such as `enable_fp_fusion`.
+    """
+
+    def __init__(
+        self, kernel: Any, static: Mapping[str, Any], num_warps: int, num_stages: int = 3, **options: Any
+    ) -> None:
         names = [name for name in kernel.arg_names if name in static]
         self._kernel = kernel
-        self._named = {**static, "num_warps": num_warps, "num_stages": num_stages}
+        self._named = {**static, "num_warps": num_warps, "num_stages": num_stages, **options}
         self._static = tuple(static[name] for name in names)
         self._ready: dict[Hashable, _Ready] = {}
         assert sorted(kernel.arg_names[-len(static) :]) == sorted(static), "static arguments must be last"

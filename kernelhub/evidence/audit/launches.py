@@ -236,7 +236,9 @@ def _write_mla_cache(problem: Any, given: tuple[Any, ...]) -> Read:
 
 def _write_kv_cache(problem: Any, given: tuple[Any, ...]) -> Read:
     """As for `write_mla_cache`, of both caches; launches get pages of tokens whatever the layout is."""
-    k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = given
+    k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, rope = _padded(given, 8)
+    if rope is not None and rope.q is not None:
+        raise NotAudited("unread")  # what is rotated in place cannot be read again
     places = torch.arange(slot_mapping.shape[0], device=slot_mapping.device)
     arguments = {"k": k, "v": v, "slot_mapping": torch.where(slot_mapping < 0, slot_mapping, places)}
     for name, cache in (("k_cache", k_cache), ("v_cache", v_cache)):
@@ -248,6 +250,9 @@ def _write_kv_cache(problem: Any, given: tuple[Any, ...]) -> Read:
         arguments[name] = Rows(flat, slot_mapping)
     if k_scale is not None:
         arguments |= {"k_scale": k_scale, "v_scale": v_scale}
+    if rope is not None:
+        arguments |= {"positions": rope.positions, "cos_sin_cache": rope.cos_sin_cache}
+        arguments["is_neox"] = problem.rope == "neox"
     return Read(arguments, {name: arguments[name] for name in ("k_cache", "v_cache")})
 
 

@@ -22,7 +22,7 @@ class KvCacheCases(OpCases):
 
     op = "write_kv_cache"
     exact = True
-    written = ("k_cache", "v_cache")
+    written = ("k_cache", "v_cache", "q")
 
     def cases(self) -> Iterator[Case]:
         for dtype in DTYPES:
@@ -66,18 +66,51 @@ class KvCacheCases(OpCases):
                 label=f"{tokens} tokens", make=_writes(tokens=tokens), tokens=True, quick=tokens in (0, 1, 2, 33)
             )
 
+        for rope in ("neox", "interleaved"):
+            yield Case(
+                label=f"rope {rope}",
+                make=_writes(rope=rope),
+                without=_writes(rope="neox" if rope != "neox" else "interleaved"),
+                feature=f"rope={rope}",
+                quick=True,
+                repeats=True,
+            )
+            for kv_dtype in (E4M3, E5M2):
+                inputs: Arguments = {"rope": rope, "rotary_dim": 12, "head_dim_qk": 40, "head_dim_vo": 24}
+                yield Case(
+                    label=f"rope {rope} of 12 of 40 columns to {str(kv_dtype)[13:17]}, scales as head",
+                    make=_writes(0.3, "head", kv_dtype=kv_dtype, **inputs),
+                )
+            for tokens in (0, 1, 33):
+                yield Case(label=f"rope {rope} of {tokens} tokens", make=_writes(tokens=tokens, rope=rope), tokens=True)
+            yield Case(label=f"rope {rope} of keys alone", make=_writes(rope=rope, rotates_q=False, kv_layout=HND))
+            yield Case(label=f"rope {rope} of 2 of 3 columns", make=_writes(rope=rope, head_dim_qk=3, rotary_dim=2))
+            yield Case(
+                label=f"rope {rope} of 192 and 128 in float32",
+                make=_writes(rope=rope, head_dim_qk=192, head_dim_vo=128, dtype=torch.float32),
+            )
+        yield Case(
+            label="rope of float16, 5 heads of q",
+            make=_writes(rope="neox", dtype=torch.float16, num_q_heads=5),
+            quick=True,
+        )
+        yield Case(label="rope of padding without positions", make=_padded, quick=True)
+
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {}
 
     def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
-        return {name: arguments[name] for name in self.written}
+        return {name: arguments[name] for name in self._written(arguments)}
 
     def expect(self, arguments: Arguments) -> Any:
-        return dict(zip(self.written, self.reference(**arguments), strict=True))
+        return dict(zip(self._written(arguments), self.reference(**arguments), strict=True))
+
+    def _written(self, arguments: Arguments) -> tuple[str, ...]:
+        return self.written if "q" in arguments else self.written[:2]
 
     def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
         figures = []
-        for name in self.written:
+        for name in self._written(arguments):
             ratio, text = same_bits(results[name], expected[name])
             figures.append((ratio, f"{name}: {text}" if text else ""))
         return Judgement(*joined(*figures), expected)
@@ -95,6 +128,14 @@ def _writes(scale: float | None = None, kind: str = "value", **inputs: Any) -> M
         return arguments
 
     return made
+
+
+def _padded(device: torch.device) -> Arguments:
+    """Tokens of padding have any position; those with a row of the cache are rotated, others stay."""
+    arguments = _writes(rope="neox", skipped=2)(device)
+    positions = arguments["positions"].cpu()
+    positions[1::2] = torch.tensor([-1, 1 << 40, 97, 3, -(1 << 62), 96, 0, 98, -97], device="cpu")
+    return arguments | {"positions": positions.to(device)}
 
 
 def _special(kv_dtype: torch.dtype) -> Make:

@@ -24,6 +24,7 @@ from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter
 from kernelhub.ops.kv_cache.problem import HND, NHD, WRITE_KV_CACHE, KvCacheProblem
 from kernelhub.ops.kv_cache.reference import write_kv_cache_reference
+from kernelhub.ops.kv_cache.rope import NEOX, Rope, check_positions, check_rope, style_of
 from kernelhub.ops.operands import (
     check_apart,
     check_number,
@@ -79,7 +80,18 @@ def _kind(parameter: str, scale: Any, num_kv_heads: int) -> str | None:
 
 
 def check(
-    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any, kv_layout: Any
+    k: Any,
+    v: Any,
+    k_cache: Any,
+    v_cache: Any,
+    slot_mapping: Any,
+    k_scale: Any,
+    v_scale: Any,
+    kv_layout: Any,
+    q: Any = None,
+    positions: Any = None,
+    cos_sin_cache: Any = None,
+    is_neox: Any = True,
 ) -> None:
     """Everything that the contract says of a call."""
     given = {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slot_mapping}
@@ -109,6 +121,7 @@ def check(
         if tensor.device != k.device:
             refuse(parameter, f"is on {tensor.device}", f"move it to {k.device}, where k is")
         check_wants_no_gradient(NAME, parameter, tensor)
+    given |= check_rope(k, given, positions, cos_sin_cache, q, is_neox)
     slots = k_cache.numel() // (heads * k_cache.shape[-1])
     if slots == 0 and tokens:
         refuse("k_cache", f"has shape {list(k_cache.shape)}", "give at least one page")
@@ -118,6 +131,8 @@ def check(
             refuse(name, f"overlaps itself (strides {list(cache.stride())})", "give places that do not overlap")
         check_apart(NAME, name, cache, given)  # k_cache from v_cache too
     check_slots(NAME, "k_cache", slot_mapping, slots)
+    if cos_sin_cache is not None:
+        check_positions(positions, cos_sin_cache, slot_mapping)
 
 
 def _check_cache(parameter: str, cache: Tensor, new: Tensor, kv_layout: str) -> None:
@@ -161,6 +176,7 @@ def bind(
     page = (problem.page_size, heads) if layout == NHD else (heads, problem.page_size)
     k_page, v_page = (*page, problem.head_dim_qk), (*page, problem.head_dim_vo)
     form = (dtype, kv_dtype, heads, k_tail[1], v_tail[1], problem.page_size, kind)
+    rope_form, is_neox = (problem.rope is not None, problem.rotary_dim, problem.q), problem.rope in (None, NEOX)
     scale_shape = (heads,) if kind == "head" else (1,)
     calls, repeats = KnownCalls(adapter.launch), is_repeated(adapter) and not looks
     recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
@@ -207,27 +223,41 @@ def bind(
         if memory_of(k_cache, v_cache) not in apart:
             return False
         read = (k, v, slot_mapping, k_scale, v_scale) if kind in ("tensor", "head") else (k, v, slot_mapping)
-        if not (known_scale(k_scale) and known_scale(v_scale)):
-            return False
+        if not (known_scale(k_scale) and known_scale(v_scale)) or rope_form[0]:
+            return False  # what is rotated is checked in full until `calls` knows it
         return not may_overlap(k_cache, read) and not may_overlap(v_cache, read)
 
     def run(
-        k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k_scale: Any, v_scale: Any
-    ) -> tuple[Tensor, Tensor]:
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        slot_mapping: Tensor,
+        k_scale: Any,
+        v_scale: Any,
+        q: Tensor | None = None,
+        positions: Tensor | None = None,
+        cos_sin_cache: Tensor | None = None,
+    ) -> tuple[Tensor, ...]:
         if k.get_device() != device:
-            result: tuple[Tensor, Tensor] = elsewhere(k.get_device())(
-                k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale
+            result: tuple[Tensor, ...] = elsewhere(k.get_device())(
+                k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, q, positions, cos_sin_cache
             )
             return result
+        results = (k_cache, v_cache) if q is None else (k_cache, v_cache, q)
+        rotates = not (cos_sin_cache is None and positions is None and q is None)
         values = kind == "value"
         scales = (None, None) if values else (k_scale, v_scale)
-        given = (k, v, slot_mapping, *scales, k_cache, v_cache)
+        embedding = (positions, cos_sin_cache) if rotates else ()
+        given = (k, v, slot_mapping, *scales, *embedding, *results)
         key: Hashable = None
         try:
             if not values:
                 key = k.shape
             elif type(k_scale) is float and type(v_scale) is float:
                 key = (k.shape, k_scale, v_scale)
+            if rotates and key is not None:
+                key = (key, q is None)
         except (AttributeError, RuntimeError):  # what has no shape; `check` names it
             pass
         state: int = 0
@@ -235,37 +265,47 @@ def bind(
             state = recognise(key, given)
             if state == 2:
                 tick()
-                return k_cache, v_cache
+                return results
         try:
             right = state == 1 or known(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
         except (AttributeError, RuntimeError):  # what has no shape or no memory
             right = False
+        operands = (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, layout, q, positions, cos_sin_cache)
         if right:
+            if rotates and not rope_form[0]:
+                check(*operands, is_neox)
+                check_rope_form(cos_sin_cache, q)
             if looks:
                 check_slots(NAME, "k_cache", slot_mapping, k_cache.shape[0] * problem.page_size)
+                if positions is not None and cos_sin_cache is not None:
+                    check_positions(positions, cos_sin_cache, slot_mapping)
         else:
-            check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, layout)
+            check(*operands, is_neox)
             check_form(k, v, k_cache, k_scale, v_scale)
+            check_rope_form(cos_sin_cache, q)
             if len(apart) >= _MOST_PAIRS:
                 apart.clear()
             apart.add(memory_of(k_cache, v_cache))
             k_scale, v_scale = python_value(k_scale), python_value(v_scale)
         if not state:
-            calls.learn(key, given, 2)
+            calls.learn(key, given, len(results))
         if k.shape[0]:
             tick()
             if kind == "head" or kind == "tensor":
                 k_scale, v_scale = k_scale.contiguous(), v_scale.contiguous()
+            rope: tuple[Rope, ...] = ()
+            if positions is not None and cos_sin_cache is not None:
+                rope = (Rope(positions, cos_sin_cache, q),)
             pages = (k_cache, v_cache) if layout == NHD else (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
             try:
-                launch(k, v, *pages, slot_mapping, k_scale, v_scale)
+                launch(k, v, *pages, slot_mapping, k_scale, v_scale, *rope)
             except Exception as error:
                 failed(launch, error)
-                check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, layout)
+                check(*operands, is_neox)
                 raise
             if state and repeats:
-                calls.attach(key, given, adapter.repeated, k, v, *pages, slot_mapping, k_scale, v_scale)
-        return k_cache, v_cache
+                calls.attach(key, given, adapter.repeated, k, v, *pages, slot_mapping, k_scale, v_scale, *rope)
+        return results
 
     def check_form(k: Tensor, v: Tensor, k_cache: Tensor, k_scale: Any, v_scale: Any) -> None:
         """The call is what the kernel was made for: a plan may be run with another than it was prepared for."""
@@ -275,6 +315,19 @@ def bind(
             wanted = f"{problem.dtype} of {list(k_tail)} and {list(v_tail)} to {problem.kv_dtype} pages of {form[5]}"
             got = f"is of a call of {describe(k)} and {describe(v)} to {describe(k_cache)}, scales {found}"
             refuse("k", got, f"the plan is for {wanted}, scales {kind}")
+
+    def check_rope_form(cos_sin_cache: Tensor | None, q: Tensor | None) -> None:
+        """The same of the rotary embedding."""
+        if (cos_sin_cache is not None, 1 if cos_sin_cache is None else cos_sin_cache.shape[1]) != rope_form[:2]:
+            got = "is missing" if cos_sin_cache is None else f"is {describe(cos_sin_cache)}"
+            wanted = f"rotates {problem.rotary_dim} columns" if problem.rope else "rotates nothing"
+            refuse("cos_sin_cache", got, f"the plan {wanted}")
+        if (q is not None) is not problem.q:
+            refuse(
+                "q",
+                "is missing" if q is None else "is given",
+                f"the plan is for a call with{'' if problem.q else 'out'} q",
+            )
 
     return run
 
@@ -297,15 +350,19 @@ _contexts = HUB.contexts.get
 class KvCachePlan(CallPlan):
     """A kernel selected for tokens and caches like these.
 
-    ``run(k, v, k_cache, v_cache, slot_mapping, k_scale=None, v_scale=None)`` is a whole call.
+    ``run(k, v, k_cache, v_cache, slot_mapping, k_scale=None, v_scale=None)``, with ``q=None, positions=None,
+    cos_sin_cache=None`` where it rotates, is a whole call.
     """
 
     __slots__ = ()
-    call = "k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale"
-    fixed: ClassVar[Fixed] = {"kv_layout": attrgetter("kv_layout")}
+    call = "k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, q, positions, cos_sin_cache"
+    fixed: ClassVar[Fixed] = {
+        "kv_layout": attrgetter("kv_layout"),
+        "is_neox": lambda problem: problem.rope in (None, NEOX),
+    }
 
 
-@publish(_op, prepares(_op, KvCachePlan), traced=Traced(dict, ("k_cache", "v_cache")))
+@publish(_op, prepares(_op, KvCachePlan), traced=Traced(dict, ("k_cache", "v_cache", "q"), {"q": "q"}))
 def write_kv_cache(
     k: Tensor,
     v: Tensor,
@@ -315,12 +372,17 @@ def write_kv_cache(
     k_scale: float | Tensor | None = None,
     v_scale: float | Tensor | None = None,
     kv_layout: str = NHD,
+    q: Tensor | None = None,
+    positions: Tensor | None = None,
+    cos_sin_cache: Tensor | None = None,
+    is_neox: bool = True,
     backend: Backend = None,
-) -> tuple[Tensor, Tensor]:
-    """Write the keys and values of new tokens into the pages of a KV cache.
+) -> tuple[Tensor, ...]:
+    """Write the keys and values of new tokens into the pages of a KV cache; optionally rotate keys and queries first.
 
     Args:
-        k: ``[T, KH, D]``, float32, float16 or bfloat16, of any strides: keys with their rotary embedding.
+        k: ``[T, KH, D]``, float32, float16 or bfloat16, of any strides: keys with their rotary embedding, or, with
+            `cos_sin_cache`, without it. The op does not write to it.
         v: ``[T, KH, DV]`` in the same dtype.
         k_cache: ``[num_pages, page_size, KH, D]``, or ``[num_pages, KH, page_size, D]`` for ``kv_layout="HND"``, of
             any strides, as `paged_attention` reads it; dtype of k, or float8_e4m3fn or float8_e5m2 with scales. The op
@@ -332,17 +394,27 @@ def write_kv_cache(
             ``k / k_scale``, rounded to nearest even and saturated at the largest number of the format.
         v_scale: factor of a float8 v_cache, in the same form.
         kv_layout: ``"NHD"`` or ``"HND"``.
+        q: ``[T, QH, D]`` in the dtype of k, of any strides: queries that the op rotates in place. Only with
+            `cos_sin_cache`.
+        positions: int64 ``[T]``, the row of `cos_sin_cache` for each token. A token without such a row counts as one
+            with a negative slot, and its q stays as it is; if it has a slot, it is an error, which on a GPU only
+            ``KERNELHUB_CHECK=1`` finds.
+        cos_sin_cache: float32 ``[max_position, rotary_dim]``: cosines, then sines, of ``rotary_dim / 2`` angles each,
+            for the first `rotary_dim` columns of a head. None for no embedding. The op rotates in float32 and rounds to
+            the dtype of k, before a float8 cache quantises the result.
+        is_neox: column i is rotated with column ``i + rotary_dim / 2``; False for neighbours, ``2 i`` and ``2 i + 1``.
         backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
-        `k_cache` and `v_cache` themselves.
+        `k_cache` and `v_cache` themselves, and `q`, if it is given.
 
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
 
     Source:
-        vLLM's ``reshape_and_cache_flash``; FlashInfer's ``append_paged_kv_cache``.
+        vLLM's ``reshape_and_cache_flash`` and ``rotary_embedding``; FlashInfer's ``append_paged_kv_cache`` and
+        ``apply_rope_with_cos_sin_cache_inplace``, whose names these are; RoFormer (2021), section 3.2.2.
 
     Example:
         >>> import torch, kernelhub
@@ -353,7 +425,7 @@ def write_kv_cache(
         [[0, 0], [2, 1]]
     """
     if type(k) is not Tensor and isinstance(k, Tensor) and not isinstance(backend, DryRun):
-        traced: tuple[Tensor, Tensor] = _op.traced(**locals())
+        traced: tuple[Tensor, ...] = _op.traced(**locals())
         return traced
     try:
         heads = k.shape[1]
@@ -363,7 +435,7 @@ def write_kv_cache(
             kind = "value"
         else:
             kind = scale_kind(k_scale, v_scale, heads)
-        key = (
+        key: tuple[Any, ...] = (
             k.dtype,
             k_cache.dtype,
             heads,
@@ -373,13 +445,21 @@ def write_kv_cache(
             kind,
             kv_layout,
         )
+        if cos_sin_cache is not None:
+            key = (*key, cos_sin_cache.shape[1], style_of(cos_sin_cache, is_neox), q is not None)
         hash(key)
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
-        check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout)
+        check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, q, positions, cos_sin_cache, is_neox)
         raise
     run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+    if run is None or type(is_neox) is not bool:
+        check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, q, positions, cos_sin_cache, is_neox)
     if run is None:
-        check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout)
         run = _op.decide(key, k.get_device(), backend)
-    result: tuple[Tensor, Tensor] = run(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-    return result
+    if cos_sin_cache is None and positions is None and q is None:
+        result: tuple[Tensor, ...] = run(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        return result
+    rotated: tuple[Tensor, ...] = run(
+        k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, q, positions, cos_sin_cache
+    )
+    return rotated

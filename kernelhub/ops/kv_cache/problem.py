@@ -28,6 +28,11 @@ class KvCacheProblem:
     page_size: int = facet("tokens per page of the caches", default=16)
     kv_scale: str | None = feature("how the scales of an fp8 KV arrive", None, KV_SCALES)
     kv_layout: str = feature("order of a page's dimensions", NHD, (HND,))
+    rotary_dim: int = facet("columns of a head that are rotated; 1 without rope", default=1)
+    rope: str | None = feature(
+        "a rotary embedding of the keys: of both halves of columns, or of neighbours", None, ("neox", "interleaved")
+    )
+    q: bool = feature("queries that are rotated in place", False)
 
 
 def complete(facets: dict[str, Any]) -> dict[str, Any]:
@@ -35,6 +40,8 @@ def complete(facets: dict[str, Any]) -> dict[str, Any]:
     implied: dict[str, Any] = {"kv_dtype": FP8 if facets.get("kv_scale") else facets.get("dtype", "bfloat16")}
     if facets.get("kv_dtype") in QUANTISED:
         implied["kv_scale"] = KV_SCALES[0]
+    if facets.get("rope"):
+        implied["rotary_dim"] = facets.get("head_dim_qk", 128)
     return implied | facets
 
 
@@ -46,6 +53,11 @@ def contradiction(problem: KvCacheProblem) -> str | None:
         return f"kv_dtype is {problem.kv_dtype} with kv_scale {problem.kv_scale}; scales belong to float8"
     if problem.kv_scale == "head" and problem.num_kv_heads == 1:
         return "kv_scale is head with num_kv_heads 1: the scale of one head is a tensor of one element"
+    if problem.rope is None:
+        if problem.rotary_dim != 1 or problem.q:
+            return f"rotary_dim is {problem.rotary_dim} and q {problem.q} without rope"
+    elif problem.rotary_dim % 2 or problem.rotary_dim > problem.head_dim_qk:
+        return f"rotary_dim is {problem.rotary_dim}, no even number up to head_dim_qk, {problem.head_dim_qk}"
     return None
 
 

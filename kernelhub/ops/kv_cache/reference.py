@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernelhub.ops.formats import E4M3, E5M2, to_e4m3, to_e5m2
 from kernelhub.ops.kv_cache.problem import NHD
+from kernelhub.ops.kv_cache.rope import has_row, rotated, style_of
 
 
 def encoded(values: Tensor, scale: float | Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -29,9 +30,18 @@ def write_kv_cache_reference(
     k_scale: float | Tensor | None = None,
     v_scale: float | Tensor | None = None,
     kv_layout: str = NHD,
-) -> tuple[Tensor, Tensor]:
-    """The op, but on copies: the caches as they are after the call."""
+    q: Tensor | None = None,
+    positions: Tensor | None = None,
+    cos_sin_cache: Tensor | None = None,
+    is_neox: bool = True,
+) -> tuple[Tensor, ...]:
+    """The op, but on copies: the caches, and q if it is given, as they are after the call."""
     written = []
+    style = style_of(cos_sin_cache, is_neox)
+    if style is not None and positions is not None and cos_sin_cache is not None:
+        k = rotated(k, positions, cos_sin_cache, style)
+        q = None if q is None else rotated(q, positions, cos_sin_cache, style)
+        slot_mapping = torch.where(has_row(positions, cos_sin_cache), slot_mapping, -1)
     for values, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
         rows, copy = encoded(values, scale, cache.dtype), cache.clone()
         pages = copy if kv_layout == NHD else copy.transpose(1, 2)
@@ -39,4 +49,4 @@ def write_kv_cache_reference(
             if slot >= 0:
                 pages[slot // pages.shape[1], slot % pages.shape[1]] = row
         written.append(copy)
-    return written[0], written[1]
+    return (written[0], written[1]) if q is None else (written[0], written[1], q)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from kernelhub.ops.kv_cache.problem import NHD, KvCacheProblem
+from kernelhub.ops.kv_cache.rope import NEOX
 from kernelhub.ops.serving import Arguments, Batch, Calls, Sizes, Values, kv_scales
 
 _CODE = 2.0**-6  # what a code of a float8 cache counts
 _Q_HEADS_PER_KV_HEAD = 4
+_POSITIONS = 4096
 
 
 def write_kv_cache_calls(problem: KvCacheProblem, sizes: Sizes, values: Values) -> Calls:
@@ -20,7 +24,7 @@ def write_kv_cache_calls(problem: KvCacheProblem, sizes: Sizes, values: Values) 
 
     def call(batch: Batch) -> Arguments:
         projected = values.normal(batch.tokens, q_width + heads * (d + dv), dtype=problem.dtype)
-        _, k, v = projected.split([q_width, heads * d, heads * dv], 1)
+        q, k, v = projected.split([q_width, heads * d, heads * dv], 1)
         num_pages = -(-batch.tokens // problem.page_size) + 1
         return {
             "k": k.unflatten(1, (heads, d)),
@@ -29,6 +33,19 @@ def write_kv_cache_calls(problem: KvCacheProblem, sizes: Sizes, values: Values) 
             "v_cache": values.normal(num_pages, *page, dv, dtype=problem.kv_dtype),
             "slot_mapping": values.order(num_pages * problem.page_size)[: batch.tokens],
             **said,
+            **(
+                {}
+                if problem.rope is None
+                else embedding(batch.tokens, q.unflatten(1, (_Q_HEADS_PER_KV_HEAD * heads, d)))
+            ),
+        }
+
+    def embedding(tokens: int, q: Tensor) -> Arguments:
+        return {
+            "positions": values.order(max(tokens, _POSITIONS))[:tokens],
+            "cos_sin_cache": values.normal(max(tokens, _POSITIONS), problem.rotary_dim, dtype="float32"),
+            "is_neox": problem.rope == NEOX,
+            **({"q": q} if problem.q else {}),
         }
 
     return call

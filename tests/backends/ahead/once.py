@@ -32,6 +32,7 @@ ONCE = frozenset(
         "dispatch of 8 ranks, float8_e4m3fn, contiguous",
         "combine of 8 ranks, bfloat16, contiguous",
         "kv cache, fp8, 192 and 128",
+        "kv cache, rope to fp8",
         "mla cache, fp8",
         "mla 128 heads",
         "routing of deepseek-v3.2",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from kernelhub.backends.cuda.requirements import MACHINE
-from kernelhub.backends.cuda.standings import standings
-from kernelhub.dispatch.constraint import anything, dtype_in
+from kernelhub.backends.cuda.standings import UNTESTED, standings
+from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
+from kernelhub.ops.kv_cache.rope import FEATURES, STYLES
 
 KERNELS = (
     Kernel(
@@ -19,12 +20,32 @@ KERNELS = (
             *MACHINE,
             dtype_in("dtype", *FLOATS),
             dtype_in("kv_dtype", *FLOATS, *QUANTISED),
-            anything("num_kv_heads", "head_dim_qk", "head_dim_vo", "page_size"),
+            anything("num_kv_heads", "head_dim_qk", "head_dim_vo", "page_size", "rotary_dim"),
         ),
         features=frozenset({"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"}),
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
         standings=standings("write_kv_cache", 41),
+    ),
+    Kernel(
+        op="write_kv_cache",
+        name="cuda.rope_write",
+        target="kernelhub.backends.cuda.kv_cache.write:Write",
+        summary="queries rotated in place, rotated keys and values to the cache, in one launch, vectors of 16 bytes",
+        band=Band.PORTABLE,
+        constraints=(
+            *MACHINE,
+            dtype_in("dtype", *FLOATS),
+            dtype_in("kv_dtype", *FLOATS, *QUANTISED),
+            OneOf("rope", STYLES, why="cuda.write writes without one"),
+            anything("num_kv_heads", "head_dim_qk", "head_dim_vo", "page_size", "rotary_dim"),
+        ),
+        features=FEATURES | {"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"},
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        source="RoFormer (2021), section 3.2.2",
+        standings=UNTESTED,
     ),
 )

@@ -10,9 +10,10 @@ from kernelhub.backends.cuda.shapes import BITS, C_TYPES, VECTOR_BYTES, blocks_f
 from kernelhub.ops.attention.problem import FP8, QUANTISED
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
 from kernelhub.ops.kv_cache.problem import KvCacheProblem
+from kernelhub.ops.kv_cache.rope import STYLES, Rope
 
 _SCALES = {None: 0, "value": 1, "tensor": 2, "head": 3}
-_PACKING = "7Q" + "17q" + "2f"
+_PACKING, _ROPE_PACKING = "7Q" + "17q" + "2f", "10Q" + "25q" + "2f"
 _BLOCK = 256
 
 
@@ -27,7 +28,7 @@ class Write(KvCacheAdapter):
         made = library.library(
             "write_kv_cache.cu",
             {
-                "ELEMENT": C_TYPES[problem.dtype] if quantises else BITS[size],
+                "ELEMENT": C_TYPES[problem.dtype] if quantises or problem.rope else BITS[size],
                 "SIZE": size,
                 "FORMAT": (1 if problem.kv_dtype == FP8 else 2) if quantises else 0,
                 "SCALE": _SCALES[problem.kv_scale],
@@ -35,14 +36,20 @@ class Write(KvCacheAdapter):
                 "HEADS": heads,
                 "K_WIDTH": widths[0],
                 "V_WIDTH": widths[1],
+                "ROPE": 0 if problem.rope is None else 1 + STYLES.index(problem.rope),
+                "ROTARY": problem.rotary_dim,
             },
             problem.device,
         )
         self._each = VECTOR_BYTES // size
-        self._elements = made.kernel("write_elements", _PACKING)
+        packing = _PACKING if problem.rope is None else _ROPE_PACKING
+        self._elements = made.kernel("write_elements", packing)
         whole = all(width % self._each == 0 for width in widths)
-        self._vectors = made.kernel("write_vectors", _PACKING) if whole else None
+        if problem.rope is not None:
+            whole = whole and problem.rotary_dim % (2 * self._each) == 0
+        self._vectors = made.kernel("write_vectors", packing) if whole else None
         self._per_token = heads * sum(widths)
+        self._turned = problem.rotary_dim // 2  # of a head: a thread has two columns for each pair
 
     def launch(
         self,
@@ -53,14 +60,25 @@ class Write(KvCacheAdapter):
         slot_mapping: Tensor,
         k_scale: Scale,
         v_scale: Scale,
+        rope: Rope | None = None,
     ) -> None:
         each, kernel = 1, self._elements
         if self._vectors is not None and all(in_vectors(part, self._each) for part in (k, v, k_cache, v_cache)):
             each, kernel = self._each, self._vectors
-        tokens = k.shape[0]
+        tokens, per_token = k.shape[0], self._per_token
+        addresses: tuple[int, ...] = ()
+        sizes: tuple[int, ...] = ()
+        if rope is not None:
+            positions, cos_sin_cache, q = rope
+            if each > 1 and not (in_vectors(cos_sin_cache, 4) and (q is None or in_vectors(q, each))):
+                each, kernel = 1, self._elements
+            q_heads, strides = (0, (0, 0, 0)) if q is None else (q.shape[1], q.stride())
+            addresses = (0 if q is None else q.data_ptr(), positions.data_ptr(), cos_sin_cache.data_ptr())
+            sizes = (q_heads, len(cos_sin_cache), *strides, positions.stride(0), *cos_sin_cache.stride())
+            per_token += (q_heads - self.problem.num_kv_heads) * self._turned
         kernel(
             k.get_device(),
-            blocks_for(tokens * self._per_token // each, _BLOCK),
+            blocks_for(tokens * per_token // each, _BLOCK),
             _BLOCK,
             k.data_ptr(),
             v.data_ptr(),
@@ -69,6 +87,7 @@ class Write(KvCacheAdapter):
             slot_mapping.data_ptr(),
             k_scale.data_ptr() if isinstance(k_scale, Tensor) else 0,
             v_scale.data_ptr() if isinstance(v_scale, Tensor) else 0,
+            *addresses,
             tokens,
             k_cache.shape[0] * self.problem.page_size,
             *k.stride(),
@@ -76,6 +95,7 @@ class Write(KvCacheAdapter):
             *k_cache.stride(),
             *v_cache.stride(),
             slot_mapping.stride(0),
+            *sizes,
             k_scale if isinstance(k_scale, float | int) else 1.0,
             v_scale if isinstance(v_scale, float | int) else 1.0,
         )

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
 from kernelhub.ops.kv_cache.reference import encoded
+from kernelhub.ops.kv_cache.rope import Rope, has_row, rotated
 from kernelhub.ops.precision import without_autocast
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # torch 2.8 cannot index float8
@@ -29,7 +30,14 @@ class Scatter(KvCacheAdapter):
         slot_mapping: Tensor,
         k_scale: Scale,
         v_scale: Scale,
+        rope: Rope | None = None,
     ) -> None:
+        if rope is not None:
+            style = str(self.problem.rope)
+            k = rotated(k, rope.positions, rope.cos_sin_cache, style)
+            if rope.q is not None:
+                rope.q.copy_(rotated(rope.q, rope.positions, rope.cos_sin_cache, style))
+            slot_mapping = torch.where(has_row(rope.positions, rope.cos_sin_cache), slot_mapping, -1)
         size, written = self.problem.page_size, slot_mapping >= 0
         on_cpu = written.device.type == "cpu"  # where counting waits for nothing
         if on_cpu:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
-from kernelhub.dispatch.constraint import Between, anything, dtype_in
+from kernelhub.dispatch.constraint import Between, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import verified
+from kernelhub.dispatch.standing import untested, verified
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
+from kernelhub.ops.kv_cache.rope import FEATURES, STYLES
 
 _H100 = verified(
     "hopper",
@@ -18,6 +19,11 @@ _CPU = verified(
     "cpu",
     evidence="interpreted: CPU, 2 cores, 2026-11-25, torch 2.13.0+cpu, write_kv_cache by Triton, interpreted: 54 tests "
     "passed (benchmarks/results/own_ops_cpu.json)",
+)
+_ROPE_CPU = verified(
+    "cpu",
+    evidence="interpreted: CPU, 2 cores, 2026-11-26, torch 2.13.0+cpu, write_kv_cache with rope by Triton, "
+    "interpreted: 26 tests passed (benchmarks/results/own_ops_cpu.json)",
 )
 
 KERNELS = (
@@ -33,12 +39,34 @@ KERNELS = (
             dtype_in("kv_dtype", *FLOATS, *QUANTISED),
             Between("head_dim_qk", 1, 2048, why="a program holds whole heads"),
             Between("head_dim_vo", 1, 2048, why="a program holds whole heads"),
-            anything("num_kv_heads", "page_size"),
+            anything("num_kv_heads", "page_size", "rotary_dim"),
         ),
         features=frozenset({"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"}),
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
         standings=(_CPU, _H100, standings.STATED_ELSEWHERE),
+    ),
+    Kernel(
+        op="write_kv_cache",
+        name="triton.rope_write",
+        target="kernelhub.backends.triton.kv_cache.rope_adapter:RopeWrite",
+        summary="queries rotated in place, rotated keys and values to the cache, in one launch",
+        band=Band.PORTABLE,
+        constraints=(
+            *MACHINE,
+            dtype_in("dtype", *FLOATS),
+            dtype_in("kv_dtype", *FLOATS, *QUANTISED),
+            OneOf("rope", STYLES, why="triton.write writes without one"),
+            Between("head_dim_qk", 1, 2048, why="a program holds whole heads"),
+            Between("head_dim_vo", 1, 2048, why="a program holds whole heads"),
+            anything("num_kv_heads", "page_size", "rotary_dim"),
+        ),
+        features=FEATURES | {"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"},
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        source="RoFormer (2021), section 3.2.2",
+        standings=(_ROPE_CPU, untested("ampere", "ada", "hopper", "blackwell", "blackwell_rtx")),
     ),
 )

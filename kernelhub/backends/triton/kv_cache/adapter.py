@@ -16,11 +16,19 @@ from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.attention.problem import FP8, QUANTISED
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
 from kernelhub.ops.kv_cache.problem import KvCacheProblem
+from kernelhub.ops.kv_cache.rope import Rope
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
 
 _TILE = 2048  # elements of keys, 16 per thread with 4 warps
+
+
+def format_of(problem: KvCacheProblem) -> str:
+    """What the kernels call the format of the caches."""
+    if problem.kv_dtype not in QUANTISED:
+        return "bits"
+    return "e4m3" if problem.kv_dtype == FP8 else "e5m2"
 
 
 class Write(KvCacheAdapter):
@@ -40,7 +48,7 @@ class Write(KvCacheAdapter):
             "DV": problem.head_dim_vo,
             "DV_PAD": wide_v,
             "BLOCK": self._block,
-            "FORMAT": ("e4m3" if problem.kv_dtype == FP8 else "e5m2") if self._quantises else "bits",
+            "FORMAT": format_of(problem),
             "KIND": problem.kv_scale or "none",
         }
         self._repeated = Repeated()
@@ -55,6 +63,7 @@ class Write(KvCacheAdapter):
         slot_mapping: Tensor,
         k_scale: Scale,
         v_scale: Scale,
+        rope: Rope | None = None,
     ) -> None:
         given = (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
         self._repeated.run(*_identified(*given), self._launch_anew, *given)
