@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from kernelhub.dispatch.constraint import Rule, anything
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.ops.moe.experts.problem import ACTIVATIONS
 
 BACKEND = Backend("unsupported", "communication of other libraries that kernelhub does not call, with the reason")
 
@@ -19,8 +20,16 @@ _FACETS = {
     "all_reduce_rms_norm": (*_CONNECTED, "message", "hidden_size", "weight_dtype", "format", "scale_dtype"),
     "moe_dispatch": _ROUTED,
     "moe_combine": (*_ROUTED, "rows"),
+    "expert_parallel_moe": (
+        *("dtype", "weights", "activation_dtype", "num_experts", "top_k", "hidden_size", "intermediate_size"),
+        *("world_size", "group_backend", "capacity"),
+    ),
 }
-_FEATURES = {"moe_dispatch": frozenset({"scales"}), "all_reduce_rms_norm": frozenset({"ue8m0", "column"})}
+_FEATURES = {
+    "moe_dispatch": frozenset({"scales"}),
+    "all_reduce_rms_norm": frozenset({"ue8m0", "column"}),
+    "expert_parallel_moe": frozenset({*(f"activation={name}" for name in ACTIVATIONS[1:]), "w13_bias", "w2_bias"}),
+}
 _OTHER_SUMS = "select triton.one_shot or torch.symm_mem_two_shot, which use no multicast"
 _OTHER_EXPERTS = "leave backend= out, or select triton.push over NVLink"
 _MULTICAST = (
@@ -53,8 +62,23 @@ LIBRARIES = (
         "DeepEP 1, low latency (Buffer.low_latency_dispatch)",
         "it sends no weights of the router, which the handle of a dispatch has for each received row, and no float8 "
         "that is given; the rows of an expert come in no fixed order, where moe_dispatch promises that of ranks and "
-        "tokens; it has two buffers, of which its results are said to be parts; it requires NVSHMEM",
+        "tokens; it has two buffers, of which its results are said to be parts; it requires NVSHMEM with "
+        "IBGDA, also over NVLink alone (allow_nvlink_for_low_latency_mode leaves NVSHMEM's peer access on, no more)",
         _OTHER_EXPERTS,
+    ),
+    Unsupported(
+        "low_latency_masked",
+        ("expert_parallel_moe",),
+        "DeepEP's low-latency dispatch with masked grouped products",
+        "no kernel of moe_dispatch is that dispatch: see unsupported.deep_ep_low_latency of moe_dispatch",
+        "select moe_pairs.masked or moe_pairs.masked_fp8, the same format by other kernels",
+    ),
+    Unsupported(
+        "trtllm_routed",
+        ("expert_parallel_moe",),
+        "TensorRT-LLM's experts that route tokens themselves",
+        "they take the router's logits of all tokens, after a gather or on one rank; this op takes ids and weights",
+        "select moe_pairs.tokens: fused_moe runs TensorRT-LLM's experts by ids",
     ),
     Unsupported(
         "deep_ep_elastic",

@@ -1,0 +1,71 @@
+"""What ranks of machines that are not here select: 2, 4 and 8 GPUs, with NVLink, PCIe, MIG or no P2P, and racks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import kernelhub
+from kernelhub.dispatch.machine import SimulatedMachine
+
+LIBRARIES = {"triton": "3.6.0", "flashinfer": "0.6.18", "deep_ep": "1.2.1", "deep_ep_cpp": "1.2.1", "cuda": "13.0.0"}
+MACHINE = SimulatedMachine(LIBRARIES)
+GPUS = ("H100", "H200", "B200")
+NCCL = "torch.distributed"
+# Layouts in which no GPU stores in another's memory. Of a rack of GB200 NVL72 with 4 GPUs in each of 18 machines, all
+# are connected by NVLink, but memory of other machines needs fabric handles.
+WITHOUT_PEERS: dict[str, dict[str, Any]] = {
+    "2 without P2P": {"world_size": 2, "link": "none"},
+    "2 MIG instances": {"world_size": 2, "link": "none", "peers": "none"},
+    "8 of PCIe without proof": {"world_size": 8, "link": "pcie", "peers": "none"},
+    "16 of 2 machines": {"world_size": 16, "link": "network"},
+    "72 of GB200 NVL72": {"world_size": 72, "link": "network"},
+    "before the first prepare": {"world_size": 4, "link": "unknown"},
+}
+
+
+def explained(op: str, device: str, **facets: Any) -> Any:
+    if op in ("moe_dispatch", "moe_combine"):
+        facets.pop("message", None)
+        facets["num_experts"] = 288  # that 72 ranks can share
+    return kernelhub.explain(op, device=device, machine=MACHINE, **facets)
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("layout", WITHOUT_PEERS)
+def test_without_peers_nothing_but_the_groups_backend_runs(layout: str, device: str) -> None:
+    for op in ("all_reduce", "all_reduce_rms_norm", "moe_dispatch", "moe_combine"):
+        told = explained(op, device, **WITHOUT_PEERS[layout])
+        assert told.selected.startswith("torch.")
+        assert "symm_mem" not in told.selected
+        for decision in told.decisions:
+            if not decision.kernel.startswith("torch.") or "symm_mem" in decision.kernel:
+                assert decision.rejections, f"{op}: {decision.kernel} would store in memory that is not proved"
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_over_nvlink_small_sums_need_no_nccl(size: int, device: str) -> None:
+    for message in ("32KB", "256KB"):
+        told = explained("all_reduce", device, world_size=size, link="nvlink", peers="atomics", message=message)
+        assert told.selected in ("triton.one_shot", "torch.symm_mem_one_shot", "torch.symm_mem_two_shot")
+        # What has not run on as many ranks is not first.
+        assert (told.selected == "triton.one_shot") == (size in (2, 4))
+
+
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_over_nvlink_tokens_are_pushed_where_that_has_run(size: int, device: str) -> None:
+    ran = size in (2, 4) and device in ("H100", "H200")
+    for op in ("moe_dispatch", "moe_combine"):
+        told = explained(op, device, world_size=size, link="nvlink", peers="atomics", capacity="few")
+        assert (told.selected == "triton.push") == ran
+        decision = next(one for one in told.decisions if one.kernel == "triton.push")
+        assert not decision.rejections, "a request selects it elsewhere"
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_over_pcie_nccl_sums_even_with_atomics(size: int) -> None:
+    told = explained("all_reduce", "L40S", world_size=size, link="pcie", peers="atomics", message="32KB")
+    assert told.selected == NCCL
