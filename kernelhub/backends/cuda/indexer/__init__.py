@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.cuda.requirements import MACHINE
-from kernelhub.backends.cuda.standings import UNTESTED
+from kernelhub.backends.cuda.standings import standings
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 
@@ -19,6 +19,6 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
-        standings=UNTESTED,
+        standings=standings("topk_indices", 66, "2026-11-26"),
     ),
 )

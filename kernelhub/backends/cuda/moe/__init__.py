@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.cuda.requirements import MACHINE
-from kernelhub.backends.cuda.standings import UNTESTED
+from kernelhub.backends.cuda.standings import standings
 from kernelhub.dispatch.constraint import Between, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.moe.routing.problem import FLOATS, RoutingProblem
@@ -50,6 +50,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="DeepSeek-V2 and V3 (2024), section 2.1.2",
-        standings=UNTESTED,
+        standings=standings("route_experts", 56, "2026-11-26"),
     ),
 )
