@@ -15,7 +15,7 @@ from torch.autograd import forward_ad
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.known_calls import KnownCalls
-from kernelhub.ops.models.shapes import LinearModel
+from kernelhub.ops.models.shapes import AttentionModel, LinearModel
 from kernelhub.runtime import launch
 
 SIZES: dict[str, dict[str, Any]] = {
@@ -56,6 +56,10 @@ SIZES: dict[str, dict[str, Any]] = {
         "weights": "fp8_block",
     },
 }
+# Calls that are recognised only where they are launched at once.
+LAUNCHED: dict[str, dict[str, Any]] = {
+    "attention": {"q_tokens": 3, "model": AttentionModel("small", 2, 1, 32, 32)},
+}
 MORE: dict[str, dict[str, Any]] = {
     "linear_attention": {"return_state": True},
     "quantize_fp8": {"granularity": "group"},
@@ -81,7 +85,8 @@ def call_of(name: str) -> tuple[Any, dict[str, Any]]:
     """An op and the arguments of a small call with destinations."""
     op = getattr(kernelhub, name.partition(",")[0])
     module, _, make = op.op.contract.example.partition(":")
-    given = getattr(importlib.import_module(module), make)(**SIZES[name], device="cpu") | MORE.get(name, {})
+    made = getattr(importlib.import_module(module), make)(**(SIZES | LAUNCHED)[name], device="cpu")
+    given = made | MORE.get(name, {})
     parameters = inspect.signature(op).parameters
     names = [one for one in parameters if one in ("out", "residual_out") or one[:4] == "out_"]
     names.sort(key=lambda one: "residual" in one)  # the last result

@@ -28,6 +28,7 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem
 from kernelhub.ops.host import on_host
+from kernelhub.ops.known_calls import Repeatable
 
 
 class _Lent(threading.local):
@@ -239,7 +240,7 @@ ProblemT = TypeVar("ProblemT", bound=AttentionProblem)
 StepT = TypeVar("StepT", DenseStep, PagedStep)
 
 
-class AttentionAdapter(abc.ABC, Generic[ProblemT, StepT]):
+class AttentionAdapter(Repeatable, abc.ABC, Generic[ProblemT, StepT]):
     """A kernel of an attention op, made for one problem."""
 
     def __init__(self, problem: ProblemT) -> None:

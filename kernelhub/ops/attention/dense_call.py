@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, contiguous_format, empty_like
+from torch import Tensor, contiguous_format, empty_like, strided
 from torch.autograd import forward_ad
 
 from kernelhub.dispatch.lost import failed
@@ -30,6 +30,7 @@ from kernelhub.ops.attention.arguments import (
 from kernelhub.ops.attention.last_steps import LastSteps
 from kernelhub.ops.attention.operands import accept_call, check_out
 from kernelhub.ops.attention.problem import LONG, MANY, SHORT, AttentionProblem, DenseAttentionProblem
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.ops.operands import check_operand, may_overlap_itself_or
 from kernelhub.ops.values import checks_devices
@@ -195,6 +196,11 @@ def bind(
     reusable = not ragged or (problem.device.type != "cpu" and not adapter.plans_steps and not checks_devices())
     steps: LastSteps[DenseStep] = LastSteps()
     known, known_out, known_extras = KnownForm(), KnownForm(), KnownForm()
+    # A batched call without sinks and scales on the device has no tensors but q, k, v and `out`.
+    calls, repeats = KnownCalls(launch), is_repeated(adapter) and not (ragged or returns_lse or extras_at)
+
+    def destination(q: Tensor, shape: Sequence[int]) -> Tensor:
+        return empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(*shape[:-1], head_dim_vo)
 
     def run(
         q: Tensor,
@@ -217,7 +223,27 @@ def bind(
             run_there = elsewhere(q.get_device())
             sizes = (max_seqlen_q, max_seqlen_k)
             return run_there(q, k, v, shape, k_shape, v_shape, scale, out, cu_seqlens_q, cu_seqlens_k, *sizes, values)
-        if not checked and (
+        key: Any = None
+        again, made = 0, out
+        if (
+            repeats
+            # 0.0 and -0.0 would be one key
+            and (values.scale if values is not None else scale is None or (type(scale) is float and scale))
+            and cu_seqlens_q is None
+            and cu_seqlens_k is None
+            and max_seqlen_q is None
+            and max_seqlen_k is None
+            and (out is not None or compute is None)
+        ):
+            key = shape, k_shape, scale if values is None else values, out is None
+            if key in calls and q.layout is strided and not q.is_nested:
+                if out is None:
+                    made = destination(q, shape)
+                again = calls.launches(key, (q, k, v, made))
+                if again == 2:
+                    tick()
+                    return made
+        if not (checked or again) and (
             forward_ad._current_level >= 0
             or (out is not None and getattr(out, "is_nested", True))
             or not (known.holds(q, k, v) if out is None else known_out.holds(q, k, v, out))
@@ -247,7 +273,6 @@ def bind(
             if not checked and not known_extras.holds(*extras):
                 check_extras(NAME, q, values)
                 known_extras.learn(extras, [extra.shape for extra in extras])
-        out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
         nothing = 0 in shape or (ragged and not step.num_seqs)
         if out is None:
             if compute is not None and not nothing:
@@ -257,24 +282,30 @@ def bind(
                 except Exception as error:
                     failed(compute, error)
                     raise
-            out = empty_like(q, memory_format=contiguous_format) if same_width else q.new_empty(*out_shape)
-        elif ragged or not checked:  # a batched call has no metadata, and its check looked at all of this
+            if made is None:
+                made = destination(q, shape)
+        elif not again and (ragged or not checked):  # a batched call's check looked at all of this
             read: list[Any] = [q, k, v]
             if cu_seqlens_q is not None and cu_seqlens_k is not None:
                 read += [cu_seqlens_q, cu_seqlens_k]
             if extras_at:
                 read += [values[at] for at in extras_at]
+            out_shape = shape if same_width else (*shape[:-1], head_dim_vo)
             if out.shape != out_shape or may_overlap_itself_or(out, read):
                 metadata = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
                 check_out(NAME, out, out_shape, q, {"k": k, "v": v, **metadata, **values._asdict()})
+        if not again:
+            calls.learn(key, (q, k, v, made), 1)
         lse = q.new_empty(*lse_shape(shape), dtype=torch.float32) if returns_lse else None
         if not nothing:
             tick()
             try:
-                launch(q, k, v, step, values, out, lse)
+                launch(q, k, v, step, values, made, lse)
             except Exception as error:
                 failed(launch, error)
                 raise
-        return out if lse is None else (out, lse)
+            if again:
+                calls.attach(key, (q, k, v, made), adapter.repeated, q, k, v, step, values, made, lse)
+        return made if lse is None else (made, lse)
 
     return run

@@ -700,6 +700,12 @@ def _products_again(stub: Stub, name: str, *more: str) -> None:
                     plan.adapter.configure({})
                     op(**given)
                     assert len(met) == calls + 1, "other tiles are launched anew"
+            if name in ("attention", "linear_attention"):
+                for _ in range(4):
+                    op(**good)
+                calls = len(met)
+                op(**good | {"scale": 0.3})
+                assert len(met) == calls + 1, "another factor"
             if name == "fused_moe":
                 _experts_run_again(stub, op, good, met)
 
@@ -754,7 +760,8 @@ def small_calls_again(stub: Stub) -> None:
         ("quantize_mxfp8", ("out_scale",)),
         ("quantize_nvfp4", ("out_scale", "out_global_scale")),
         ("fp4_gemm", ("a_scale",)),
-        ("linear_attention", ("q", "decay", "state", "state_indices", "out_state")),
+        ("attention", ("k",)),
+        ("linear_attention", ("state", "out_state")),
     ):
         _products_again(stub, name, *changed)
     op, outs, lses = kernelhub.merge_attention_states, torch.randn(4, 3, 4, 16), torch.randn(4, 4, 3)

@@ -144,6 +144,9 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         if type(step) is PagedStep and (last is None or type(last) is Last):
             step.state = self._repeated.last_of(key, self, self._without_tensors(values))
 
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(*self._form(*given))
+
     def again(self, step: Any, values: Values) -> Callable[..., bool] | None:
         last = step.state
         if type(last) is not Last or last.adapter is not self or last.values != self._without_tensors(values):
