@@ -9,6 +9,7 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import comm_plots
 import relative_time
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -41,6 +42,9 @@ def pages() -> dict[str, str]:
         "runs, a line spans them. [Engines](../engines.md) says how these were measured.\n\n"
         "![tokens per second and latencies of serving](serving_h200.svg)"
     )
+    sections, pictures = comm_plots.pages()
+    parts += ["## Ranks", *sections]
+    made |= pictures
     made["performance/plots.md"] = "\n\n".join(parts) + "\n"
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "scripts"))
 
 import build_dist  # noqa: E402
+import comm_plots  # noqa: E402
 import docs_pages  # noqa: E402
 import relative_time  # noqa: E402
 
@@ -81,3 +83,16 @@ def test_the_site_shows_signatures_once() -> None:
     page = docs_pages.for_the_site((ROOT / "docs" / "attention.md").read_text())
     assert "(ops/paged_attention.md)" in page
     assert "made by scripts/generate_docs.py" not in page
+
+
+def test_plots_of_ranks_show_every_kernel_that_was_measured() -> None:
+    """What is drawn; matplotlib is not asked for."""
+    for name in comm_plots.SUMS:
+        result = json.loads((comm_plots.RESULTS / f"{name}.json").read_text())
+        for op, lines in comm_plots.lines_of_sums(result).items():
+            measured = {row["kernel"] for row in result["rows"] if row["op"] == op and not row.get("format")}
+            assert set(lines) == measured
+    for name in comm_plots.EXPERTS:
+        (lines,) = comm_plots.lines_of_experts(json.loads((comm_plots.RESULTS / f"{name}.json").read_text())).values()
+        assert {"triton.push", "torch.gather_fixed, torch.reduce_scatter_fixed"} <= set(lines)
+        assert all(len(points) > 1 for points in lines.values())
