@@ -24,6 +24,7 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import relative_time  # noqa: E402
+import serving_page  # noqa: E402
 import verification_page  # noqa: E402
 
 import kernelhub  # noqa: E402
@@ -573,6 +574,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "headlines": headlines,
     "headlines of a cpu": headlines_of_a_cpu,
     "standing": standing,
+    "serving throughput": lambda: serving_page.throughput(table),
+    "serving latencies": lambda: serving_page.latencies(table),
     **{
         f"{' on '.join(path.stem.rsplit('_', 1))} measured": lambda name=path.name: measured(name)
         for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))

@@ -1,0 +1,77 @@
+"""The tables of README.md and docs/engines.md from what `benchmarks/serving.py` measured of vLLM's server."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "serving_default_mode_h100.json"
+BACKENDS = {
+    "CUSTOM": "kernelhub",
+    "FLASH_ATTN": "FlashAttention-3",
+    "FLASHINFER": "FlashInfer",
+    "TRITON_ATTN": "Triton",
+}
+WORKLOADS = ("1k/1k", "8k/1k", "1k/8k", "sharegpt")
+
+Rows = list[dict[str, Any]]
+Table = Callable[[tuple[str, ...], list[tuple[str, ...]]], str]
+
+
+def cells() -> dict[tuple[str, int], dict[str, Rows]]:
+    """Runs by (workload, clients) and backend, in the order of the tables."""
+    found: dict[tuple[str, int], dict[str, Rows]] = {}
+    for row in json.loads(RESULTS.read_text())["rows"]:
+        found.setdefault((row["workload"], row["concurrency"]), {}).setdefault(row["backend"], []).append(row)
+    by_load = sorted(found, key=lambda cell: (WORKLOADS.index(cell[0]), cell[1]))
+    return {cell: {name: found[cell][name] for name in BACKENDS if name in found[cell]} for cell in by_load}
+
+
+def throughput(table: Table) -> str:
+    """Output tokens/s by cell and backend; the best is bold."""
+    rows = []
+    for (load, clients), backends in cells().items():
+        values = {name: median(runs, "output_tokens_per_s") for name, runs in backends.items()}
+        shown = [mark(values[name], max(values.values()), digits=4) if name in values else "" for name in BACKENDS]
+        rows.append((f"{load}, {clients}", *shown))
+    return table(("input/output tokens, clients", *BACKENDS.values()), rows)
+
+
+def latencies(table: Table) -> str:
+    """Every figure, with runs and spread."""
+    rows = []
+    for (load, clients), backends in cells().items():
+        best = {
+            figure: min(median(runs, figure) for runs in backends.values())
+            for figure in ("ttft_ms_p50", "itl_ms_p50", "tpot_ms_p50")
+        }
+        most = max(median(runs, "output_tokens_per_s") for runs in backends.values())
+        for at, (name, runs) in enumerate(backends.items()):
+            speeds = [row["output_tokens_per_s"] for row in runs]
+            spread = f" ({100 * (max(speeds) - min(speeds)) / median(runs, 'output_tokens_per_s'):.1f} %)"
+            rows.append(
+                (
+                    f"{load}, {clients}" if at == 0 else "",
+                    BACKENDS[name],
+                    str(len(runs)),
+                    mark(median(runs, "ttft_ms_p50"), best["ttft_ms_p50"]),
+                    f"{mark(median(runs, 'itl_ms_p50'), best['itl_ms_p50'])} ({median(runs, 'itl_ms_p99'):.1f})",
+                    mark(median(runs, "tpot_ms_p50"), best["tpot_ms_p50"]),
+                    mark(median(runs, "output_tokens_per_s"), most, digits=4) + (spread if len(runs) > 1 else ""),
+                )
+            )
+    header = ("input/output tokens, clients", "", "runs", "TTFT p50, ms", "ITL p50 (p99), ms", "TPOT p50, ms")
+    return table((*header, "output tokens/s (spread)"), rows)
+
+
+def median(runs: Rows, figure: str) -> float:
+    return float(statistics.median(row[figure] for row in runs))
+
+
+def mark(value: float, best: float, digits: int = 3) -> str:
+    """To so many digits; bold if it shows as the best does."""
+    text, of_best = (f"{number:.{digits}g}" if number < 10**digits else f"{number:.0f}" for number in (value, best))
+    return f"**{text}**" if text == of_best else text
