@@ -52,6 +52,7 @@ _QUANT_STANDINGS = (
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
+_NOT_RUN = (untested("ampere", "ada", "hopper", "blackwell", "blackwell_rtx"),)
 _SUM = "adds in float32 in the order of ranks, rounds once; equal bits on all ranks"
 
 
@@ -119,6 +120,29 @@ KERNELS = (
         OneOf("format", FORMATS[1:], why="triton.one_shot writes floats"),
         features=frozenset({"ue8m0", "column"}),
         standings=_QUANT_STANDINGS,
+    ),
+    Kernel(
+        op="all_gather",
+        name="triton.one_shot",
+        target="kernelhub.backends.triton.comm.parts:AllGather",
+        summary="every rank sends its rows to every rank over NVLink; a NaN of all ones may arrive as another NaN",
+        band=Band.PORTABLE,
+        constraints=(
+            *_RANKS,
+            OneOf("message", ("32KB", "256KB", "1MB", "8MB"), "message", "each rank has slots for all rows", _PREPARE),
+        ),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        batch_invariant=True,
+        standings=_NOT_RUN,
+    ),
+    _kernel(
+        "reduce_scatter",
+        "triton.one_shot",
+        "kernelhub.backends.triton.comm.parts:ReduceScatter",
+        "every rank sends each rank its part over NVLink",
+        OneOf("message", BUCKETS[:-1], "message", "each rank has slots for a whole part", _PREPARE),
+        standings=_NOT_RUN,
     ),
     *experts.KERNELS,
 )
