@@ -515,6 +515,8 @@ def _decodes_again(stub: Stub, name: str) -> None:
         ]
         others += [("window", "another", 6), ("window", "true", True), ("window", "a pair", (7, 0))]
         others += [("softcap", "another", 2.0), ("softcap", "text", "x"), ("kv_layout", "a list", ["NHD"])]
+        others += [("value_dim", "another", 48), ("value_dim", "a float", 64.0), ("kv_scale", "another", 1.0)]
+        others += [("topk_indices", "a list", [0]), ("sinks", "another", torch.zeros(4))]
         others = [one for one in others if one[0] in inspect.signature(op).parameters]
         others += [("scale", "another", 0.3), ("scale", "text", "x"), ("scale", "true", True)]
         others += [("scale", "a tensor", torch.ones(())), ("return_lse", "another", True), ("return_lse", "one", 1)]

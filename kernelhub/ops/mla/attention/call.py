@@ -329,6 +329,37 @@ def bind(
     before: _Before | None = None
     calls, value_dim = KnownCalls(), problem.value_dim
 
+    def repeat(
+        q: Tensor, kv_cache: Tensor, block_table: Tensor, seq_lens: Tensor, scale: float, width: int, out: Tensor | None
+    ) -> Tensor | None:
+        """The result of a call like the last one, which `again` compares with it; None, with nothing done, for others.
+
+        Of what `again` does not compare, the caller has made sure: no offsets, no bound and no features.
+        """
+        if (
+            before is None
+            or type(scale) is not float
+            or before.values != (scale, None, None)
+            or type(width) is not int
+            or width != value_dim
+            or type(q) is not Tensor
+            or q.ndim != 3
+            or type(kv_cache) is not Tensor
+            or kv_cache.ndim != 3
+            or forward_ad._current_level >= 0
+            or (out is None and (q.layout is not torch.strided or q.is_nested))
+        ):
+            return None
+        made = q.new_empty(*q.shape[:-1], value_dim) if out is None else out
+        try:
+            if not before.again(q, kv_cache, made, block_table, seq_lens):
+                return None
+        except Exception as error:
+            failed(launch, error)
+            raise
+        tick()
+        return made
+
     def run(
         q: Tensor,
         kv_cache: Tensor,
@@ -417,6 +448,9 @@ def bind(
                 again = learn(step, values)
                 before = None if again is None else _Before(values, again)
         return out if lse is None else (out, lse)
+
+    if learn is not None and not returns_lse:
+        run.repeat = repeat  # type: ignore[attr-defined]
 
     return run
 

@@ -18,7 +18,7 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.forms import python_value
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
+from kernelhub.dispatch.op import Backend, Before, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish, traced_as
 from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import lse_shape
@@ -356,7 +356,24 @@ def mla_attention(
     """
     if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
         return _op.traced(**locals())
-    ragged = cu_seqlens_q is not None
+    before = _op.before
+    if (
+        before is not None
+        and cu_seqlens_q is None
+        and max_seqlen_q is None
+        and topk_indices is None
+        and sinks is None
+        and kv_scale is None
+        and return_lse is False
+        and (causal is True or causal is False)
+        and before.generation == HUB.generation
+        and before.backend == backend
+        and not (_contexts_used and _contexts())
+    ):
+        repeated = before.repeat(q, kv_cache, block_table, seq_lens, scale, value_dim, out)
+        if repeated is not None:
+            return repeated
+    generation, ragged = HUB.generation, cu_seqlens_q is not None
     # 512.0 would be taken for the key's 512, and 1 for its True
     if not (type(value_dim) is int and type(causal) is bool and type(return_lse) is bool):
         value_dim = python_value(value_dim)
@@ -402,5 +419,8 @@ def mla_attention(
             pages = kv_cache.shape[0]
             checked_step(page_size, ragged, q.device, pages, shape[0], *metadata, op=NAME, cache="kv_cache")
         run = _op.decide(key, q.get_device(), backend)
+        repeat = getattr(run, "repeat", None)
+        if repeat is not None and not (_contexts_used and _contexts()):
+            _op.before = Before(generation, backend, repeat)
     values = MlaValues(scale, sinks, kv_scale)
     return run(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
