@@ -100,7 +100,8 @@ def other_sizes(op: str, base: Base, random: Random) -> ParsedCall | None:
         placed = place(other)  # what is written past it is seen
         asked.given[name] = placed.tensor
         asked.around = [placed]
-    asked.judged = base.arguments if name in wanted else asked.given
+    in_place = copied(asked.given) if CASES[op].written and not other.is_meta else asked.given  # as before the call
+    asked.judged = base.arguments if name in wanted else in_place
     asked.written = (name,) if name in wanted else ()
     asked.must_refuse = name in wanted or other.is_meta
     asked.partners = True

@@ -41,7 +41,9 @@ def wrong(op: str, base: Base, random: Random) -> ParsedCall | None:
     if name == "topk_indices" and isinstance(wrong_value, Tensor) and wrong_value.shape[-1:] > value.shape[-1:]:
         wrong_value[..., -1] = -1  # a position listed twice is found with KERNELHUB_CHECK=1 alone on a GPU
     asked = ParsedCall(base.arguments, given | {name: wrong_value}, {}, [], (name,), f"{name} is {label}")
-    asked.judged = base.arguments if name in destinations else given | {name: wrong_value}
+    in_place = name in CASES[op].written and isinstance(wrong_value, Tensor)
+    judged = copied(given) | {name: wrong_value.clone() if in_place else wrong_value}  # as before the call
+    asked.judged = base.arguments if name in destinations else judged
     if op == "grouped_gemm" and name == "out" and getattr(wrong_value, "is_floating_point", bool)():
         asked.judged = base.arguments | {
             "out_dtype": wrong_value.dtype

@@ -36,7 +36,9 @@ class Scatter(KvCacheAdapter):
             style = str(self.problem.rope)
             k = rotated(k, rope.positions, rope.cos_sin_cache, style)
             if rope.q is not None:
-                rope.q.copy_(rotated(rope.q, rope.positions, rope.cos_sin_cache, style))
+                bits = _BITS[rope.q.itemsize]  # a view, since torch lets no tensor of inference mode be written
+                turned = rotated(rope.q, rope.positions, rope.cos_sin_cache, style)
+                rope.q.view(bits).copy_(turned.view(bits))
             slot_mapping = torch.where(has_row(rope.positions, rope.cos_sin_cache), slot_mapping, -1)
         size, written = self.problem.page_size, slot_mapping >= 0
         on_cpu = written.device.type == "cpu"  # where counting waits for nothing
