@@ -89,6 +89,8 @@ _KEPT = [{**_TWO, "rows": "kept", "capacity": capacity} for capacity in ("few", 
 # Where an op's kernels differ in more than the device they run on: problems that reach each of them.
 SWEEPS: dict[str, list[dict[str, Any]]] = {
     "all_reduce": [{}, *_MESSAGES],
+    "reduce_scatter": [{}, _MESSAGES[0]],
+    "all_gather": [{}, _MESSAGES[0]],
     "all_reduce_rms_norm": [{}, *_MESSAGES, {**_MESSAGES[0], "format": "fp8_group"}],
     "moe_dispatch": [{}, {**_TWO, "capacity": "few"}, {**_TWO, "capacity": "exact"}],
     "moe_combine": [{}, *({**_TWO, "capacity": of} for of in ("few", "exact")), *_KEPT],
