@@ -56,8 +56,9 @@ SIZES: dict[str, dict[str, Any]] = {
         "weights": "fp8_block",
     },
 }
-# Calls that are recognised only where they are launched at once.
+# Calls that are also, or only, recognised where they are launched at once.
 LAUNCHED: dict[str, dict[str, Any]] = {
+    "bmm_fp8": {"batch": 2, "tokens": 2, "n": 16, "k": 16, "a_scaling": "batch", "b_scaling": "batch"},
     "attention": {"q_tokens": 3, "model": AttentionModel("small", 2, 1, 32, 32)},
 }
 MORE: dict[str, dict[str, Any]] = {

@@ -7,9 +7,10 @@ import abc
 from torch import Tensor
 
 from kernelhub.ops.indexer.problem import LogitsProblem, PagedLogitsProblem, TopKProblem
+from kernelhub.ops.known_calls import Repeatable
 
 
-class LogitsAdapter(abc.ABC):
+class LogitsAdapter(Repeatable, abc.ABC):
     """A kernel of `mqa_logits`, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static.

@@ -20,7 +20,7 @@ from kernelhub.ops.indexer.adapter import LogitsAdapter
 from kernelhub.ops.indexer.arguments import check_tensor
 from kernelhub.ops.indexer.problem import DTYPES, MQA_LOGITS, LogitsProblem
 from kernelhub.ops.indexer.reference import mqa_logits_reference
-from kernelhub.ops.known_calls import KnownCalls
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import check_destination, check_operand, is_plain_view, may_overlap
 from kernelhub.ops.operators import Traced
 from kernelhub.probes.device import facts_of
@@ -78,7 +78,8 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch."""
-    launch, calls = adapter.launch, KnownCalls()
+    launch, calls, repeats = adapter.launch, KnownCalls(adapter.launch), is_repeated(adapter)
+    recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
     form = (getattr(torch, problem.dtype), problem.num_heads, problem.head_dim, problem.k_scale)
     dtype, num_heads, head_dim, has_scale = form
     float32, int32 = torch.float32, torch.int32
@@ -130,11 +131,18 @@ def bind(
         if q.get_device() != device:
             result: Tensor = elsewhere(q.get_device())(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
             return result
-        given = (q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
-        key: Any = None if q.is_nested or type(k) is not Tensor or k.is_nested else (q.shape, k.shape, out is None)
-        as_before = calls.holds(key, given)
+        given, key, again, made = (q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke), None, 0, out
+        if not q.is_nested and type(k) is Tensor and not k.is_nested:
+            key = q.shape, k.shape, out is None
+            if out is None and key in calls and q.layout is torch.strided:
+                made = q.new_empty(q.shape[0], k.shape[0], dtype=float32)
+            if made is not None:
+                again = recognise(key, (*given, made))
+                if again == 2:
+                    tick()
+                    return made
         try:
-            right = as_before or known(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+            right = again == 1 or known(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
         except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
             right = False
         if not right:
@@ -143,19 +151,21 @@ def bind(
                 wanted = f"the plan is for {problem.dtype} [T, {num_heads}, {head_dim}]"
                 scaled = "with" if has_scale else "without"
                 refuse("q", f"is {describe(q)}, k_scale {type(k_scale).__name__}", f"{wanted} {scaled} it")
-        if not as_before:
-            calls.learn(key, given, 1)
-        if out is None:
-            out = q.new_empty(q.shape[0], k.shape[0], dtype=float32)
-        if out.numel():
+        if made is None:
+            made = q.new_empty(q.shape[0], k.shape[0], dtype=float32)
+        if not again:
+            calls.learn(key, (*given, made), 1)
+        if made.numel():
             tick()
             try:
-                launch(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+                launch(*given, made)
             except Exception as error:
                 failed(launch, error)
-                check(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+                check(*given, out)
                 raise
-        return out
+            if again and repeats:
+                calls.attach(key, (*given, made), adapter.repeated, *given, made)
+        return made
 
     return run
 

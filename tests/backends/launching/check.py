@@ -762,6 +762,8 @@ def small_calls_again(stub: Stub) -> None:
         ("quantize_mxfp8", ("out_scale",)),
         ("quantize_nvfp4", ("out_scale", "out_global_scale")),
         ("fp4_gemm", ("a_scale",)),
+        ("bmm_fp8", ("b",)),
+        ("mqa_logits", ("q", "k")),
         ("attention", ("k",)),
         ("linear_attention", ("state", "out_state")),
     ):

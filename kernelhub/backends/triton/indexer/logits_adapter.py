@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.indexer.logits import logits_kernel, paged_logits_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.indexer.adapter import LogitsAdapter, PagedLogitsAdapter
 from kernelhub.ops.indexer.problem import FP8, LogitsProblem
@@ -82,9 +84,26 @@ class Logits(LogitsAdapter):
         self._block_n = tiles.block_n
         self._decodes = _decodes(problem)
         static = {**_static(problem, tiles), "BLOCK_T": _BLOCK_T}
+        self._repeated = Repeated()
         self._launch = Launcher(logits_kernel, static, tiles.num_warps, tiles.num_stages)
 
     def launch(
+        self,
+        q: Tensor,
+        k: Tensor,
+        k_scale: Tensor | None,
+        weights: Tensor,
+        cu_seqlen_ks: Tensor,
+        cu_seqlen_ke: Tensor,
+        out: Tensor,
+    ) -> None:
+        given = (q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out)
+        self._repeated.run(out.shape, _present(given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(given[-1].shape, _present(given))
+
+    def _launch_anew(
         self,
         q: Tensor,
         k: Tensor,
@@ -122,6 +141,10 @@ class Logits(LogitsAdapter):
                 *strides,
                 *out.stride(),
             )
+
+
+def _present(given: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in given if tensor is not None)
 
 
 class PagedLogits(PagedLogitsAdapter):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -10,6 +12,7 @@ from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.product import product_kernel
 from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, tiles, tiles_of_e5m2
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, BmmFp8Problem
@@ -28,8 +31,16 @@ class BmmFp8(BmmFp8Adapter):
         super().__init__(problem)
         self.native = has_float8(problem.device) and problem.e5m2 is None
         self._launchers: dict[Tiles, Launcher] = {}
+        self._repeated = Repeated()
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
+        given = (a, b, a_scale, b_scale, out)
+        self._repeated.run(out.shape, given, self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(given[-1].shape, given)
+
+    def _launch_anew(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
         batch, m, n = out.shape
         if not self.native:
             a, b = a.view(torch.uint8), b.view(torch.uint8)

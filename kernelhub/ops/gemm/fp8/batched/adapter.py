@@ -7,9 +7,10 @@ import abc
 from torch import Tensor
 
 from kernelhub.ops.gemm.fp8.batched.problem import BmmFp8Problem
+from kernelhub.ops.known_calls import Repeatable
 
 
-class BmmFp8Adapter(abc.ABC):
+class BmmFp8Adapter(Repeatable, abc.ABC):
     """A kernel of the op, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static: N and K are.

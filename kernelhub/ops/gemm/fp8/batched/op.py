@@ -21,7 +21,7 @@ from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, BMM_FP8, TENSOR, BmmFp8Problem
 from kernelhub.ops.gemm.fp8.batched.reference import bmm_fp8_reference
 from kernelhub.ops.gemm.fp8.problem import FLOATS
-from kernelhub.ops.known_calls import KnownCalls
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import check_destination, check_operand, check_own_memory, transformed
 from kernelhub.ops.operators import Traced
 from kernelhub.probes.device import facts_of
@@ -94,7 +94,8 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch."""
-    launch, calls = adapter.launch, KnownCalls()
+    launch, calls, repeats = adapter.launch, KnownCalls(adapter.launch), is_repeated(adapter)
+    recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
     n, k = problem.n, problem.k
     dtype = getattr(torch, problem.out_dtype)
     of_a, of_b = (E5M2 if problem.e5m2 == name else E4M3 for name in ("a", "b"))
@@ -124,10 +125,17 @@ def bind(
         if a.get_device() != device:
             result: Tensor = elsewhere(a.get_device())(a, b, a_scale, b_scale, out)
             return result
-        given = (a, b, a_scale, b_scale, out)
-        key = None if a.is_nested else (a.shape, out is None)
-        as_before = calls.holds(key, given)
-        if as_before:
+        given, key, again, made = (a, b, a_scale, b_scale), None, 0, out
+        if not a.is_nested:
+            key = a.shape, out is None
+            if out is None and key in calls and a.layout is torch.strided:
+                made = a.new_empty(*a.shape[:2], n, dtype=dtype)
+            if made is not None:
+                again = recognise(key, (*given, made))
+                if again == 2:
+                    tick()
+                    return made
+        if again:
             pass
         elif key is None or transformed() or not alike(a, b, a_scale, b_scale, out):
             check(a, b, a_scale, b_scale, dtype, out)
@@ -141,18 +149,20 @@ def bind(
                 check(a, b, a_scale, b_scale, dtype, out)
             if out is not None:
                 check_own_memory(NAME, "out", out, _READ, (a, b, a_scale, b_scale))
-        if not as_before:
-            calls.learn(key, given, 1)
-        if out is None:
-            out = a.new_empty(*a.shape[:2], n, dtype=dtype)
-        if out.numel():
+        if made is None:
+            made = a.new_empty(*a.shape[:2], n, dtype=dtype)
+        if not again:
+            calls.learn(key, (*given, made), 1)
+        if made.numel():
             tick()
             try:
-                launch(a, b, a_scale, b_scale, out)
+                launch(*given, made)
             except Exception as error:
                 failed(launch, error)
                 raise
-        return out
+            if again and repeats:
+                calls.attach(key, (*given, made), adapter.repeated, *given, made)
+        return made
 
     return run
 
