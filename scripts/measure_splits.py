@@ -1,10 +1,11 @@
 """Time paged decode by `triton.split_kv` with different tiles and numbers of parts, on the GPU that is here.
 
-    python scripts/measure_splits.py [--seconds 120] [--fp8] [--out benchmarks/results/splits_h200.json]
+    python scripts/measure_splits.py [--seconds 120] [--fp8 | --mixed] [--out benchmarks/results/splits_h200.json]
 
 The rule that selects both, `kernelhub/backends/triton/attention/splits.py`, was fitted to such times. Calls are timed
 in CUDA graphs of ten. Of every batch the table shows what the rule selects, its time over that of the best of those
-tried, and the best.
+tried, and the best. With `--mixed` the sequences of a batch have the lengths that a server holds at a moment, and the
+table of pages has room for `MIXED_ROOM` tokens of each.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -41,6 +44,8 @@ BATCHES = (
     *((128, 2048), (256, 2048), (64, 1024), (8, 16384)),
 )
 PARTS = (1, 2, 3, 4, 5, 6, 8, 11, 12, 16, 24, 33)
+MIXED = (8, 32, 64, 128, 256)
+MIXED_ROOM = 9472
 MOST_PROGRAMS = 4096  # more parts than fill the device many times over are not worth their time
 
 
@@ -64,6 +69,21 @@ def graph_ms(call: Callable[[], Any], calls: int = 10, rounds: int = 11) -> floa
     return statistics.median(times)
 
 
+def resident(count: int, seed: int = 0) -> tuple[int, ...]:
+    """Lengths of sequences that a server of requests like ShareGPT's holds at a moment.
+
+    Prompts and outputs are log-normal, as `benchmarks/serving.py` draws them. A request is held as long as its output
+    takes, and is seen at any of its tokens.
+    """
+    draw = random.Random(seed)
+    requests = [
+        tuple(int(min(max(draw.lognormvariate(math.log(m), s), 4), 2048)) for m, s in ((110, 1.3), (130, 1.0)))
+        for _ in range(4000)
+    ]
+    held = draw.choices(requests, weights=[output for _, output in requests], k=count)
+    return tuple(prompt + 1 + draw.randrange(output) for prompt, output in held)
+
+
 def _named(division: Division) -> str:
     """``KEYS.WARPS.STAGES/PARTS``."""
     tiles = division.tiles
@@ -75,20 +95,27 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--fp8", action="store_true", help="a cache of float8_e4m3fn")
+    parser.add_argument("--mixed", action="store_true", help="sequences of different lengths, Llama 3.1 8B")
     parser.add_argument("--tiles", nargs="*", default=[], metavar="KEYS.WARPS.STAGES", help="also other tiles")
     options = parser.parse_args()
     device = torch.device("cuda", 0)
     until, rows = time.monotonic() + options.seconds, []
     usual = SplitKV.divide
-    for (tokens, sequences), (name, model) in itertools.product(((n, b) for b, n in BATCHES), SHAPES.items()):
+    batches = [(n, (n,) * b) for b, n in BATCHES]
+    shapes = SHAPES
+    if options.mixed:
+        batches, shapes = [(MIXED_ROOM, resident(b)) for b in MIXED], {"llama-3.1-8b": SHAPES["llama-3.1-8b"]}
+    for (tokens, lengths), (name, model) in itertools.product(batches, shapes.items()):
+        sequences = len(lengths)
         if time.monotonic() > until:
             break
         SplitKV.divide = usual
         generator = torch.Generator(device).manual_seed(0)
         inputs = {"kv_dtype": torch.float8_e4m3fn} if options.fp8 else {}
-        arguments = paged_attention_inputs(
-            model, seq_lens=(tokens,) * sequences, device=device, generator=generator, **inputs
-        )
+        arguments = paged_attention_inputs(model, seq_lens=lengths, device=device, generator=generator, **inputs)
+        table = arguments["block_table"]
+        arguments["block_table"] = table.new_zeros(sequences, -(-tokens // 16))
+        arguments["block_table"][:, : table.shape[1]] = table
 
         def call(arguments: dict[str, Any] = arguments) -> None:
             kernelhub.paged_attention(**arguments, backend="triton.split_kv")
@@ -102,6 +129,7 @@ def main() -> None:
         adapter = SplitKV(problem)
         rule = adapter.divide(sequences, model.num_q_heads // model.num_kv_heads, tokens)
         row: dict[str, Any] = {"heads": name, "sequences": sequences, "keys": tokens, "rule": _named(rule)}
+        row |= {"total_keys": sum(lengths), "longest": max(lengths)} if options.mixed else {}
         row["rule_ms"], row["ms"] = timed(None), {}
         kinds = [kind.tiles for kind in adapter._kinds] + [
             Tiles(16, *map(int, tiles.split("."))) for tiles in options.tiles
