@@ -52,7 +52,15 @@ _QUANT_STANDINGS = (
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
-_NOT_RUN = (untested("ampere", "ada", "hopper", "blackwell", "blackwell_rtx"),)
+_PART_STANDINGS = (
+    verified(
+        "hopper",
+        evidence="NVIDIA H100, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink: 14 tests passed, "
+        "none failed, 2000 calls of each (benchmarks/results/comm_h100.json); not timed, and not run with other "
+        "numbers of ranks",
+    ),
+    untested("ampere", "ada", "blackwell", "blackwell_rtx"),
+)
 _SUM = "adds in float32 in the order of ranks, rounds once; equal bits on all ranks"
 
 
@@ -134,7 +142,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
-        standings=_NOT_RUN,
+        standings=_PART_STANDINGS,
     ),
     _kernel(
         "reduce_scatter",
@@ -142,7 +150,7 @@ KERNELS = (
         "kernelhub.backends.triton.comm.parts:ReduceScatter",
         "every rank sends each rank its part over NVLink",
         OneOf("message", BUCKETS[:-1], "message", "each rank has slots for a whole part", _PREPARE),
-        standings=_NOT_RUN,
+        standings=_PART_STANDINGS,
     ),
     *experts.KERNELS,
 )
