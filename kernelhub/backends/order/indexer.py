@@ -40,7 +40,9 @@ TOPK_INDICES = (
         ("triton.search", "triton.radix", "cuda.select", "torch.topk"),
         "H200, k 2048, search / radix / torch.topk alone, unsorted: 64 x 8192 0.024 / 0.053 / 0.069 ms, "
         "1 x 131072 0.053 / 0.053 / 0.071, 64 x 65536 0.078 / 0.239 / 0.119, 4096 x 32768 1.62 / 4.55 / 1.69; "
-        "cuda.select is not timed yet",
+        "H100, search / cuda.select: 64 x 8192 0.021 / 0.018, 1024 x 8192 0.091 / 0.069, 64 x 65536 0.084 / 0.056, "
+        "4096 x 32768 1.64 / 0.79, but 1 x 8192 0.014 / 0.016 and 1 x 131072 0.050 / 0.094, since a block has a row "
+        "(benchmarks/results/cuda_h100.json)",
     ),
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.cuda.requirements import MACHINE
-from kernelhub.backends.cuda.standings import UNTESTED, standings
+from kernelhub.backends.cuda.standings import standings
 from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
@@ -46,6 +46,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="RoFormer (2021), section 3.2.2",
-        standings=UNTESTED,
+        standings=standings("write_kv_cache with rope", 20, "2026-11-26"),
     ),
 )

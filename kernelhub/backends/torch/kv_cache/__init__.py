@@ -6,7 +6,7 @@ from kernelhub.backends.torch import standings
 from kernelhub.backends.torch.devices import ANYWHERE
 from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import untested, verified
+from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
 from kernelhub.ops.kv_cache.rope import FEATURES, STYLES
 
@@ -19,6 +19,11 @@ _CPU = verified(
     "cpu",
     evidence="CPU, 2 cores, 2026-11-25, torch 2.13.0+cpu, write_kv_cache by torch: 54 tests passed "
     "(benchmarks/results/own_ops_cpu.json)",
+)
+_ROPE_H100 = verified(
+    "hopper",
+    evidence="NVIDIA H100 80GB HBM3, 2026-11-26, torch 2.11.0+cu130, write_kv_cache with rope by torch on a GPU: "
+    "20 tests passed (benchmarks/results/cuda_h100.json)",
 )
 _ROPE_CPU = verified(
     "cpu",
@@ -63,6 +68,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="RoFormer (2021), section 3.2.2",
-        standings=(_ROPE_CPU, untested("hopper"), *standings.STATED),
+        standings=(_ROPE_CPU, _ROPE_H100, *standings.STATED),
     ),
 )

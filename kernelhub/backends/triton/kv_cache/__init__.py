@@ -20,6 +20,11 @@ _CPU = verified(
     evidence="interpreted: CPU, 2 cores, 2026-11-25, torch 2.13.0+cpu, write_kv_cache by Triton, interpreted: 54 tests "
     "passed (benchmarks/results/own_ops_cpu.json)",
 )
+_ROPE_H100 = verified(
+    "hopper",
+    evidence="NVIDIA H100 80GB HBM3, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, write_kv_cache with rope by Triton: "
+    "20 tests passed (benchmarks/results/cuda_h100.json)",
+)
 _ROPE_CPU = verified(
     "cpu",
     evidence="interpreted: CPU, 2 cores, 2026-11-26, torch 2.13.0+cpu, write_kv_cache with rope by Triton, "
@@ -67,6 +72,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="RoFormer (2021), section 3.2.2",
-        standings=(_ROPE_CPU, untested("ampere", "ada", "hopper", "blackwell", "blackwell_rtx")),
+        standings=(_ROPE_CPU, _ROPE_H100, untested("ampere", "ada", "blackwell", "blackwell_rtx")),
     ),
 )
