@@ -410,6 +410,7 @@ def eager_calls() -> str:
         ]
         where = f"{facts['device']}, {facts['machine']}, {facts['date']}; "
         where += f"torch fills one element in {facts['fill']:.1f} µs."
+        where += f" Of these figures: {facts['note']}." if "note" in facts else ""
         header = ("µs", "a call with destinations", "without", "a plan's or step's run", "the launch in a call")
         parts.append(f"{where}\n\n{table(header, rows)}")
     command = "python benchmarks/host.py --out benchmarks/results/host_h100.json"
