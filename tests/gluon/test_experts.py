@@ -44,6 +44,19 @@ def problem(**facets: Any) -> ExpertsProblem:
     return ExpertsProblem(device=ONE_SM, weights=FP8_BLOCK, activation_dtype=FP8, **facets)
 
 
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [
+        ({"num_experts": 128, "top_k": 8, "hidden_size": 2048, "intermediate_size": 768}, 64),  # Qwen3 30B-A3B
+        ({"num_experts": 256, "top_k": 8, "hidden_size": 7168, "intermediate_size": 2048}, 48),  # DeepSeek V3.2
+    ],
+)
+def test_small_tiles_serve_more_rows_where_weights_are_read_twice_from_l2(shape: dict[str, int], most: int) -> None:
+    experts = Experts(problem(**shape))
+    tokens = most * shape["num_experts"] // shape["top_k"]
+    assert [experts._rows(count) for count in (1, tokens, tokens + 1)] == [64, 64, 128]
+
+
 class TestPlaces:
     @pytest.mark.parametrize("most", [0, 1 << 20], ids=["counted before", "one launch"])
     @pytest.mark.parametrize(
