@@ -101,6 +101,7 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
         {"sinks": True},
         {"num_kv_heads": 32, "lse": True},
     ],
+    "write_kv_cache": [{}, {"rope": "neox", "rotary_dim": 128}, {"rope": "interleaved", "rotary_dim": 64, "q": True}],
     "linear_attention": [{"q_len": q_len} for q_len in ("one", "many")],
     "fp8_gemm": [
         *(

@@ -134,7 +134,7 @@ def _padded(device: torch.device) -> Arguments:
     """Tokens of padding have any position; those with a row of the cache are rotated, others stay."""
     arguments = _writes(rope="neox", skipped=2)(device)
     positions = arguments["positions"].cpu()
-    positions[1::2] = torch.tensor([-1, 1 << 40, 97, 3, -(1 << 62), 96, 0, 98, -97], device="cpu")
+    positions[1::2] = torch.tensor([-1, 1 << 40, 97, 3, -(1 << 62), 96, 0, 98, -97], dtype=torch.int64, device="cpu")
     return arguments | {"positions": positions.to(device)}
 
 

@@ -40,7 +40,9 @@ def complete(facets: dict[str, Any]) -> dict[str, Any]:
     implied: dict[str, Any] = {"kv_dtype": FP8 if facets.get("kv_scale") else facets.get("dtype", "bfloat16")}
     if facets.get("kv_dtype") in QUANTISED:
         implied["kv_scale"] = KV_SCALES[0]
-    if facets.get("rope"):
+    if facets.get("q"):
+        implied["rope"] = "neox"  # queries are there to be rotated
+    if facets.get("rope", implied.get("rope")):
         implied["rotary_dim"] = facets.get("head_dim_qk", 128)
     return implied | facets
 

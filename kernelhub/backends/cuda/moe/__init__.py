@@ -18,7 +18,7 @@ def lanes_of_group(num_groups: int) -> int:
 
 def experts_of_lane(problem: RoutingProblem) -> int:
     """Experts that a lane keeps."""
-    return -(-problem.group_size // lanes_of_group(problem.num_groups))
+    return -(-(problem.num_experts // problem.num_groups) // lanes_of_group(problem.num_groups))
 
 
 def _in_registers(problem: RoutingProblem) -> str | None:
