@@ -45,8 +45,8 @@ _NORM_STANDINGS = (
 _QUANT_STANDINGS = (
     verified(
         "hopper",
-        evidence="NVIDIA H100, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, nvfp4, mxfp8, "
-        "fp8_token and fp8_tensor: 28 tests passed, none failed, 500 calls of each "
+        evidence="NVIDIA H100 80GB HBM3, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, "
+        "quantised norms: 28 tests passed, none failed, 500 calls of each of nvfp4, mxfp8, fp8_token and fp8_tensor "
         "(benchmarks/results/comm_quant_h100.json); fp8_group on 2 NVIDIA H200, 2026-11-26, 1000 calls; not run with "
         "other numbers of ranks",
     ),
@@ -55,9 +55,9 @@ _QUANT_STANDINGS = (
 _PART_STANDINGS = (
     verified(
         "hopper",
-        evidence="NVIDIA H100, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink: 14 tests passed, "
-        "none failed, 2000 calls of each (benchmarks/results/comm_h100.json); not timed, and not run with other "
-        "numbers of ranks",
+        evidence="NVIDIA H100 80GB HBM3, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, gather "
+        "and reduce-scatter: 14 tests passed, none failed, 2000 calls of each (benchmarks/results/comm_h100.json); not "
+        "timed, and not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )

@@ -31,9 +31,10 @@ _GPUS = OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3)))  # that have NVLink,
 _COMMON = (calls.EXCHANGE_MODULE, calls.EXCHANGE_INITIALIZE, calls.PACK_STRIDED)
 _ON_HOPPER = verified(
     "hopper",
-    evidence="NVIDIA H100, 2026-11-26, torch 2.11.0+cu130, FlashInfer 0.6.18.post1, Triton 3.6.0, two ranks over "
-    "NVLink: 5 tests passed, none failed, one was cut off; with launches of torch in place of Triton's 6 passed, 1000 "
-    "calls (benchmarks/results/expert_comm_h100.json); not run with other numbers of ranks",
+    evidence="NVIDIA H100 80GB HBM3, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, FlashInfer 0.6.18.post1, two ranks "
+    "over NVLink, launches of torch around the exchange: 6 tests passed, none failed, 1000 calls; FlashInfer "
+    "0.6.18.post1, two ranks over NVLink, launches of Triton around the exchange: 5 tests passed, none failed, one "
+    "was cut off (benchmarks/results/expert_comm_h100.json); not run with other numbers of ranks",
 )
 _ENDS = "ends the process if another rank does not come within KERNELHUB_COMM_TIMEOUT_S"
 
