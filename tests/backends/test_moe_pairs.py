@@ -45,7 +45,8 @@ class TestMaskedFp8(ParallelContract):
 
 
 def test_every_pair_of_the_table_is_a_kernel() -> None:
-    assert set(kernelhub.expert_parallel_moe.kernels()) == {f"moe_pairs.{pair.name}" for pair in PAIRS}
+    known = {name for name in kernelhub.expert_parallel_moe.kernels() if not name.startswith("unsupported.")}
+    assert known == {f"moe_pairs.{pair.name}" for pair in PAIRS}
 
 
 def test_a_pair_refuses_weights_that_its_experts_do_not_take() -> None:

@@ -26,7 +26,7 @@ def lines(op: str) -> tuple[Line, ...]:
 def measured_families() -> set[str]:
     """Families of the devices that a kernel was timed on."""
     machines = {json.loads(path.read_text())["device"] for path in RESULTS.glob("verification_*.json")}
-    return {"cpu" if "CPU" in machine else simulated(machine.split()[-1]).family for machine in machines}
+    return {"cpu" if "CPU" in machine else simulated(machine).family for machine in machines}
 
 
 @pytest.mark.parametrize("op", OPS)
