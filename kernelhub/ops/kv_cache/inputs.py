@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.attention.problem import QUANTISED
-from kernelhub.ops.kv_cache.problem import HND, NHD
-from kernelhub.ops.kv_cache.rope import NEOX
+from kernelhub.ops.kv_cache.problem import HND, NEOX, NHD
 
 
 def write_kv_cache_inputs(

@@ -22,9 +22,9 @@ from kernelhub.ops.attention.problem import FLOATS, QUANTISED
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter
-from kernelhub.ops.kv_cache.problem import HND, NHD, WRITE_KV_CACHE, KvCacheProblem
+from kernelhub.ops.kv_cache.problem import HND, NEOX, NHD, WRITE_KV_CACHE, KvCacheProblem
 from kernelhub.ops.kv_cache.reference import write_kv_cache_reference
-from kernelhub.ops.kv_cache.rope import NEOX, Rope, check_positions, check_rope, style_of
+from kernelhub.ops.kv_cache.rope import Rope, check_positions, check_rope, style_of
 from kernelhub.ops.operands import (
     check_apart,
     check_number,

@@ -11,6 +11,9 @@ from kernelhub.ops.attention.problem import FLOATS, FP8, KV_SCALES, QUANTISED
 from kernelhub.probes.device import DeviceFacts
 
 NHD, HND = "NHD", "HND"
+NEOX, INTERLEAVED = "neox", "interleaved"
+STYLES = (NEOX, INTERLEAVED)  # of rotary embeddings
+ROPE = frozenset({"rope=neox", "rope=interleaved", "q"})  # features of a kernel that can all of them
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class KvCacheProblem:
     kv_layout: str = feature("order of a page's dimensions", NHD, (HND,))
     rotary_dim: int = facet("columns of a head that are rotated; 1 without rope", default=1)
     rope: str | None = feature(
-        "a rotary embedding of the keys: of both halves of columns, or of neighbours", None, ("neox", "interleaved")
+        "a rotary embedding of the keys: of both halves of columns, or of neighbours", None, STYLES
     )
     q: bool = feature("queries that are rotated in place", False)
 
@@ -41,7 +44,7 @@ def complete(facets: dict[str, Any]) -> dict[str, Any]:
     if facets.get("kv_dtype") in QUANTISED:
         implied["kv_scale"] = KV_SCALES[0]
     if facets.get("q"):
-        implied["rope"] = "neox"  # queries are there to be rotated
+        implied["rope"] = NEOX  # queries are there to be rotated
     if facets.get("rope", implied.get("rope")):
         implied["rotary_dim"] = facets.get("head_dim_qk", 128)
     return implied | facets

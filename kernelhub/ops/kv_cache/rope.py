@@ -8,13 +8,11 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
+from kernelhub.ops.kv_cache.problem import INTERLEAVED, NEOX
 from kernelhub.ops.operands import check_apart, check_flag, check_operand, overlaps_itself
 from kernelhub.ops.values import values_to_check
 
 NAME = "write_kv_cache"
-NEOX, INTERLEAVED = "neox", "interleaved"
-STYLES = (NEOX, INTERLEAVED)
-FEATURES = frozenset({"rope=neox", "rope=interleaved", "q"})  # of a kernel that can all of it
 
 
 class Rope(NamedTuple):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernelhub.ops.kv_cache.problem import NHD, KvCacheProblem
-from kernelhub.ops.kv_cache.rope import NEOX
+from kernelhub.ops.kv_cache.problem import NEOX, NHD, KvCacheProblem
 from kernelhub.ops.serving import Arguments, Batch, Calls, Sizes, Values, kv_scales
 
 _CODE = 2.0**-6  # what a code of a float8 cache counts

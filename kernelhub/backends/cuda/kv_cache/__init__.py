@@ -7,7 +7,7 @@ from kernelhub.backends.cuda.standings import standings
 from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
-from kernelhub.ops.kv_cache.rope import FEATURES, STYLES
+from kernelhub.ops.kv_cache.problem import ROPE, STYLES
 
 KERNELS = (
     Kernel(
@@ -41,7 +41,7 @@ KERNELS = (
             OneOf("rope", STYLES, why="cuda.write writes without one"),
             anything("num_kv_heads", "head_dim_qk", "head_dim_vo", "page_size", "rotary_dim"),
         ),
-        features=FEATURES | {"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"},
+        features=ROPE | {"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"},
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,

@@ -9,8 +9,8 @@ from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.shapes import BITS, C_TYPES, VECTOR_BYTES, blocks_for, in_vectors
 from kernelhub.ops.attention.problem import FP8, QUANTISED
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
-from kernelhub.ops.kv_cache.problem import KvCacheProblem
-from kernelhub.ops.kv_cache.rope import STYLES, Rope
+from kernelhub.ops.kv_cache.problem import STYLES, KvCacheProblem
+from kernelhub.ops.kv_cache.rope import Rope
 
 _SCALES = {None: 0, "value": 1, "tensor": 2, "head": 3}
 _PACKING, _ROPE_PACKING = "7Q" + "17q" + "2f", "10Q" + "25q" + "2f"

@@ -8,7 +8,7 @@ from kernelhub.dispatch.constraint import OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
-from kernelhub.ops.kv_cache.rope import FEATURES, STYLES
+from kernelhub.ops.kv_cache.problem import ROPE, STYLES
 
 _H100 = verified(
     "hopper",
@@ -63,7 +63,7 @@ KERNELS = (
             OneOf("rope", STYLES, why="torch.scatter writes without one"),
             anything("num_kv_heads", "head_dim_qk", "head_dim_vo", "page_size", "rotary_dim"),
         ),
-        features=FEATURES | {"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"},
+        features=ROPE | {"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"},
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,

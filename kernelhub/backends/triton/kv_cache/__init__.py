@@ -8,7 +8,7 @@ from kernelhub.dispatch.constraint import Between, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import untested, verified
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
-from kernelhub.ops.kv_cache.rope import FEATURES, STYLES
+from kernelhub.ops.kv_cache.problem import ROPE, STYLES
 
 _H100 = verified(
     "hopper",
@@ -67,7 +67,7 @@ KERNELS = (
             Between("head_dim_vo", 1, 2048, why="a program holds whole heads"),
             anything("num_kv_heads", "page_size", "rotary_dim"),
         ),
-        features=FEATURES | {"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"},
+        features=ROPE | {"kv_scale=value", "kv_scale=tensor", "kv_scale=head", "kv_layout=HND"},
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,

@@ -16,8 +16,8 @@ from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.attention.problem import QUANTISED
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
-from kernelhub.ops.kv_cache.problem import KvCacheProblem
-from kernelhub.ops.kv_cache.rope import NEOX, Rope
+from kernelhub.ops.kv_cache.problem import NEOX, KvCacheProblem
+from kernelhub.ops.kv_cache.rope import Rope
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
