@@ -30,6 +30,7 @@ import os
 import platform
 import random
 import re
+import socket
 import statistics
 import subprocess
 import sys
@@ -244,9 +245,13 @@ def server(engine: str, backend: str, given: argparse.Namespace, log: Path) -> I
     """Start an engine's server, and stop it in the end.
 
     Raises:
-        SystemExit: it ended, or did not answer within --start-timeout; the text has the end of its log.
+        SystemExit: it ended, or did not answer within --start-timeout; the text has the end of its log. Or something
+            else has the port, which would be measured in its place.
     """
     port = given.port
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise SystemExit(f"port {port} is in use by another server: end that, or give another --port")
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     if engine == "example":
         command = [sys.executable, str(ROOT / "examples" / "serve.py"), "--model", given.model, "--port", str(port)]

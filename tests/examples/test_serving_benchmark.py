@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import socket
 import sys
 import threading
 import time
@@ -140,10 +141,31 @@ def test_a_stream_that_ends_early_is_a_failure(serving, slow) -> None:
     assert "Refused" in serving.complete(("127.0.0.1", 9), "m", serving.Prompt(5, 4), 0, 100).error
 
 
+@pytest.fixture
+def port() -> str:
+    """A port that no server has: tests in other processes start servers, too."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 @pytest.mark.full
-def test_a_measurement_goes_on_where_the_one_before_ended(serving, tmp_path, capsys) -> None:
+def test_a_measurement_goes_on_where_the_one_before_ended(serving, tmp_path, capsys, port) -> None:
     out = tmp_path / "serving.json"
-    arguments = ["--backends", "torch", "--workloads", "8/4", "--runs", "1", "--max-len", "64", "--out", str(out)]
+    arguments = [
+        "--port",
+        port,
+        "--backends",
+        "torch",
+        "--workloads",
+        "8/4",
+        "--runs",
+        "1",
+        "--max-len",
+        "64",
+        "--out",
+        str(out),
+    ]
     arguments += ["--warm-output", "2", "--engine-options", "--max-tokens 16 --num-pages 32"]
     serving.main([*arguments, "--concurrency", "1"])
     first = json.loads(out.read_text())["rows"]
@@ -157,8 +179,9 @@ def test_a_measurement_goes_on_where_the_one_before_ended(serving, tmp_path, cap
     assert json.loads(out.read_text())["rows"] == rows
 
 
-def test_a_server_that_does_not_start_is_shown_with_its_log(serving, tmp_path) -> None:
-    given = serving.parsed(["--model", "no-such-model", "--out", str(tmp_path / "out.json"), "--runs", "1"])
+def test_a_server_that_does_not_start_is_shown_with_its_log(serving, tmp_path, port) -> None:
+    options = ["--model", "no-such-model", "--out", str(tmp_path / "out.json"), "--runs", "1", "--port", port]
+    given = serving.parsed(options)
     with pytest.raises(SystemExit, match="no-such-model is no folder with a config"):
         serving.measure(given)
 
@@ -181,3 +204,9 @@ def test_the_picture_has_a_bar_for_each_backend_of_each_cell(serving, tmp_path) 
     (tmp_path / "rows.json").write_text(json.dumps({"rows": rows}))
     serving.main(["--show", "--out", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")])
     assert (tmp_path / "rows.png").stat().st_size > 5000
+
+
+def test_a_port_of_another_server_is_refused(serving, slow, tmp_path) -> None:
+    options = ["--out", str(tmp_path / "out.json"), "--runs", "1", "--workloads", "8/4", "--port", str(slow[1])]
+    with pytest.raises(SystemExit, match=f"port {slow[1]} is in use by another server.*--port"):
+        serving.measure(serving.parsed(options))
