@@ -66,10 +66,10 @@ class Write(KvCacheAdapter):
         rope: Rope | None = None,
     ) -> None:
         given = (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
-        self._repeated.run(*_identified(*given), self._launch_anew, *given)
+        self._repeated.run(*identified(*given), self._launch_anew, *given)
 
     def repeated(self, *given: Any) -> Any:
-        return self._repeated.sequence_of(*_identified(*given))
+        return self._repeated.sequence_of(*identified(*given))
 
     def _launch_anew(
         self,
@@ -107,7 +107,7 @@ class Write(KvCacheAdapter):
             )
 
 
-def _identified(
+def identified(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, k_scale: Scale, v_scale: Scale
 ) -> tuple[Hashable, tuple[Tensor, ...]]:
     """The key and the tensors of a call that may be repeated."""

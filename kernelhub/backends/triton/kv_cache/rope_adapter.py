@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.kv_cache.adapter import format_of
+from kernelhub.backends.triton.kv_cache.adapter import format_of, identified
 from kernelhub.backends.triton.kv_cache.rope import rope_write_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.repeat import Repeated
@@ -114,18 +114,8 @@ class RopeWrite(KvCacheAdapter):
             )
 
 
-def _identified(
-    k: Tensor,
-    v: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    k_scale: Scale,
-    v_scale: Scale,
-    rope: Rope | None,
-) -> tuple[Hashable, tuple[Tensor, ...]]:
-    """The key and the tensors of a call that may be repeated."""
-    rotated = () if rope is None else tuple(part for part in rope if part is not None)
-    if isinstance(k_scale, Tensor) and isinstance(v_scale, Tensor):
-        return k.shape[0], (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, *rotated)
-    return (k.shape[0], k_scale, v_scale), (k, v, k_cache, v_cache, slot_mapping, *rotated)
+def _identified(*given: Any) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """The key and the tensors of a call that may be repeated: those of one without rope, and rope's."""
+    *written, rope = given
+    key, tensors = identified(*written)
+    return key, (*tensors, *(part for part in rope if part is not None))
