@@ -1,12 +1,13 @@
 """Expert dispatch and combine: every kernel that can run here, eager and in CUDA graphs, against an all-to-all.
 
     torchrun --nproc-per-node 2 benchmarks/expert_comm.py [--quick] [--json FILE]
-        [--tokens 64] [--formats contiguous masked] [--dtypes bfloat16] [--kernels triton.push]
+        [--models glm-5] [--tokens 64] [--formats contiguous masked] [--dtypes bfloat16] [--kernels triton.push]
 
 Tokens are routed at random, each to as many experts as the model sends it to. Times are microseconds of one call, the
 slowest rank's, the least of three rounds: eager by events around 20 calls, in a graph by its replay, of 10 calls. The
 exact `torch.all_to_all` is the baseline: an all-to-all with the true split sizes, which waits for the GPU and is not
-captured. Runs of one kernel follow each other, so that a figure is of a warm machine. NVLink multicast stays off.
+captured. `host` is the time that the CPU needs for a call, of kernels with a capacity and up to 64 tokens. Runs of one
+kernel follow each other, so that a figure is of a warm machine. NVLink multicast stays off.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -62,7 +64,8 @@ PAIRS = {  # a dispatch and the combine that follows it
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[Layer, int, torch.dtype, str]]:
-    for layer in QUICK_LAYERS if options.quick else LAYERS:
+    named = [layer for layer in LAYERS if layer.model in options.models] if options.models else LAYERS
+    for layer in QUICK_LAYERS if options.quick and not options.models else named:
         for tokens in options.tokens or (QUICK_TOKENS if options.quick else TOKENS):
             for dtype in options.dtypes:
                 for format in options.formats:
@@ -86,6 +89,8 @@ def measure(layer: Layer, tokens: int, dtype: torch.dtype, format: str, pair: tu
         times: dict[str, Any] = {f"{name}_us": eager(step) for name, step in steps.items()}
         if most is not None:
             times |= {f"{name}_graph_us": in_graph(step) for name, step in steps.items()}
+            if tokens <= 64:
+                times |= {f"{name}_host_us": on_host(step) for name, step in steps.items()}
         return {"rows": rows, "max_tokens": most} | times
     return None
 
@@ -151,6 +156,19 @@ def in_graph(step: Callable[[], Any]) -> float:
     return min(slowest(timed(graph.replay, 5)) for _ in range(ROUNDS)) / GRAPH_CALLS
 
 
+def on_host(step: Callable[[], Any]) -> float:
+    """What the CPU needs for a call, the GPU being behind."""
+    rounds = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        dist.barrier()
+        begun = time.perf_counter()
+        for _ in range(EAGER_CALLS):
+            step()
+        rounds.append(slowest((time.perf_counter() - begun) * 1e6 / EAGER_CALLS))
+    return min(rounds)
+
+
 def timed(step: Callable[[], Any], calls: int) -> float:
     """Microseconds of a call on this rank."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -176,6 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few models and numbers of tokens")
     parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--models", nargs="+", choices=[layer.model for layer in LAYERS], help="all by default")
     parser.add_argument("--tokens", type=int, nargs="+", help="numbers of tokens of a rank")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)

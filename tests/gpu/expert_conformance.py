@@ -3,7 +3,8 @@
     python -m tests.gpu.expert_conformance triton.push triton.push --ranks 2
     python -m tests.gpu.expert_conformance deep_ep.normal deep_ep.normal --exact --width 3072 --ranks 2
 
-With a capacity, but for `--exact`. Dtypes that a pair does not have are left out, and named in the answer.
+With a capacity, but for `--exact`. Dtypes that a pair does not have are left out, and named in the answer. The scenes
+but `exchanges` and `graphs` have bfloat16 tokens; for a short run give `--scenes many large --dtypes bfloat16`.
 
 It starts the ranks and prints one JSON object: for each scene, what was wrong on each rank; an empty list is right.
 A scene that did not end is named under `at`, with the step it had reached, and each rank prints its stack to stderr
@@ -166,9 +167,11 @@ class Scenes:
         width: int,
         exact: bool,
         scenes: Sequence[str],
+        dtypes: Sequence[str],
         write: Callable[[dict[str, Any]], None],
     ) -> None:
         self.pair, self.calls, self.width, self.exact = pair, calls, width, exact
+        self.dtypes = [getattr(torch, name) for name in dtypes]
         self.scenes, self.write = scenes, write
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.lacking: dict[torch.dtype, str] = {}
@@ -186,7 +189,7 @@ class Scenes:
 
     def find_dtypes(self) -> None:
         """Which dtypes the pair lacks; every rank finds the same."""
-        for dtype in TOP_K:
+        for dtype in self.dtypes:
             self.at("find_dtypes", dtype)
             try:
                 self.layer(dtype, TOKENS, 8)
@@ -195,8 +198,9 @@ class Scenes:
 
     def exchanges(self) -> list[str]:
         """Every format, dtype, routing and number of choices, twice."""
-        wrong = []
-        for dtype in [one for one in TOP_K if one not in self.lacking]:
+        wrong: list[str] = []
+        ended = self.answers["exchanged"] = []
+        for dtype in [one for one in self.dtypes if one not in self.lacking]:
             for format in FORMATS:
                 self.at("exchanges", dtype, format, "prepare")
                 layer = self.layer(dtype, format, 17)
@@ -213,6 +217,7 @@ class Scenes:
                     wrong += [f"{label}: {name}" for name in want if not same(got[name].cpu().contiguous(), want[name])]
                     if not torch.equal(layer.combine.run(layer.experts(sent), sent.handle), layer.wanted(given)):
                         wrong.append(f"{label}: combine")
+                ended.append(f"{dtype} {format}: {len(wrong)} wrong until then")
         return wrong
 
     def large(self) -> list[str]:
@@ -232,7 +237,7 @@ class Scenes:
         if self.exact:  # its shapes follow from values
             return wrong
         for dtype, format in ((torch.bfloat16, TOKENS), (E4M3, FORMATS[1]), (torch.float16, FORMATS[2])):
-            if dtype in self.lacking:
+            if dtype in self.lacking or dtype not in self.dtypes:
                 continue
             self.at("graphs", dtype, format, "prepare")
             layer = self.layer(dtype, format, 24)
@@ -367,12 +372,14 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=WIDTH, help="columns of a token")
     parser.add_argument("--exact", action="store_true", help="without max_tokens")
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=SCENES)
+    dtypes = [str(dtype)[6:] for dtype in TOP_K]
+    parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, help="of the tokens of `exchanges`")
     parser.add_argument("--limit-s", type=float, default=240.0)
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         given = (options.ranks, _free_port(), folder, options.limit_s, (options.dispatch, options.combine))
-        given = (*given, options.calls, options.width, options.exact, options.scenes)
+        given = (*given, options.calls, options.width, options.exact, options.scenes, options.dtypes)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for rank in ranks:
             rank.start()
