@@ -10,6 +10,8 @@ import torch
 
 import kernelhub
 from kernelhub.backends.triton.moe import experts_adapter
+from kernelhub.backends.triton.moe.activations import NO_FORM
+from kernelhub.backends.triton.moe.activations import Activations as Formats
 from kernelhub.backends.triton.moe.experts_adapter import Experts
 from kernelhub.backends.triton.moe.tiles import choose, default_tiles, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles, Tuned
@@ -59,7 +61,8 @@ class TestSorting:
         block_m = choice.first.block_m
         strides = (*ids.stride(), table.stride(0))
         sizes = (ids.numel(), table.numel())
-        pairs, tile_experts, num_rows = adapter._sort((ids, table), sizes, strides, adapter._round_of(tokens))
+        formed = adapter._tokens.formed(torch.zeros(tokens, adapter.problem.hidden_size, device=DEVICE), None)
+        pairs, tile_experts, num_rows = adapter._sort((ids, table), sizes, strides, adapter._round_of(tokens), formed)
         rows = int(num_rows)
         assert rows % block_m == 0
         assert rows <= len(pairs)
@@ -95,6 +98,43 @@ class TestSorting:
                     assert sum(-(-count // block_m) for count in counts) <= tiles
                     even = [pairs // hit + (place < pairs % hit) for place in range(hit)]
                     assert sum(-(-count // block_m) for count in even) * block_m <= rows
+
+
+class TestFewLaunches:
+    """What few rows make along with another launch, beside the launches that do it for many."""
+
+    @pytest.mark.parametrize(
+        ("weights", "further"),
+        [
+            ("fp8_block", {}),
+            ("fp8_block_ue8m0", {"residual": True}),
+            ("fp8_channel", {}),
+            ("fp8_tensor", {"a1_scale": 0.01, "a2_scale": 0.02}),
+            ("mxfp4", {"activation": "swiglu_oai"}),
+            ("nvfp4", {}),
+            ("mxint4", {"apply_router_weight_on_input": True}),
+        ],
+    )
+    def test_the_bits_are_those_of_separate_launches(
+        self, weights: str, further: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sizes = SIZES | {"hidden_size": 160, "intermediate_size": 256}
+        arguments = moe_inputs(tokens=9, weights=weights, device=DEVICE, **sizes)
+        for name, value in further.items():
+            arguments[name] = torch.tensor(value, device=DEVICE) if name.endswith("_scale") else value
+        if "residual" in further:
+            arguments["residual"] = torch.ones_like(arguments["x"])
+        arguments["topk_ids"][2], arguments["topk_ids"][5, 0] = -1, -1
+        arguments["x"][3] = 0.0
+        arguments["x"] = torch.cat([arguments["x"]] * 2, 1)[:, :160]  # rows apart
+        got = kernelhub.fused_moe(**arguments, backend="triton.experts")
+        monkeypatch.setattr(experts_adapter, "_CODED_ROWS", 0)
+        monkeypatch.setattr(experts_adapter, "_PLANES_ROWS", 0)
+        monkeypatch.setattr(Formats, "_form", lambda self, static: NO_FORM)
+        kernelhub.fused_moe.op._forget()
+        want = kernelhub.fused_moe(**arguments, backend="triton.experts")
+        kernelhub.fused_moe.op._forget()
+        assert torch.equal(got, want)
 
 
 class TestTiles:

@@ -220,6 +220,37 @@ def product(
     return acc
 
 
+@triton.jit
+def store_planes(
+    program, x, lengths, out, rows, most_rows, stride_group, stride_row, stride_column, K: tl.constexpr,
+    MASKED: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """What the program of this number does of `planes_kernel`."""
+    width: tl.constexpr = (K + 3) // 4
+    across: tl.constexpr = (width + BLOCK - 1) // BLOCK
+    first = program // across * BLOCK_ROWS
+    row = first + tl.arange(0, BLOCK_ROWS)
+    there = row < rows
+    group = row // most_rows
+    inside = row % most_rows
+    if MASKED:
+        there = there & (inside < tl.load(lengths + group, there, other=0))
+    block = program % across * BLOCK
+    column = block * 4 + tl.arange(0, BLOCK * 4)
+    at = x + (group.to(tl.int64) * stride_group + inside.to(tl.int64) * stride_row)[:, None]
+    values = tl.load(at + column[None, :] * stride_column, there[:, None] & (column < K)[None, :], other=0.0)
+    even, odd = tl.split(tl.reshape(values, (BLOCK_ROWS, BLOCK * 2, 2)))
+    x0, x2 = tl.split(tl.reshape(even, (BLOCK_ROWS, BLOCK, 2)))
+    x1, x3 = tl.split(tl.reshape(odd, (BLOCK_ROWS, BLOCK, 2)))
+    word = block + tl.arange(0, BLOCK)
+    mask = there[:, None] & (word < width)[None, :]
+    at = out + row.to(tl.int64)[:, None] * (4 * width) + word[None, :]
+    tl.store(at, x0, mask)
+    tl.store(at + width, x1, mask)
+    tl.store(at + 2 * width, x2, mask)
+    tl.store(at + 3 * width, x3, mask)
+
+
 @triton.jit(
     do_not_specialize=["rows", "most_rows"],
     do_not_specialize_on_alignment=["lengths"],
@@ -242,26 +273,7 @@ def planes_kernel(
 
     MASKED: rows are `most_rows` of each group, of which the first `lengths[group]` are there.
     """
-    width: tl.constexpr = (K + 3) // 4
-    across: tl.constexpr = (width + BLOCK - 1) // BLOCK
-    first = tl.program_id(0) // across * BLOCK_ROWS
-    row = first + tl.arange(0, BLOCK_ROWS)
-    there = row < rows
-    group = row // most_rows
-    inside = row % most_rows
-    if MASKED:
-        there = there & (inside < tl.load(lengths + group, there, other=0))
-    block = tl.program_id(0) % across * BLOCK
-    column = block * 4 + tl.arange(0, BLOCK * 4)
-    at = x + (group.to(tl.int64) * stride_group + inside.to(tl.int64) * stride_row)[:, None]
-    values = tl.load(at + column[None, :] * stride_column, there[:, None] & (column < K)[None, :], other=0.0)
-    even, odd = tl.split(tl.reshape(values, (BLOCK_ROWS, BLOCK * 2, 2)))
-    x0, x2 = tl.split(tl.reshape(even, (BLOCK_ROWS, BLOCK, 2)))
-    x1, x3 = tl.split(tl.reshape(odd, (BLOCK_ROWS, BLOCK, 2)))
-    word = block + tl.arange(0, BLOCK)
-    mask = there[:, None] & (word < width)[None, :]
-    at = out + row.to(tl.int64)[:, None] * (4 * width) + word[None, :]
-    tl.store(at, x0, mask)
-    tl.store(at + width, x1, mask)
-    tl.store(at + 2 * width, x2, mask)
-    tl.store(at + 3 * width, x3, mask)
+    store_planes(
+        tl.program_id(0), x, lengths, out, rows, most_rows, stride_group, stride_row, stride_column, K, MASKED,
+        BLOCK_ROWS, BLOCK,
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from kernelhub.backends.triton.fp4 import LEFT_OF_MX, planes_kernel
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.operands import strides_of
 
-_BLOCK = 256  # words of a program, each of four columns
+BLOCK = 256  # words of a program, each of four columns
 _FEW, _FEW_ROWS, _MANY_ROWS = 512, 1, 4
 
 
@@ -30,12 +30,12 @@ class Planes:
         block_rows = _FEW_ROWS if rows <= _FEW else _MANY_ROWS
         launcher = self._launchers.get(block_rows)
         if launcher is None:
-            static = {"K": self._k, "MASKED": self._masked, "BLOCK_ROWS": block_rows, "BLOCK": _BLOCK}
+            static = {"K": self._k, "MASKED": self._masked, "BLOCK_ROWS": block_rows, "BLOCK": BLOCK}
             launcher = self._launchers[block_rows] = Launcher(planes_kernel, static, num_warps=4, num_stages=1)
         strides = strides_of(x, 3)
         aligned = not x.data_ptr() & 15
         launcher(
-            -(-rows // block_rows) * -(-self._k // (4 * _BLOCK)),
+            -(-rows // block_rows) * -(-self._k // (4 * BLOCK)),
             (x.get_device(), x.dtype, strides) if aligned else None,
             x,
             lengths,
@@ -70,14 +70,14 @@ class DecodedPlanes:
                 "PART": 1.0 / self.left,
                 "MASKED": self._masked,
                 "BLOCK_ROWS": block_rows,
-                "BLOCK": _BLOCK,
+                "BLOCK": BLOCK,
             }
             launcher = Launcher(decoded_planes_kernel, static, num_warps=4, num_stages=1)
             self._launchers[block_rows] = launcher
         strides = (*strides_of(x, 3), *strides_of(scale, 3))
         aligned = not x.data_ptr() & 15
         launcher(
-            -(-rows // block_rows) * -(-self._k // (4 * _BLOCK)),
+            -(-rows // block_rows) * -(-self._k // (4 * BLOCK)),
             (x.get_device(), strides) if aligned else None,
             x,
             scale,

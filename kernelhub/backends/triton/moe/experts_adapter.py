@@ -17,7 +17,7 @@ from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.moe import candidates
-from kernelhub.backends.triton.moe.activations import Activations, Join
+from kernelhub.backends.triton.moe.activations import NO_FORM, NOTHING, Activations, Formed, Join
 from kernelhub.backends.triton.moe.matmul import experts_kernel
 from kernelhub.backends.triton.moe.reduction import reduce_kernel
 from kernelhub.backends.triton.moe.sorting import sort_kernel
@@ -53,6 +53,8 @@ _PIECE_OF_FEW, _PIECE = 128, 256
 _COUNTED_AT_ONCE = 1024
 _COUNTED_ALONE = 8192
 _FEWEST_ROWS = 16
+# Rows of a tile up to which the second product makes codes of what it reads, and the first stores planes for it.
+_CODED_ROWS, _PLANES_ROWS = 16, 32
 _LEAST_BINS = 32  # of a histogram: one for each thread of a warp
 _REDUCED_AT_ONCE = 1024
 _MOST_ROUNDS = 1024  # numbers of tokens, kept per adapter
@@ -65,7 +67,9 @@ class _Round(NamedTuple):
         first, second: launchers of the products, for weights that are read as bytes and as words.
         sorter: a launcher.
         pieces: programs of the sort.
-        counted: another launch counts the pairs of every expert in each piece before they are sorted.
+        counted: another launch counts the pairs of every expert in each piece before they are sorted. Else the launch
+            that sorts them brings the tokens into the form of the first product, too.
+        taken: the second product takes what the first stores as it is.
         results: sizes of what the sort writes, which share an allocation: pairs, experts of tiles, rows, counts.
         programs: of the first product, the second and the sum.
     """
@@ -75,6 +79,7 @@ class _Round(NamedTuple):
     sorter: Launcher
     pieces: int
     counted: bool
+    taken: bool
     results: tuple[int, int, int, int]
     programs: tuple[int, int, int]
 
@@ -106,6 +111,7 @@ class Experts(ExpertsAdapter, Configurable):
         # What is rounded more than once is float32 between.
         named = problem.activation_dtype in (FP8_BLOCK_GATE_UP, MXFP8, NVFP4)
         self._inner_dtype = torch.float32 if named else self._dtype
+        self._rounded = named
         self._reduce = Launcher(
             reduce_kernel,
             {"N": problem.hidden_size, **choices, "HAS_RESIDUAL": problem.residual, "BLOCK_N": _REDUCED_AT_ONCE},
@@ -204,6 +210,7 @@ class Experts(ExpertsAdapter, Configurable):
                 "BLOCK_M": block_m,
                 "PIECE": piece,
                 "BLOCK": _COUNTED_AT_ONCE,
+                **(NO_FORM if counted else self._tokens.form),
             }
             sorter = Launcher(sort_kernel, static, num_warps=piece // 32, num_stages=1)
             self._sorters[block_m, counted] = sorter
@@ -227,7 +234,8 @@ class Experts(ExpertsAdapter, Configurable):
             num_tokens * -(-problem.hidden_size // _REDUCED_AT_ONCE),
         )
         results = (most_rows, most_tiles, 1, self._size_of_counts(pairs))
-        return _Round(launchers[0], launchers[1], sorter, -(-pairs // piece), counted, results, programs)
+        taken = self._codes(choice.second) or self._stores_planes(choice.second)
+        return _Round(launchers[0], launchers[1], sorter, -(-pairs // piece), counted, taken, results, programs)
 
     def _launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
@@ -239,12 +247,15 @@ class Experts(ExpertsAdapter, Configurable):
         sizes = (pairs, 0 if table is None else table.numel())
         ids = (topk_ids, table)
         strides = (*topk_ids.stride(), 0 if table is None else table.stride(0))
-        rows = self._sort(ids, sizes, strides, round_)
-        a, a_scale = self._tokens(x, values.a1_scale)
+        formed = NOTHING if round_.counted else self._tokens.formed(x, values.a1_scale)
+        rows = self._sort(ids, sizes, strides, round_, formed)
+        a, a_scale = formed.made or self._tokens(x, values.a1_scale)
         inner = x.new_empty((pairs, self._columns), dtype=self._inner_dtype)
         first, second, reduced = round_.programs
         self._multiply(round_.first, first, a, a_scale, w13, rows, topk_weights, values, inner)
-        if self._join is None:
+        if round_.taken:
+            a, a_scale = inner, values.a2_scale
+        elif self._join is None:
             a, a_scale = self._inner(inner, values.a2_scale)
         else:
             a, a_scale = self._join(inner, values.alpha, values.limit)
@@ -267,17 +278,37 @@ class Experts(ExpertsAdapter, Configurable):
         )
 
     def _sort(
-        self, ids: tuple[Tensor, Tensor | None], sizes: tuple[int, int], strides: tuple[int, ...], round_: _Round
+        self,
+        ids: tuple[Tensor, Tensor | None],
+        sizes: tuple[int, int],
+        strides: tuple[int, ...],
+        round_: _Round,
+        formed: Formed,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Pairs sorted by expert, the expert of each tile, and how many rows there are, on the device."""
+        """Pairs sorted by expert, the expert of each tile, and how many rows there are, on the device.
+
+        `formed` is made along with them.
+        """
         topk_ids, pieces = ids[0], round_.pieces
         memory = topk_ids.new_empty(sum(round_.results))
         pairs, experts, num_rows, counts = memory.split_with_sizes(round_.results)
-        variant, numbers = (topk_ids.get_device(),), (sizes[1], *strides)
+        device, numbers = topk_ids.get_device(), (sizes[1], *strides)
         if round_.counted:
-            self._count(pieces, variant, *ids, counts, sizes[0], *numbers)
-        counted = counts if round_.counted else None
-        round_.sorter(pieces, variant, *ids, counted, pairs, experts, num_rows, sizes[0], pieces, *numbers)
+            self._count(pieces, (device,), *ids, counts, sizes[0], *numbers)
+        round_.sorter(
+            pieces + formed.programs,
+            None if formed.variant is None else (device, formed.variant),
+            *ids,
+            counts if round_.counted else None,
+            pairs,
+            experts,
+            num_rows,
+            *formed.operands,
+            sizes[0],
+            pieces,
+            *numbers,
+            *formed.sizes,
+        )
         return pairs, experts, num_rows
 
     def _multiply(
@@ -366,6 +397,8 @@ class Experts(ExpertsAdapter, Configurable):
                 "HAS_BIAS": problem.w13_bias if first else problem.w2_bias,
                 "ROUTER": where,
                 "FP8": quantized,
+                "CODES": not first and self._codes(tiles),
+                "PLANES": first and self._stores_planes(tiles),
                 "NATIVE": self._native,
                 "PTX": ptx,
                 "WIDE": in_words,
@@ -378,6 +411,17 @@ class Experts(ExpertsAdapter, Configurable):
             tiles.num_warps,
             tiles.num_stages,
         )
+
+    def _codes(self, tiles: Tiles) -> bool:
+        """Whether the second product makes codes of what it reads."""
+        problem = self.problem
+        one_step = problem.activation_groups or problem.static_scales  # is enough to know a scale
+        return bool(self._join is None and problem.fp8_activations and one_step and tiles.block_m <= _CODED_ROWS)
+
+    def _stores_planes(self, tiles: Tiles) -> bool:
+        """Whether the first product stores its result as the planes that the second reads."""
+        whole = not self._rounded and self.problem.intermediate_size % 4 == 0
+        return whole and self.problem.weights in FOUR_BIT_FORMATS and tiles.block_m <= _PLANES_ROWS
 
     def _scales_of_activations(self) -> str:
         problem = self.problem
