@@ -686,6 +686,9 @@ typedef struct {
   int counted_before;
   void* counted_stream; /* whose counters were looked up last */
   uint64_t counters;
+  const volatile uint64_t* zero;   /* memory of `owner` that has to be zero for a launch; or NULL */
+  const volatile uint64_t* stream; /* the same that has to be the current stream; or NULL */
+  PyObject* owner;
   Step steps[MAX_STEPS];
 } Sequence;
 
@@ -744,7 +747,8 @@ static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) 
       PyObject* pair = at < placed ? PyTuple_GetItem(places, at) : Py_None;
       uint64_t address;
       memcpy(&address, step->values + of->offsets[parameter], 8);
-      if (pair == Py_None && address == 0) { /* a tensor without memory, which stays one */
+      int stays = pair == Py_None ? address == 0 : PyTuple_Check(pair) && PyTuple_Size(pair) == 0;
+      if (stays) { /* a tensor without memory, or one that is no operand of the call */
         parameter++;
         continue;
       }
@@ -776,13 +780,14 @@ static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) 
 }
 
 static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"steps", "operands", "aligned", "room", "counted", NULL};
+  static char* names[] = {"steps", "operands", "aligned", "room", "counted", "zero", "stream", "owner", NULL};
   Sequence* self = (Sequence*)object;
   State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
-  PyObject *steps, *aligned;
+  PyObject *steps, *aligned, *owner = NULL;
+  unsigned long long zero = 0, stream = 0;
   if (state == NULL ||
-      !PyArg_ParseTupleAndKeywords(args, named, "O!nO!|Kp", names, &PyTuple_Type, &steps, &self->num_operands,
-                                   &PyTuple_Type, &aligned, &self->room, &self->counted))
+      !PyArg_ParseTupleAndKeywords(args, named, "O!nO!|KpKKO", names, &PyTuple_Type, &steps, &self->num_operands,
+                                   &PyTuple_Type, &aligned, &self->room, &self->counted, &zero, &stream, &owner))
     return -1;
   Py_ssize_t count = PyTuple_Size(steps);
   if (self->driver != NULL || count < 1 || count > MAX_STEPS || self->num_operands < 1 ||
@@ -791,6 +796,14 @@ static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
                  MAX_OPERANDS);
     return -1;
   }
+  if ((zero & 7) || (stream & 7) || ((zero || stream) && owner == NULL)) {
+    PyErr_SetString(PyExc_ValueError, "words of eight bytes, aligned, in memory that `owner` keeps");
+    return -1;
+  }
+  self->zero = (const volatile uint64_t*)(uintptr_t)zero;
+  self->stream = (const volatile uint64_t*)(uintptr_t)stream;
+  Py_XINCREF(owner);
+  self->owner = owner;
   for (Py_ssize_t at = 0; at < PyTuple_Size(aligned); at++) {
     unsigned long operand = PyLong_AsUnsignedLong(PyTuple_GetItem(aligned, at));
     if (PyErr_Occurred()) return -1;
@@ -829,6 +842,7 @@ static void sequence_dealloc(PyObject* object) {
   }
   Py_XDECREF(self->driver);
   Py_XDECREF(self->device);
+  Py_XDECREF(self->owner);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
 }
@@ -887,7 +901,7 @@ static int counters_of(Sequence* self, void* stream, uint64_t* address) {
 static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_t* known) {
   uint64_t addresses[MAX_OPERANDS], unaligned = 0;
   Py_ssize_t count = given_of(self);
-  int left = self->closed ? 1 : hooked(self->driver);
+  int left = self->closed || (self->zero != NULL && *self->zero != 0) ? 1 : hooked(self->driver);
   if (left == 0) left = 1 - is_current(self->driver, self->device);
   if (left != 0) return left == 1 ? 0 : -1;
   for (Py_ssize_t at = 0; at < count; at++) {
@@ -901,6 +915,7 @@ static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_
   if (unaligned & 15) return 0;
   void* stream;
   if (current_stream(self->driver, self->device, &stream) < 0) return -1;
+  if (self->stream != NULL && *self->stream != (uint64_t)(uintptr_t)stream) return 0;
   if (self->counted) {
     int counted = counters_of(self, stream, &addresses[self->num_operands - 1]);
     if (counted != 1) return counted;
@@ -1268,7 +1283,8 @@ static PyMethodDef kernel_methods[] = {
 static PyMethodDef sequence_methods[] = {
     {"launch", (PyCFunction)(void (*)(void))sequence_launch, METH_FASTCALL,
      "launch(*operands): make all launches with these tensors. False, with nothing launched, if hooks of a profiler are "
-     "set, another device is current, or an operand that has to begin at a multiple of 16 bytes does not."},
+     "set, another device is current, an operand that has to begin at a multiple of 16 bytes does not, the word at "
+     "`zero` is not zero, or that at `stream` not the current stream."},
     {"close", sequence_close, METH_NOARGS, "close(): from now on launch nothing, and be False."},
     {NULL, NULL, 0, NULL}};
 
@@ -1361,7 +1377,7 @@ static int run_module(PyObject* module) {
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 4);
+  return PyModule_AddIntConstant(module, "VERSION", 5);
 }
 
 static int clear_module(PyObject* module) {

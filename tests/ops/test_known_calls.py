@@ -320,8 +320,9 @@ def test_a_norm_in_place_is_known_by_the_memory_that_it_writes(known, place) -> 
     assert known[-1]
     op(**ours(good | {"x": good["x"].clone(), "residual": good["residual"].clone()}))
     assert known[-1]
+    known.clear()
     op(**good)
-    assert not known[-1], "the same tensors, in memory of their own"
+    assert not any(known), "the same tensors, in memory of their own"
     room = torch.zeros(2 * good["x"].numel(), dtype=good["x"].dtype)
     x, residual = (room[start : start + good["x"].numel()].view_as(good["x"]) for start in (0, 256))
     weight = room[: good["weight"].numel()]
@@ -329,8 +330,9 @@ def test_a_norm_in_place_is_known_by_the_memory_that_it_writes(known, place) -> 
         with pytest.raises(kernelhub.errors.InvalidArgument, match="overlaps"):
             op(**ours(good | wrong))
     other = good | {"x": good["x"].clone()}
+    known.clear()
     op(**other | {"out": other["x"], "residual_out": good["residual_out"]})
-    assert not known[-1]
+    assert not any(known)
     with pytest.raises(kernelhub.errors.InvalidArgument, match="overlaps"):
         op(**good | {"out": good["x"], "residual_out": good["x"]})
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernelhub.backends.triton.launch import WATCHED, Launch, sequence
+from kernelhub.backends.triton.launch import WATCHED, Launch, Shared, sequence
 from kernelhub.ops.known_calls import are_apart, places_of
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.runtime import launch
@@ -68,9 +68,13 @@ class _Known(NamedTuple):
 class Repeated:
     """The calls of an adapter that are repeated. Threads may share it."""
 
-    def __init__(self, written: int | None = None) -> None:
-        """`written`, for `Last.again`, is the index of the destination among a call's tensors; below 0 from the end."""
-        self._written = written
+    def __init__(self, written: int | None = None, shared: Shared | None = None) -> None:
+        """Arguments:
+
+        written: for `Last.again`, the index of the destination among a call's tensors; below 0 from the end.
+        shared: memory that launches read and write beside the tensors of a call.
+        """
+        self._written, self._shared = written, shared
         self._known: dict[Hashable, _Known] = {}
         self._seen: set[Hashable] = set()
 
@@ -137,7 +141,7 @@ class Repeated:
             launches = WATCHED.launches
         finally:
             WATCHED.launches = before
-        made = None if foreign.met or not launches else repetition(launches, tensors)
+        made = None if foreign.met or not launches else repetition(launches, tensors, self._shared)
         forms = (self._form(tensors, made, native), *forms[: native.module.MAX_FORMS - 1])
         if len(self._known) >= _MOST_KEYS:
             self._known.clear()
@@ -187,12 +191,12 @@ class Last(NamedTuple):
     again: Callable[..., bool] | None
 
 
-def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor]) -> Any:
+def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor], shared: Shared | None = None) -> Any:
     """The `Sequence` that repeats launches, given the tensors.
 
     None if Triton has to make one of them, or a pointer could be of more than one tensor.
     """
-    temporaries = _Temporaries(tensors)
+    temporaries = _Temporaries(tensors, () if shared is None else shared.tensors)
     places = []
     for one in launches:
         of = [temporaries.place(argument) if isinstance(argument, Tensor) else None for argument in one.arguments]
@@ -206,30 +210,33 @@ def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor]) -> Any:
     places = [[counters if place is _COUNTERS else place for place in of] for of in places]
     steps = [one.launcher.step(one.programs, one.variant, *one.arguments) for one in launches]
     aligned = [at for at, tensor in enumerate(tensors) if not tensor.data_ptr() & 15]
-    return sequence(steps, places, len(tensors), aligned, temporaries.room, counted)
+    return sequence(steps, places, len(tensors), aligned, temporaries.room, counted, shared)
 
 
 _UNCLEAR = (-1, -1)
 _COUNTERS = (-2, 0)
+_SHARED = ()
 
 
 class _Temporaries:
     """Where pointers of a call point: into its tensors, to the stream's counters, or in memory that it allocated."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Sequence[Tensor], shared: Sequence[Tensor]) -> None:
+        self._tensors, self._shared = tensors, shared
         self._spans = [(tensor.data_ptr(), tensor.data_ptr() + extent_bytes(tensor)) for tensor in tensors]
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         self._offsets: dict[int, int] = {}
         self.room = 0
 
-    def place(self, argument: Tensor) -> tuple[int, int] | None:
-        """The operand's number and the bytes beyond its address; None for a tensor without memory."""
+    def place(self, argument: Tensor) -> tuple[int, ...] | None:
+        """The operand's number and the bytes beyond its address; None for a tensor without memory, () for a shared."""
         address = argument.data_ptr()
         if address == 0:
             return None
         if is_counters(argument):
             return _COUNTERS
+        if any(argument is one for one in self._shared):
+            return _SHARED
         same = next((at for at, tensor in enumerate(self._tensors) if tensor is argument), None)
         if same is not None:
             return (same, 0)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.comm.problem import CollectiveProblem
+from kernelhub.ops.known_calls import Repeatable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class CollectiveAdapter(abc.ABC):
+class CollectiveAdapter(Repeatable, abc.ABC):
     """A kernel of a collective, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static. Communicate with no rank there.

@@ -1,10 +1,12 @@
 """The fast half of the checks of collectives: comparisons that let the usual call of a plan through.
 
-Where they say no, the op's full check looks again, and says what is wrong if something is.
+Where they say no, the op's full check looks again, and says what is wrong if something is. A call like one before is
+recognised, and launched where its kernel can repeat it.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.arguments import alike, usable
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import may_overlap, transformed
 
 
@@ -39,6 +42,38 @@ def plain_place(
     if not plain_like(place, shape, dtype, device):
         return False
     return not may_overlap(place, [operand for operand in operands if operand is not place])
+
+
+class GroupCalls:
+    """The known calls of each group that a bound kernel serves: a launch is over the memory of the group's ranks."""
+
+    __slots__ = ("_adapter", "_calls", "_last", "repeats")
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+        self.repeats = is_repeated(adapter)
+        self._calls: weakref.WeakKeyDictionary[Any, KnownCalls] = weakref.WeakKeyDictionary()
+        self._last: tuple[Callable[[], Any], KnownCalls | None] = (lambda: None, None)
+
+    def of(self, group: Any) -> KnownCalls:
+        """Those of a group; they are gone with it."""
+        last, calls = self._last
+        if calls is not None and last() is group:
+            return calls
+        found = self._calls.get(group)
+        if found is None:
+            found = self._calls[group] = KnownCalls(self._adapter.launch)
+        self._last = weakref.ref(group), found
+        return found
+
+    def again(self, calls: KnownCalls, key: Any, given: tuple[Any, ...]) -> int:
+        """As of `KnownCalls.launches`; a kernel that repeats no launches makes none."""
+        return calls.launches(key, given) if self.repeats else calls.holds(key, given)
+
+    def attach(self, calls: KnownCalls, key: Any, given: tuple[Any, ...], *arguments: Any) -> None:
+        """Let later calls like a known one make its launches at once; `arguments` are those of its launch."""
+        if self.repeats:
+            calls.attach(key, given, self._adapter.repeated, *arguments)
 
 
 def group_type() -> Callable[..., Any]:

@@ -10,11 +10,10 @@ from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
-from kernelhub.ops.comm.known import group_type, plain_operand, plain_place
+from kernelhub.ops.arguments import check_wants_no_gradient, dense, describe, dtype_name, refuse
+from kernelhub.ops.comm.known import GroupCalls, group_type, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT
 from kernelhub.ops.comm.problem import FLOATS, CollectiveProblem
-from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.operands import check_operand
 
 if TYPE_CHECKING:
@@ -51,25 +50,38 @@ def binds(op: str, check: Check, *, in_parts: bool) -> Callable[..., Callable[..
         """The function that a call runs: checks, destination, launch. A rank without rows launches, too."""
         launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
         dtype, world_size = getattr(torch, problem.dtype), problem.world_size
-        calls = KnownCalls()
+        known = GroupCalls(adapter)
+
+        def made_for(x: Tensor) -> Tensor:
+            return x.new_empty(x.shape[0] // world_size, *x.shape[1:]) if in_parts else x.new_empty(x.shape)
 
         def is_part(out: Any, x: Tensor) -> bool:
             return out is not x and plain_place(out, (x.shape[0] // world_size, *x.shape[1:]), dtype, device, (x,))
 
         def run(x: Tensor, group: ProcessGroup | str, out: Tensor | None) -> Tensor:
-            place = None if out is x else out
-            key = None if getattr(x, "is_nested", True) else (x.shape, out is x, out is None)
-            if type(group) is groups and calls.holds(key, (x, place)):
+            usual = type(group) is groups
+            key: Any = None
+            again, made = 0, out
+            if usual and not getattr(x, "is_nested", True):
+                key, calls = (x.shape, out is x, out is None), known.of(group)
+                if key in calls and (out is not None or dense(x, dtype, device)):
+                    made = made_for(x) if out is None else out
+                    again = known.again(calls, key, (x, None if out is x else made))
+                    if again == 2:
+                        tick()
+                        assert made is not None
+                        return made
+            if again:
                 pg: Any = group
             elif (
-                type(group) is groups
+                usual
                 and plain_operand(x, dtype, device)
                 and not (in_parts and (not x.ndim or x.shape[0] % world_size))
                 and (out is None or (is_part(out, x) if in_parts else plain_place(out, x.shape, dtype, device, (x,))))
             ):
                 pg = group
-                calls.learn(key, (x, place), int(place is not None))
             else:
+                key = None
                 pg = check(x, group, out)
                 if x.get_device() != device:
                     result: Tensor = elsewhere(x.get_device())(x, pg, out)
@@ -78,18 +90,20 @@ def binds(op: str, check: Check, *, in_parts: bool) -> Callable[..., Callable[..
                     refuse(op, "x", f"is {describe(x)}", f"the plan is for {problem.dtype}")
             if pg.size() != world_size:
                 refuse(op, "group", f"has {pg.size()} ranks", f"the plan is for {world_size}")
-            if out is None:
-                if in_parts:
-                    out = x.new_empty(x.shape[0] // world_size, *x.shape[1:])
-                else:
-                    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+            if made is None:
+                made = made_for(x)
+            given = (x, None if out is x else made)
+            if key is not None and not again:
+                calls.learn(key, given, int(out is not x))
             tick()
             try:
-                launch(x, out, pg, timeout_s)
+                launch(x, made, pg, timeout_s)
             except Exception as error:
                 failed(launch, error)
                 raise
-            return out
+            if again:
+                known.attach(calls, key, given, x, made, pg, timeout_s)
+            return made
 
         return run
 

@@ -14,24 +14,31 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from ctypes import c_int
+from ctypes import addressof, c_int, c_uint64
 from typing import Any
 
 import pytest
 import torch
 import triton
 import triton.language as tl
+from torch import distributed as dist
 from torch.autograd import forward_ad
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import kernelhub
 from kernelhub.backends.shared import direct
 from kernelhub.backends.shared.direct import direct_launch
 from kernelhub.backends.triton import launch as of_triton
-from kernelhub.backends.triton.launch import Launcher
-from kernelhub.backends.triton.repeat import Repeated
+from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
+from kernelhub.backends.triton.comm.parts import AllGather, ReduceScatter
+from kernelhub.backends.triton.comm.workspace import Workspace
+from kernelhub.backends.triton.launch import Launch, Launcher, Shared
+from kernelhub.backends.triton.repeat import Repeated, repetition
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import is_final
+from kernelhub.errors import RanksDisagree
 from kernelhub.ops.attention import paged_call
+from kernelhub.ops.comm.problem import AllGatherProblem, AllReduceProblem, AllReduceRmsNormProblem, ReduceScatterProblem
 from kernelhub.ops.mla.attention import call as mla_call
 from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
@@ -294,6 +301,48 @@ def counters(stub: Stub) -> None:
         assert not stub.take()
     OneDevice.counters_of, OneDevice.stream_of = before, streams
     install_launcher(stub)
+
+
+def shared_memory(stub: Stub) -> None:
+    """Memory that is no operand stays the same; words of the host decide whether the launches are made, and live on."""
+    on_stub(stub)
+    x, kept = torch.zeros(64), torch.zeros(64)
+    words = (c_uint64 * 2)(0, 77)
+    alive = weakref.finalize(words, lambda: None)
+    shared = Shared((kept,), addressof(words), addressof(words) + 8, words)
+    launcher = Launcher(twice, {"SIZE": 64}, 4)
+    launcher(3, (0,), x, kept, 7)
+    made = repetition([Launch(launcher, 3, (0,), (x, kept, 7))], (x,), shared)
+    streams = OneDevice.stream_of
+    OneDevice.stream_of = staticmethod(lambda device: 77)
+    stub.take()
+    assert made.launch(x) is True
+    assert struct.unpack("<Q", stub.take()[0].parameters[1])[0] == kept.data_ptr()
+    for first, second, launched in ((1, 77, False), (0, 78, False), (1 << 63, 77, False), (0, 77, True)):
+        words[0], words[1] = first, second
+        assert made.launch(x) is launched
+        assert len(stub.take()) == launched
+    module, driver = runtime.native().module, runtime.native().driver
+    known = module.Known(driver, lambda tensor: True, 1, (0,), (), ())
+    known.attach(made, (0,))
+    assert known.launch((x,)) == 2
+    words[0] = 1
+    assert known.launch((x,)) == 1, "the call holds, and is launched otherwise"
+    words[0] = 0
+    del shared, words
+    gc.collect()
+    assert alive.alive
+    assert made.launch(x) is True
+    del made, known
+    gc.collect()
+    assert not alive.alive
+    step = launcher.step(3, (0,), x, kept, 7)
+    with pytest.raises(ValueError, match="eight bytes"):
+        of_triton.sequence([step], [[(0, 0), (), None]], 1, [0], shared=Shared((kept,), 4, 0, kept))
+    with pytest.raises(ValueError, match="names an operand"):
+        of_triton.sequence([step], [[(0, 0), None, None]], 1, [0])
+    OneDevice.stream_of = staticmethod(streams)
+    stub.take()
 
 
 def memory_as_a_tensor(stub: Stub) -> None:
@@ -786,6 +835,143 @@ def small_calls_again(stub: Stub) -> None:
                 assert {"0", "2", "4", "5"} <= {one for of_one in launches[0] for one in of_one}
 
 
+def _collectives() -> Iterator[tuple[Any, Any, dict[str, Any], tuple[str, ...]]]:
+    """Collectives over memory of all ranks: the op, its kernel's adapter, a call, and its destinations."""
+    facets = {"device": simulated("H100"), "link": "nvlink", "peers": "atomics", "message": "32KB", "world_size": 2}
+    half, part = {"dtype": torch.bfloat16}, torch.zeros(2, 64, dtype=torch.bfloat16)
+    x = {"x": torch.zeros(4, 64, **half)}
+    norm = {"residual": torch.zeros(4, 64, **half), "weight": torch.ones(64, **half), "eps": 1e-5}
+    rows = torch.zeros(8, 64, **half)
+    of_norm = AllReduceRmsNormProblem(**facets, hidden_size=64)
+    reduced = {**x, "out": torch.zeros(4, 64, **half)}
+    added = {**reduced, **norm, "residual_out": torch.zeros(4, 64, **half)}
+    yield kernelhub.all_reduce, OneShot(AllReduceProblem(**facets)), reduced, ("out",)
+    yield kernelhub.all_reduce, TwoShot(AllReduceProblem(**facets)), reduced, ("out",)
+    yield kernelhub.all_reduce_rms_norm, OneShotRmsNorm(of_norm), added, ("out", "residual_out")
+    yield kernelhub.all_reduce_rms_norm, TwoShotRmsNorm(of_norm), added, ("out", "residual_out")
+    yield kernelhub.all_gather, AllGather(AllGatherProblem(**facets)), {**x, "out": rows}, ("out",)
+    yield kernelhub.reduce_scatter, ReduceScatter(ReduceScatterProblem(**facets)), {**x, "out": part}, ("out",)
+
+
+def collectives_again(stub: Stub) -> None:
+    """A collective like one before is launched at once, until a rank is missing or its group has other memory."""
+    on_stub(stub)
+    runtime.recognise_in_c(runtime.native())
+    groups = _groups_of_two()
+    for op, adapter, good, places in _collectives():
+        parameters = list(inspect.signature(op).parameters)[:-1]
+        ticks: list[int] = []
+
+        def refused(device: int) -> Any:
+            raise AssertionError(device)
+
+        bind = op.op.contract.bind
+        bound = bind(adapter, adapter.problem, -1, lambda ticks=ticks: ticks.append(0) or 0, refused)
+        took = [one for one in parameters if one in _TAKEN[op.__name__]]
+
+        def run(group: Any, given: dict[str, Any], bound: Any = bound, took: Any = took) -> Any:
+            return bound(*(group if one == "group" else given.get(one) for one in took))
+
+        memories = [_Workspaces() for _ in groups]
+        for group, memory in zip(groups, memories, strict=True):
+            getattr(adapter, "parts", adapter).attach(group.group_name, memory.own)
+        launch, met = adapter.launch, []
+        kind = type(adapter)
+        kind.launch = lambda self, *given, launch=kind.launch, met=met: (met.append(given), launch(self, *given))[1]
+        try:
+            bound = bind(adapter, adapter.problem, -1, lambda ticks=ticks: ticks.append(0) or 0, refused)
+            fresh = {one: value for one, value in good.items() if one not in places}
+            for given in (good, fresh):
+                stub.take()
+                run(groups[0], given, bound)
+                [first] = stub.take()
+                for _ in range(4):
+                    run(groups[0], given, bound)
+                calls, ticked = len(met), len(ticks)
+                stub.take()
+                like = _cloned(given)
+                results = run(groups[0], like, bound)
+                assert (len(met), len(ticks)) == (calls, ticked + 1), "a call like one before reaches no adapter"
+                [again] = stub.take()
+                assert (again.grid, again.function) == (first.grid, first.function)
+                made = dict(zip(places, results if isinstance(results, tuple) else (results,), strict=True))
+                pointers = {one.data_ptr() for one in (like | made).values() if isinstance(one, torch.Tensor)}
+                own = memories[0].own
+                shared = {own.counters.data_ptr(), own.missing.data_ptr(), *own.slots[:2]}
+                addresses = {struct.unpack("<Q", value)[0] for value in again.parameters if len(value) == 8}
+                assert pointers | shared <= addresses
+                scalars = [value for value in again.parameters if len(value) == 4]
+                assert scalars == [value for value in first.parameters if len(value) == 4]
+                if given is good:  # in the place of an operand
+                    place = {"all_reduce": ("x",), "all_reduce_rms_norm": ("x", "residual")}.get(op.__name__, ())
+                    inside = good | dict(zip(places, (good[one] for one in place), strict=False))
+                    for _ in range(5 if place else 0):
+                        run(groups[0], inside, bound)
+                    calls = len(met)
+                    run(groups[0], _in_place(inside, places), bound)
+                    assert len(met) == calls
+                run(groups[1], given, bound)
+                assert len(met) > calls, "another group has other memory"
+                [other] = stub.take()[-1:]
+                addresses = {struct.unpack("<Q", value)[0] for value in other.parameters if len(value) == 8}
+                assert set(memories[1].own.slots[:2]) <= addresses
+                assert not set(own.slots[:2]) & addresses
+                for _ in range(4):
+                    run(groups[0], given, bound)
+                calls = len(met)
+                shifted = torch.zeros(like["x"].numel() + 1, dtype=torch.bfloat16)[1:].view_as(like["x"])
+                run(groups[0], given | {"x": shifted}, bound)
+                assert len(met) == calls + 1, "an operand that is not aligned is copied"
+                own.missing[1] = 1
+                with pytest.raises(RanksDisagree, match="rank 1"):
+                    run(groups[0], given, bound)
+                own.missing[1] = 0
+                newer = _Workspaces()
+                getattr(adapter, "parts", adapter).attach(groups[0].group_name, newer.own)
+                stub.take()
+                run(groups[0], given, bound)
+                addresses = {struct.unpack("<Q", value)[0] for value in stub.take()[-1].parameters if len(value) == 8}
+                assert set(newer.own.slots[:2]) <= addresses, "prepared anew, over other memory"
+                memories[0] = newer
+        finally:
+            del kind.launch
+        del launch
+
+
+_TAKEN = {
+    "all_reduce": ("x", "group", "out"),
+    "reduce_scatter": ("x", "group", "out"),
+    "all_gather": ("x", "group", "out", "rows"),
+    "all_reduce_rms_norm": (
+        *("x", "residual", "weight", "eps", "group", "out", "residual_out", "scale", "global_scale"),
+        "out_scale",
+    ),
+}
+
+
+class _Workspaces:
+    """Memory of two ranks in this process."""
+
+    def __init__(self) -> None:
+        self.memories = [torch.zeros(1 << 20, dtype=torch.uint8) for _ in range(2)]
+        self.own = Workspace(0, self.memories[0], [memory.data_ptr() for memory in self.memories], 1 << 14)
+
+
+def _groups_of_two() -> list[Any]:
+    """Two process groups of two ranks, of which only this one is there."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    return [dist.group.WORLD, dist.new_group([0, 1])]
+
+
+def _in_place(given: dict[str, Any], places: Sequence[str]) -> dict[str, Any]:
+    """Other tensors, destinations being again the operands that they were."""
+    made = _cloned({one: value for one, value in given.items() if one not in places})
+    for place in places:
+        same = next((one for one, value in given.items() if one not in places and value is given[place]), None)
+        made[place] = given[place].clone() if same is None else made[same]
+    return made
+
+
 SCENARIOS = (
     same_as_triton,
     tensor_maps,
@@ -793,6 +979,7 @@ SCENARIOS = (
     repeated,
     devices_and_streams,
     counters,
+    shared_memory,
     memory_as_a_tensor,
     errors,
     hooks,
@@ -803,6 +990,7 @@ SCENARIOS = (
     product_again,
     experts_again,
     small_calls_again,
+    collectives_again,
 )
 
 

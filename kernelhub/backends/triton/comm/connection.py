@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import triton
@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelhub.backends.triton.comm.tiles import Tile
 from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, UNIT, Workspace
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.errors import RanksDisagree
 
 _LONGEST_US = 2**31 - 1
@@ -26,6 +27,9 @@ class Connection:
         static: its static arguments, without those of the group.
         tile: how it is launched.
         workspace: of the group.
+
+    Attributes:
+        repeated: the calls over this workspace that are repeated.
     """
 
     def __init__(self, op: str, kernel: Any, static: Mapping[str, Any], tile: Tile, workspace: Workspace) -> None:
@@ -36,6 +40,7 @@ class Connection:
         self._middle = (workspace.counters, workspace.missing, *workspace.slots)
         self._last = (workspace.capacity, tile.ahead)
         self._timeout_s, self._limit_us = 0.0, 0
+        self.repeated = Repeated(shared=workspace.shared())
 
     @property
     def slot_bytes(self) -> int:
@@ -91,6 +96,36 @@ def _missing(op: str, workspace: Workspace, late: list[int]) -> RanksDisagree:
         "only slow, and restart all ranks",
         tuple(late),
     )
+
+
+class Connections:
+    """The connections of one adapter, by the names of its groups."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Connection] = {}
+        self.get = self._of.get
+
+    def keep(self, group_name: str, connection: Connection) -> Connection:
+        """Serve a group by this connection, and repeat no call over the one before."""
+        before = self._of.get(group_name)
+        self._of[group_name] = connection
+        if before is not None:
+            before.repeated.clear()
+        return connection
+
+
+def identified(values: Hashable, *given: Tensor | None) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """The key and the tensors of a call that may be repeated; one tensor may be in two places, and then is so again.
+
+    Args:
+        values: every value that the launches depend on.
+        given: operands and destinations.
+    """
+    tensors = tuple({id(tensor): tensor for tensor in given if tensor is not None}.values())
+    places = tuple(
+        None if tensor is None else next(at for at, one in enumerate(tensors) if one is tensor) for tensor in given
+    )
+    return (values, places), tensors
 
 
 def is_aligned(tensor: Tensor) -> bool:

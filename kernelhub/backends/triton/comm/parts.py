@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.shared.operands import up_to
-from kernelhub.backends.triton.comm.connection import Connection, aligned, fresh, is_aligned
+from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, identified, is_aligned
 from kernelhub.backends.triton.comm.part_kernels import all_gather_kernel, reduce_scatter_kernel
 from kernelhub.backends.triton.comm.tiles import one_shot_tile
 from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
@@ -34,7 +34,7 @@ class _Parts:
         self._op, self._kernel, self._dtype = op, kernel, dtype
         self._part_bytes = up_to(part_bytes, UNIT)
         self._tile = one_shot_tile(self._part_bytes)
-        self._connections: dict[str, Connection] = {}
+        self._connections = Connections()
 
     def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         self.attach(group.group_name, workspace_for(group, x.device, self._part_bytes, timeout_s))
@@ -45,8 +45,7 @@ class _Parts:
         connection = Connection(self._op, self._kernel, static, self._tile, workspace)
         example = torch.empty(UNIT, dtype=self._dtype, device=workspace.device)
         connection.compile((example, example), (1,))
-        self._connections[group_name] = connection
-        return connection
+        return self._connections.keep(group_name, connection)
 
     def exchange(self, x: Tensor, out: Tensor, parts: tuple[int, int], group: ProcessGroup, timeout_s: float) -> None:
         """Launch the kernel, with copies where parts are not whole units at aligned addresses.
@@ -59,6 +58,17 @@ class _Parts:
         connection = self._connections.get(group.group_name)
         if connection is None:
             connection = self.attach(group.group_name, workspace_before(group, self._part_bytes))
+        key, tensors = identified((x.shape, timeout_s), x, out)
+        connection.repeated.run(key, tensors, self._exchange_anew, connection, x, out, parts, timeout_s)
+
+    def sequence_of(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> Any:
+        """Of a call that was made, as of `Repeated.sequence_of`."""
+        connection = self._connections.get(group.group_name)
+        return connection and connection.repeated.sequence_of(*identified((x.shape, timeout_s), x, out))
+
+    def _exchange_anew(
+        self, connection: Connection, x: Tensor, out: Tensor, parts: tuple[int, int], timeout_s: float
+    ) -> None:
         size = x.nbytes // parts[0]
         count, padded = size // x.itemsize, up_to(size, UNIT) // x.itemsize
         if count == padded:
@@ -89,6 +99,9 @@ class AllGather(AllGatherAdapter):
         if x.nbytes:
             self.parts.exchange(x, out, (1, self.problem.world_size), group, timeout_s)
 
+    def repeated(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> Any:
+        return self.parts.sequence_of(x, out, group, timeout_s)
+
 
 class ReduceScatter(ReduceScatterAdapter):
     """Every rank sends each rank its part, and adds up its own."""
@@ -104,3 +117,6 @@ class ReduceScatter(ReduceScatterAdapter):
     def launch(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         if x.nbytes:
             self.parts.exchange(x, out, (self.problem.world_size, 1), group, timeout_s)
+
+    def repeated(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> Any:
+        return self.parts.sequence_of(x, out, group, timeout_s)

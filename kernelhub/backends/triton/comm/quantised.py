@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.comm.adapter import ConnectedRmsNorm, piece_bytes
-from kernelhub.backends.triton.comm.connection import Connection, aligned, fresh, is_aligned
+from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
 from kernelhub.backends.triton.comm.fused_rms_norm_quant import all_reduce_rms_norm_quant_kernel
 from kernelhub.backends.triton.comm.tiles import quantised_row_tile
 from kernelhub.backends.triton.comm.workspace import UNIT, Workspace
@@ -38,7 +38,7 @@ class OneShotRmsNormQuant(ConnectedRmsNorm):
         self._rows = max(UNIT, piece_bytes(problem) // row_bytes // UNIT * UNIT)
         self._slot_bytes = self._rows * row_bytes
         self._tile = quantised_row_tile(problem.hidden_size, self._dtype.itemsize)
-        self._connections: dict[str, Connection] = {}
+        self._connections = Connections()
 
     def attach(self, group_name: str, workspace: Workspace) -> Connection:
         problem = self.problem
@@ -54,8 +54,7 @@ class OneShotRmsNormQuant(ConnectedRmsNorm):
             scale = as_bytes(row.new_empty(1, dtype=scale_kind(form, getattr(torch, problem.scale_dtype))))
         operands = (row, row, weight, given, as_bytes(row.new_empty(shape, dtype=kind)), scale, row)
         connection.compile(operands, (1, 1e-6, 1, 1))
-        self._connections[group_name] = connection
-        return connection
+        return self._connections.keep(group_name, connection)
 
     def launch(
         self,

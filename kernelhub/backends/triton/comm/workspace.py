@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.shared import symmetric
+from kernelhub.backends.triton.launch import Shared
 from kernelhub.errors import KernelUnavailable
 from kernelhub.ops.comm.group import meet
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 8
 MOST_PROGRAMS = 512  # of a grid; each has a counter
 UNIT = 16  # bytes
+_NO_STREAM = 2**64 - 1
 
 
 class Workspace:
@@ -48,8 +50,16 @@ class Workspace:
         self.counters = torch.zeros(MOST_PROGRAMS, dtype=torch.int32, device=self.device)
         self.missing = torch.zeros(MOST_RANKS, dtype=torch.int8, device="cpu", pin_memory=self.device.type == "cuda")
         self._missing = ctypes.c_uint64.from_address(self.missing.data_ptr())
-        self._raw_stream = -1
+        self._raw_stream = ctypes.c_uint64(_NO_STREAM)
         self._stream: torch.cuda.Stream | None = None
+
+    def shared(self) -> Shared:
+        """What a launch that is repeated reads and writes beside its operands; one that `late` ends is not repeated.
+
+        Nor is one on another stream than the last call's: see `follow_last_call`.
+        """
+        stream = ctypes.addressof(self._raw_stream) if self.device.type == "cuda" else 0
+        return Shared((self.counters, self.missing), self.missing.data_ptr(), stream, self)
 
     def late(self) -> list[int]:
         """Ranks that some call waited for until its time was over; after that the workspace is of no use."""
@@ -64,12 +74,12 @@ class Workspace:
         if self.device.type != "cuda":
             return
         raw_stream = torch._C._cuda_getCurrentRawStream(self.device.index)
-        if raw_stream == self._raw_stream:
+        if raw_stream == self._raw_stream.value:
             return
         current, last = torch.cuda.current_stream(self.device), self._stream
         if last is not None and _is_captured(last) == _is_captured(current):
             current.wait_stream(last)
-        self._raw_stream, self._stream = raw_stream, current
+        self._raw_stream.value, self._stream = raw_stream, current
 
 
 _PURPOSE = "triton.comm"

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.shared.arrange import Arrange
 from kernelhub.backends.shared.operands import up_to
-from kernelhub.backends.triton.comm.connection import Connection, aligned, fresh, is_aligned
+from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
 from kernelhub.backends.triton.comm.experts.push_rows import push_rows_kernel
 from kernelhub.backends.triton.comm.experts.push_sums import push_sums_kernel
 from kernelhub.backends.triton.comm.tiles import Tile
@@ -86,7 +86,7 @@ class PushRows(DispatchAdapter):
             self._arrange = Arrange(problem, self._words, self._scales, block, self._narrow, warps, Launcher)
         self._form = (FORMATS.index(problem.format), ROWS.index(FIXED), problem.world_size, problem.num_experts)
         self._handles = Handles()
-        self._connections: dict[str, Connection] = {}
+        self._connections = Connections()
 
     def connect(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> None:
         slot_bytes = self._rows(outgoing.max_tokens) * self.record_bytes
@@ -110,8 +110,7 @@ class PushRows(DispatchAdapter):
         connection.compile((x, floats, ids, floats, x, floats, ids, floats, ids), (1, 0, 1, 1))
         if self._arrange is not None:
             self._arrange.compile(x, ids, floats)
-        self._connections[group_name] = connection
-        return connection
+        return self._connections.keep(group_name, connection)
 
     def _rows(self, most: int) -> int:
         return rows_at_once(self.record_bytes, self.problem.world_size, most)
@@ -181,7 +180,7 @@ class PushSums(CombineAdapter):
         self._row_bytes: int = problem.hidden_size * self._dtype.itemsize
         self._tile = row_tile(self._row_bytes, self._dtype.itemsize, _OF_SUMS)
         self._parts = -(-self._row_bytes // self._tile.bytes)  # of a row
-        self._connections: dict[str, Connection] = {}
+        self._connections = Connections()
 
     def connect(self, y: Tensor, handle: Handle, header: Header, group: ProcessGroup, timeout_s: float) -> None:
         slot_bytes = self.slot_bytes(header.max_tokens)
@@ -201,8 +200,7 @@ class PushSums(CombineAdapter):
         connection = Connection("moe_combine", push_sums_kernel, static, self._tile, workspace)
         y, ids, floats = (torch.empty(UNIT, dtype=dtype, device=device) for dtype in (self._dtype, *_OF_CHOICES))
         connection.compile((y, ids, floats, ids, y), (1, 0, 1, 1))
-        self._connections[group_name] = connection
-        return connection
+        return self._connections.keep(group_name, connection)
 
     def slot_bytes(self, most: int) -> int:
         """What the slot of a sender must hold: a unit by which it says that it is here, and rows."""
