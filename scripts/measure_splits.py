@@ -1,16 +1,21 @@
 """Time paged decode by `triton.split_kv` with different tiles and numbers of parts, on the GPU that is here.
 
-    python scripts/measure_splits.py [--seconds 120] [--fp8 | --mixed] [--out benchmarks/results/splits_h200.json]
+    python scripts/measure_splits.py [--seconds 120] [--fp8] [--mixed | --shared] [--out results.json]
 
 The rule that selects both, `kernelhub/backends/triton/attention/splits.py`, was fitted to such times. Calls are timed
 in CUDA graphs of ten. Of every batch the table shows what the rule selects, its time over that of the best of those
 tried, and the best. With `--mixed` the sequences of a batch have the lengths that a server holds at a moment, and the
 table of pages has room for `MIXED_ROOM` tokens of each.
+
+`--shared` compares what the lengths share out (`kernelhub/backends/triton/attention/balanced.py`) with the numbers of
+parts that the host gives without that, for Llama 3.1 8B: batches of the lengths of a server, then those of equal
+lengths, each with caches of bfloat16 and of float8_e4m3fn. Before it is timed a result is compared with the host's.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import math
@@ -26,6 +31,7 @@ import torch
 import triton
 
 import kernelhub
+from kernelhub.backends.triton.attention import adapter as adapters
 from kernelhub.backends.triton.attention.adapter import SplitKV
 from kernelhub.backends.triton.attention.splits import Division
 from kernelhub.backends.triton.attention.tiles import Tiles
@@ -85,22 +91,69 @@ def resident(count: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def _named(division: Division) -> str:
-    """``KEYS.WARPS.STAGES/PARTS``."""
-    tiles = division.tiles
-    return f"{tiles.block_n}.{tiles.num_warps}.{tiles.num_stages}/{division.parts}"
+    """``KEYS.WARPS.STAGES/PARTS``, with ``+SHARES`` where the lengths share keys out."""
+    tiles, parts, shares = division
+    return f"{tiles.block_n}.{tiles.num_warps}.{tiles.num_stages}/{parts}" + (f"+{shares}" if shares else "")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--fp8", action="store_true", help="a cache of float8_e4m3fn")
-    parser.add_argument("--mixed", action="store_true", help="sequences of different lengths, Llama 3.1 8B")
-    parser.add_argument("--tiles", nargs="*", default=[], metavar="KEYS.WARPS.STAGES", help="also other tiles")
-    options = parser.parse_args()
+def arguments_of(model: AttentionModel, lengths: tuple[int, ...], room: int, fp8: bool) -> dict[str, Any]:
+    """A call of sequences of these lengths, whose rows of the block table have room for so many tokens."""
     device = torch.device("cuda", 0)
-    until, rows = time.monotonic() + options.seconds, []
-    usual = SplitKV.divide
+    generator = torch.Generator(device).manual_seed(0)
+    inputs = {"kv_dtype": torch.float8_e4m3fn} if fp8 else {}
+    arguments = paged_attention_inputs(model, seq_lens=lengths, device=device, generator=generator, **inputs)
+    table = arguments["block_table"]
+    arguments["block_table"] = table.new_zeros(len(lengths), -(-room // 16))
+    arguments["block_table"][:, : table.shape[1]] = table
+    return arguments
+
+
+def measure_shared(until: float) -> list[dict[str, Any]]:
+    """Times in ms, by division, of the host's rule and of shares; "error" is the largest difference of results."""
+    model, usual, rows = SHAPES["llama-3.1-8b"], SplitKV.divide, []
+    mixed = [(MIXED_ROOM, resident(count)) for count in MIXED]
+    equal = [(keys, (keys,) * count) for count, keys in BATCHES] + [(MIXED_ROOM, (700,) * 128)]
+    for (room, lengths), fp8 in [*itertools.product(mixed, (False, True)), *itertools.product(equal, (False, True))]:
+        if time.monotonic() > until:
+            break
+        arguments, count = arguments_of(model, lengths, room, fp8), len(lengths)
+        problem = kernelhub.explain("paged_attention", **arguments, backend="triton.split_kv").problem
+        adapter = SplitKV(problem)
+        shared = usual(adapter, count, model.num_q_heads // model.num_kv_heads, room)
+        adapters.BALANCE = False
+        host = usual(SplitKV(problem), count, model.num_q_heads // model.num_kv_heads, room)
+        adapters.BALANCE = True
+        row: dict[str, Any] = {"sequences": count, "room": room, "kv_dtype": problem.kv_dtype}
+        row |= {"total_keys": sum(lengths), "longest": max(lengths), "host": _named(host), "rule": _named(shared)}
+        row |= {"ms": {}, "error": 0.0}
+        divisions = [host, shared]
+        if len(set(lengths)) > 1:
+            for kind in adapter._kinds:
+                filling = kind.programs * problem.device.num_sms / model.num_kv_heads
+                divisions += [Division(kind.tiles, host.parts, int(filling * rounds)) for rounds in (2, 3, 4, 6, 8)]
+        want = None
+        for division in dict.fromkeys(divisions):
+            SplitKV.divide = lambda *_, division=division: division
+            adapters.BALANCE = division.shares > 0
+            kernelhub.paged_attention.op._forget()
+            out = kernelhub.paged_attention(**arguments, backend="triton.split_kv").float()
+            want = out if want is None else want
+            row["error"] = max(row["error"], (out - want).abs().nan_to_num(torch.inf).max().item())
+            call = functools.partial(kernelhub.paged_attention, **arguments, backend="triton.split_kv")
+            row["ms"][_named(division)] = round(graph_ms(call), 5)
+        SplitKV.divide, adapters.BALANCE = usual, True
+        rows.append(row)
+        best = min(row["ms"], key=row["ms"].get)
+        label = f"{problem.kv_dtype:14} {count:4} of {sum(lengths):7}, room {room:6}"
+        ours, theirs = row["ms"][_named(shared)], row["ms"][_named(host)]
+        print(f"{label}: {_named(host):12} {theirs} ms, {_named(shared):16} {ours} ms ({ours / theirs:.3f}),", end=" ")
+        print(f"best {best} {row['ms'][best]} ms, error {row['error']:.4f}", flush=True)
+    return rows
+
+
+def measure_parts(options: argparse.Namespace, until: float) -> list[dict[str, Any]]:
+    """Times in ms of the rule and of other tiles and numbers of parts."""
+    usual, rows = SplitKV.divide, []
     batches = [(n, (n,) * b) for b, n in BATCHES]
     shapes = SHAPES
     if options.mixed:
@@ -110,12 +163,7 @@ def main() -> None:
         if time.monotonic() > until:
             break
         SplitKV.divide = usual
-        generator = torch.Generator(device).manual_seed(0)
-        inputs = {"kv_dtype": torch.float8_e4m3fn} if options.fp8 else {}
-        arguments = paged_attention_inputs(model, seq_lens=lengths, device=device, generator=generator, **inputs)
-        table = arguments["block_table"]
-        arguments["block_table"] = table.new_zeros(sequences, -(-tokens // 16))
-        arguments["block_table"][:, : table.shape[1]] = table
+        arguments = arguments_of(model, lengths, tokens, options.fp8)
 
         def call(arguments: dict[str, Any] = arguments) -> None:
             kernelhub.paged_attention(**arguments, backend="triton.split_kv")
@@ -145,9 +193,25 @@ def main() -> None:
         label = f"{name:24} {sequences:4} x {tokens:6}"
         print(f"{label}: {row['rule']:12} {row['rule_ms']} ms, {regret:.3f} of the best, {best}", flush=True)
     SplitKV.divide = usual
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--fp8", action="store_true", help="a cache of float8_e4m3fn")
+    parser.add_argument("--mixed", action="store_true", help="sequences of different lengths, Llama 3.1 8B")
+    parser.add_argument("--shared", action="store_true", help="shares by the lengths against the host's parts")
+    parser.add_argument("--tiles", nargs="*", default=[], metavar="KEYS.WARPS.STAGES", help="also other tiles")
+    options = parser.parse_args()
+    until = time.monotonic() + options.seconds
+    rows = measure_shared(until) if options.shared else measure_parts(options, until)
     if options.out:
         facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-        dtypes = {"dtype": "bfloat16", "kv_dtype": "float8_e4m3fn" if options.fp8 else "bfloat16"}
+        dtypes = {"dtype": "bfloat16"}
+        if not options.shared:
+            dtypes["kv_dtype"] = "float8_e4m3fn" if options.fp8 else "bfloat16"
         result = {**facts, "date": date.today().isoformat(), **dtypes, "rows": rows}
         options.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -14,7 +14,15 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.prefill import prefill_kernel
 from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_kernel
-from kernelhub.backends.triton.attention.splits import HOPPER, MEASURED_ROWS, Division, Kind, cheapest, full_waves
+from kernelhub.backends.triton.attention.splits import (
+    HOPPER,
+    MEASURED_ROWS,
+    ROUNDS,
+    Division,
+    Kind,
+    cheapest,
+    full_waves,
+)
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
@@ -34,6 +42,10 @@ _HALVES = ("float16", "bfloat16")
 # Fewest keys that are worth a program of their own: with 128-wide bfloat16 heads 256 keys are 128 KB, some
 # microseconds of one multiprocessor's share of the memory bandwidth.
 CHUNK = 256
+# Whether the lengths of a batch, which are on the device, share its keys out.
+BALANCE = True
+# Of sequences of fewer keys the lengths do not share the work out: each has one or two parts anyway.
+UNEQUAL = 4 * CHUNK
 MOST_SPLITS = 64
 FIXED_SPLITS = 16
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
@@ -104,6 +116,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         self._kinds: tuple[Kind, ...] = kinds
         # Of other dtypes the code that merges takes registers from all programs, or spills.
         registers = problem.kv_dtype == problem.q_dtype or (problem.kv_dtype == FP8 and widest <= 128)
+        self._balances = BALANCE and (problem.ragged or self.page_size > 0)
         self._may_merge = ONE_LAUNCH and problem.q_dtype in _HALVES and registers
         self._row_bytes = itemsize * (problem.head_dim_qk + problem.head_dim_vo)
         self._tiles: dict[int, Tiles] = {}
@@ -342,11 +355,12 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
     ) -> Iterator[tuple[Any, ...]]:
         """The launchers of a call, each with its arguments. `two`: parts are merged by a launch of their own."""
         k, v, score_scale, value_scale = self._scaled(k, v, values)
-        tiles, splits = division
+        tiles, splits, shares = division
         launch, merge = self._split_launchers(tiles, sign_of(score_scale))
         kv_heads = self.problem.num_kv_heads
         max_rows = -(-rows // tiles.block_m) * tiles.block_m
-        parts = at.num_seqs * kv_heads * max_rows * splits if splits > 1 else 0
+        room = division.stored(at.num_seqs)
+        parts = kv_heads * max_rows * room
         part_out = torch.empty(parts, self.shape["DV_PAD"], dtype=torch.float32, device=q.device)
         part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
         row_blocks = at.num_seqs * kv_heads * (max_rows // tiles.block_m)
@@ -357,7 +371,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         variant = variant_of(q, k, v, out, values.sinks, strides)
         yield (
             launch,
-            row_blocks * splits,
+            kv_heads * (max_rows // tiles.block_m) * division.items(at.num_seqs),
             variant,
             q,
             k,
@@ -382,13 +396,16 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             at.last_page,
             max_rows,
             splits,
+            at.num_seqs,
+            shares,
+            room,
             int(counters is not None),
             *windows,
             *strides,
             *lse_strides,
             at.table_stride,
         )
-        if splits > 1 and counters is None:
+        if room and counters is None:
             yield (
                 merge,
                 at.num_seqs * kv_heads * rows,
@@ -406,6 +423,9 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
                 max_rows,
                 rows,
                 splits,
+                at.num_seqs,
+                shares,
+                room,
                 *windows,
                 *strides[12:],
                 *lse_strides,
@@ -414,7 +434,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
     def _merges(self, division: Division) -> bool:
         """Whether the launch that makes the parts merges them, too."""
         rows, parts = self._read_at_once(division.tiles)
-        return rows > 0 and 1 < division.parts <= MOST_READS * parts
+        return rows > 0 and (division.parts > 1 or division.shares > 0) and division.parts <= MOST_READS * parts
 
     def _read_at_once(self, tiles: Tiles) -> tuple[int, int]:
         """Rows, and parts of each, that the program which merges reads at once; (0, 0) where none does."""
@@ -435,6 +455,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         made = self._launchers.get((tiles, sign))
         if made is None:
             shape = {**self.shape, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "CHUNK": CHUNK}
+            shape["BALANCED"] = self._balances
             rows, parts = self._read_at_once(tiles)
             of_split = {**shape, **self.scores, "ROWS": rows, "PARTS": parts, "SIGN": sign}
             made = (
@@ -450,18 +471,21 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         blocks = -(-rows // tiles.block_m)
         programs = max(1, num_seqs * self.problem.num_kv_heads * blocks)
         most = max(1, min(MOST_SPLITS, -(-kv_bound // CHUNK)))
-        num_sms = self.problem.device.num_sms
+        num_sms, at_once = self.problem.device.num_sms, 2
         if not self._kinds or tiles.block_m > MEASURED_ROWS:
-            return Division(tiles, full_waves(programs, 2 * num_sms, most))
-        # Keys count as whole chunks, so that a cache that grows asks anew once in a chunk.
-        return cheapest(programs, num_sms, self._kinds, most * CHUNK, self._row_bytes, most)
+            division = Division(tiles, full_waves(programs, at_once * num_sms, most))
+        else:
+            # Keys count as whole chunks, so that a cache that grows asks anew once in a chunk.
+            division = cheapest(programs, num_sms, self._kinds, most * CHUNK, self._row_bytes, most)
+            at_once = next(kind.programs for kind in self._kinds if kind.tiles == division.tiles)
+        if not self._balances or blocks > 1 or num_seqs == 1 or kv_bound < UNEQUAL:
+            return division
+        return division._replace(shares=max(1, ROUNDS * at_once * num_sms // self.problem.num_kv_heads))
 
     def split_bytes(self, num_seqs: int, rows: int, division: Division) -> int:
         """Memory of the parts."""
-        block_m, splits = division.tiles.block_m, division.parts
-        if splits == 1:
-            return 0
-        parts = num_seqs * self.problem.num_kv_heads * -(-rows // block_m) * block_m * splits
+        block_m = division.tiles.block_m
+        parts = self.problem.num_kv_heads * -(-rows // block_m) * block_m * division.stored(num_seqs)
         return parts * (self.shape["DV_PAD"] + 1) * 4
 
     def _scaled(self, k: Tensor, v: Tensor, values: Values) -> tuple[Tensor, Tensor, float, float]:
@@ -503,6 +527,10 @@ class SplitKVFixed(SplitKV):
 
     Parts are always merged by the second kernel, in graphs and beside them, since the sums of the two have other bits.
     """
+
+    def __init__(self, problem: AttentionProblem) -> None:
+        super().__init__(problem)
+        self._balances = False
 
     def _merges(self, division: Division) -> bool:
         return False

@@ -2,7 +2,8 @@
 """Decode: the keys of a sequence are split among programs, and the last one or a second kernel merges the parts.
 
     split:  program -> (sequence, KV head, row block, split)
-            splits in use = enough for CHUNK keys each, at most `splits`; decided here, from the length
+            splits in use = enough for CHUNK keys each, at most `splits`; decided here, from the length,
+            or with BALANCED and `shares` from the lengths of the whole batch: `balanced.py`
             attend to the split's keys; store the normalised part and its log2-sum-exp,
             or the result itself where one split holds all keys
             if few splits: count the program, and the last of its row block merges the parts of the block
@@ -20,6 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernelhub.backends.triton.attention.balanced import item_of, part_size, parts_before_last, stored_before
 from kernelhub.backends.triton.attention.softmax import (
     LN2,
     LOG2E,
@@ -39,6 +41,9 @@ _VARYING = [
     "max_rows",
     "rows",
     "splits",
+    "num_seqs",
+    "shares",
+    "room",
     "merges",
     "window_left",
     "window_right",
@@ -107,6 +112,9 @@ def split_kernel(
     last_page,
     max_rows,
     splits,
+    num_seqs,
+    shares,
+    room,
     merges,
     window_left,
     window_right,
@@ -142,6 +150,7 @@ def split_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
+    BALANCED: tl.constexpr,
     ROWS: tl.constexpr,
     PARTS: tl.constexpr,
     HAS_LEFT: tl.constexpr,
@@ -161,7 +170,9 @@ def split_kernel(
     `counters` has a zero for each
     row block then; no other launch may use them at the same time.
     `max_rows`, a multiple of BLOCK_M, bounds the rows of a sequence; ragged sequences of more are left to the
-    prefill kernel. SCALES: 0 folded in by the host, 1 one element, 2 one per KV head.
+    prefill kernel. With BALANCED, and `shares` above 0, a row block holds all rows of a sequence, and the lengths share
+    the keys out; memory has `room` for so many parts of a KV head. SCALES: 0 folded in by the host, 1 one element, 2
+    one per KV head.
     SIGN is that of the scores' scale, as far as the host knows it.
     """
     program = tl.program_id(0)
@@ -170,6 +181,22 @@ def split_kernel(
     block = program // splits % row_blocks
     kv_head = program // (splits * row_blocks) % KV_HEADS
     sequence = program // (splits * row_blocks * KV_HEADS)
+    each = 0
+    slack = 0
+    if BALANCED:
+        if shares > 0:
+            block = 0
+            kv_head = program % KV_HEADS
+            each, slack = part_size(
+                num_seqs, splits, shares, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+                window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
+            )  # fmt: skip
+            sequence, split = item_of(
+                program // KV_HEADS, each, slack, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
+                max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+            )  # fmt: skip
+        if sequence >= num_seqs:
+            return
     q_start, q_len, kv_start, kv_len = sequence_bounds(
         sequence, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, RAGGED, PAGE
     )
@@ -179,6 +206,16 @@ def split_kernel(
     last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, q_len - 1)
     low, high = key_range(first, last, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
     used, keys_each = split_bounds(low, high, splits, BLOCK_N, CHUNK)
+    before = 0
+    if BALANCED and shares > 0:
+        used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack) + 1
+        keys_each = each * BLOCK_N
+        split = tl.where(split < 0, used - 1, split)
+        if used > 1:
+            before = stored_before(
+                sequence, each, slack, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
+                max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+            )  # fmt: skip
     if split >= used:
         return
 
@@ -221,9 +258,10 @@ def split_kernel(
     m = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     begin = low + split * keys_each
+    end = tl.where(split == used - 1, high, begin + keys_each)
     acc, m, total = attend(
-        acc, m, total, q0, q1, k, v, pages, position, begin, tl.minimum(begin + keys_each, high), kv_len,
-        last_page, scale, softcap, window_left, window_right,
+        acc, m, total, q0, q1, k, v, pages, position, begin, end, kv_len, last_page,
+        scale, softcap, window_left, window_right,
         stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
         PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
     )  # fmt: skip
@@ -238,7 +276,12 @@ def split_kernel(
         return
     seen = total > 0.0
     dv = tl.arange(0, DV_PAD)
-    part = ((sequence * KV_HEADS + kv_head).to(tl.int64) * max_rows + rows) * splits + split
+    stride_part = splits
+    number = sequence * KV_HEADS + kv_head
+    if BALANCED and shares > 0:
+        stride_part = room
+        number = kv_head
+    part = (number.to(tl.int64) * max_rows + rows) * stride_part + before + split
     tl.store(
         part_out + part[:, None] * DV_PAD + dv[None, :],
         acc * (value_scale / tl.where(seen, total, 1.0))[:, None],
@@ -247,14 +290,14 @@ def split_kernel(
     tl.store(part_lse + part, tl.where(seen, m + tl.log2(tl.where(seen, total, 1.0)), float("-inf")), mask=valid)
     if ROWS > 0 and merges != 0:
         tl.debug_barrier()  # one thread counts, after all have stored their elements
-        counter = counters + program // splits
+        counter = counters + (sequence * KV_HEADS + kv_head) * row_blocks + block
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
             tl.store(counter, 0)
             rows = block * BLOCK_M + tl.arange(0, ROWS)
             token = rows // GROUP
             head = kv_head * GROUP + rows % GROUP
             valid = token < q_len
-            part = ((sequence * KV_HEADS + kv_head).to(tl.int64) * max_rows + rows) * splits
+            part = (number.to(tl.int64) * max_rows + rows) * stride_part + before
             acc, m, total = merged_rows(part_out, part_lse, part, valid, used, ROWS, PARTS, DV_PAD)
             if HAS_LSE and not RAGGED:
                 lse += sequence.to(tl.int64) * stride_lb
@@ -280,6 +323,9 @@ def merge_kernel(
     max_rows,
     rows,
     splits,
+    num_seqs,
+    shares,
+    room,
     window_left,
     window_right,
     stride_ob,
@@ -298,6 +344,7 @@ def merge_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     CHUNK: tl.constexpr,
+    BALANCED: tl.constexpr,
     PARTS: tl.constexpr,
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
@@ -320,10 +367,26 @@ def merge_kernel(
     last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, q_len - 1)
     low, high = key_range(first, last, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
     used, _ = split_bounds(low, high, splits, BLOCK_N, CHUNK)
+    stride_part = splits
+    number = sequence * KV_HEADS + kv_head
+    before = 0
+    if BALANCED and shares > 0:
+        each, slack = part_size(
+            num_seqs, splits, shares, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+            window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
+        )  # fmt: skip
+        used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack) + 1
+        stride_part = room
+        number = kv_head
+        if used > 1:
+            before = stored_before(
+                sequence, each, slack, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
+                max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+            )  # fmt: skip
     if used == 1:
         return
     head = kv_head * GROUP + row % GROUP
-    part = ((sequence * KV_HEADS + kv_head).to(tl.int64) * max_rows + row) * splits
+    part = (number.to(tl.int64) * max_rows + row) * stride_part + before
     dv = tl.arange(0, DV_PAD)
     acc = tl.zeros([DV_PAD], tl.float32)
     m = float("-inf")

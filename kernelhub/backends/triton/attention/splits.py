@@ -37,10 +37,28 @@ class Kind(NamedTuple):
 
 
 class Division(NamedTuple):
-    """Tiles, and the number of parts of each sequence."""
+    """How the keys of a batch are divided.
+
+    Attributes:
+        tiles: the tiles.
+        parts: most parts of a sequence, where all are equally long.
+        shares: if not 0, parts of unequal lengths have all keys of the batch over so many, see `balanced`.
+    """
 
     tiles: Tiles
     parts: int
+    shares: int = 0
+
+    def items(self, num_seqs: int) -> int:
+        """Programs for each KV head and block of rows."""
+        if not self.shares:
+            return num_seqs * self.parts
+        return num_seqs + max(num_seqs * (self.parts - 1), self.shares)
+
+    def stored(self, num_seqs: int) -> int:
+        """Most parts whose results are stored, for each KV head and row: those of sequences that have several."""
+        equal = num_seqs * self.parts if self.parts > 1 else 0
+        return max(equal, self.shares + min(num_seqs, self.shares) if self.shares else 0)
 
 
 MEASURED_ROWS = 16  # of a tile
@@ -62,6 +80,8 @@ _MERGE_BYTES = 150_000
 _MERGE_FACTOR = 1.05
 _NEAR = 1.02
 _MOST_ROUNDS = 4  # more parts than fill so many rounds gain nothing
+# Parts of unequal lengths fill the device so many times: a long last part then idles it for a fraction of the whole.
+ROUNDS = 4
 
 
 @functools.lru_cache(maxsize=4096)
