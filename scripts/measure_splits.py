@@ -110,7 +110,8 @@ def arguments_of(model: AttentionModel, lengths: tuple[int, ...], room: int, fp8
 
 def measure_shared(until: float) -> list[dict[str, Any]]:
     """Times in ms, by division, of the host's rule and of shares; "error" is the largest difference of results."""
-    model, usual, rows = SHAPES["llama-3.1-8b"], SplitKV.divide, []
+    model, usual, chosen = SHAPES["llama-3.1-8b"], SplitKV.divide, adapters.BALANCE
+    rows: list[dict[str, Any]] = []
     mixed = [(MIXED_ROOM, resident(count)) for count in MIXED]
     equal = [(keys, (keys,) * count) for count, keys in BATCHES] + [(MIXED_ROOM, (700,) * 128)]
     for (room, lengths), fp8 in [*itertools.product(mixed, (False, True)), *itertools.product(equal, (False, True))]:
@@ -118,11 +119,11 @@ def measure_shared(until: float) -> list[dict[str, Any]]:
             break
         arguments, count = arguments_of(model, lengths, room, fp8), len(lengths)
         problem = kernelhub.explain("paged_attention", **arguments, backend="triton.split_kv").problem
-        adapter = SplitKV(problem)
-        shared = usual(adapter, count, model.num_q_heads // model.num_kv_heads, room)
-        adapters.BALANCE = False
-        host = usual(SplitKV(problem), count, model.num_q_heads // model.num_kv_heads, room)
-        adapters.BALANCE = True
+        rule = {}
+        for adapters.BALANCE in (False, True):
+            adapter = SplitKV(problem)
+            rule[adapters.BALANCE] = usual(adapter, count, model.num_q_heads // model.num_kv_heads, room)
+        host, shared = rule[False], rule[True]
         row: dict[str, Any] = {"sequences": count, "room": room, "kv_dtype": problem.kv_dtype}
         row |= {"total_keys": sum(lengths), "longest": max(lengths), "host": _named(host), "rule": _named(shared)}
         row |= {"ms": {}, "error": 0.0}
@@ -141,7 +142,7 @@ def measure_shared(until: float) -> list[dict[str, Any]]:
             row["error"] = max(row["error"], (out - want).abs().nan_to_num(torch.inf).max().item())
             call = functools.partial(kernelhub.paged_attention, **arguments, backend="triton.split_kv")
             row["ms"][_named(division)] = round(graph_ms(call), 5)
-        SplitKV.divide, adapters.BALANCE = usual, True
+        SplitKV.divide, adapters.BALANCE = usual, chosen
         rows.append(row)
         best = min(row["ms"], key=row["ms"].get)
         label = f"{problem.kv_dtype:14} {count:4} of {sum(lengths):7}, room {room:6}"

@@ -173,6 +173,7 @@ def shares(monkeypatch) -> Iterator[None]:
     with monkeypatch.context() as patched:
         for kind in (adapters.SplitKV, adapters.Mixed):
             patched.setattr(kind, "divide", shared(2, 9))
+        patched.setattr(adapters, "BALANCE", True)
         patched.setattr(adapters, "CHUNK", 64)
         kernelhub.paged_attention.op._forget()
         yield
@@ -232,6 +233,10 @@ def poisoned(tensor: torch.Tensor) -> torch.Tensor:
 
 class TestRule:
     """Shapes decide when lengths share the keys out."""
+
+    @pytest.fixture(autouse=True)
+    def balance(self, monkeypatch) -> None:
+        monkeypatch.setattr(adapters, "BALANCE", True)
 
     def problem(self, **facets: Any) -> Any:
         given = {"num_q_heads": 32, "num_kv_heads": 8} | facets

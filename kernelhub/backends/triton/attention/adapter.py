@@ -42,8 +42,8 @@ _HALVES = ("float16", "bfloat16")
 # Fewest keys that are worth a program of their own: with 128-wide bfloat16 heads 256 keys are 128 KB, some
 # microseconds of one multiprocessor's share of the memory bandwidth.
 CHUNK = 256
-# Whether the lengths of a batch, which are on the device, share its keys out.
-BALANCE = True
+# Whether the lengths of a batch, which are on the device, share its keys out. Not measured on a GPU yet.
+BALANCE = False
 # Of sequences of fewer keys the lengths do not share the work out: each has one or two parts anyway.
 UNEQUAL = 4 * CHUNK
 MOST_SPLITS = 64
