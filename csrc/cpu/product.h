@@ -3,9 +3,9 @@
 //
 // Few rows: each row of b is decoded in registers and multiplied by all rows of a. More: 64 rows of b at a time are
 // decoded into a panel in the order in which the instructions want them, and tiles of 6 x 64 results are kept in
-// registers. With AVX-512 BF16 pairs of bfloat16, which hold every e4m3 number, are multiplied and added in float32;
-// elsewhere float32 is. A group's sum is scaled in float32 before it joins the others. Codes of fp4 are multiplied by
-// the scale of their 16 or 32 as they are decoded: what comes of it has six bits, and bfloat16 holds it.
+// registers, or of 16 x 64 with AMX. With AVX-512 BF16 pairs of bfloat16, which hold every e4m3 number, are multiplied and
+// added in float32; elsewhere float32 is. A group's sum is scaled in float32 before it joins the others. Codes of fp4 are
+// multiplied by the scale of their 16 or 32 as they are decoded: what comes of it has six bits, and bfloat16 holds it.
 #pragma once
 
 #include <array>
@@ -16,6 +16,7 @@
 #include <cstring>
 #include <utility>
 
+#include "amx.h"
 #include "numbers.h"
 #include "threads.h"
 
@@ -402,6 +403,24 @@ void make_panel(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t
         }
 }
 
+// sums[64] += sum[64] * a_scale * factors
+inline void add_scaled(const __m512 sum[4], float a_scale, const float *factors, float *sums) {
+    const __m512 other = _mm512_set1_ps(a_scale);
+    for (int j = 0; j < 4; j++) {
+        const __m512 scale = _mm512_loadu_ps(factors + 16 * j);
+        __m512 factor = _mm512_mul_ps(other, scale), value = sum[j];
+        const __mmask16 normal = are_normal(factor);
+        if (normal != 0xffff) {
+            const __mmask16 in_order = _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_abs_ps(other), _CMP_GT_OQ);
+            const __m512 larger = _mm512_mask_mov_ps(other, in_order, scale);
+            value = _mm512_mask_mul_ps(value, static_cast<__mmask16>(~normal), value, larger);
+            factor = _mm512_mask_mov_ps(_mm512_mask_mov_ps(scale, in_order, other), normal, factor);
+        }
+        float *at = sums + 16 * j;
+        _mm512_store_ps(at, _mm512_fmadd_ps(value, factor, _mm512_load_ps(at)));
+    }
+}
+
 // sums[ROWS][64] += (a's rows . pairs of the panel) * a_scale * factors
 template <int ROWS>
 void tile(const Element *const *rows, const uint32_t *panel, int64_t pairs, const float *a_scale, const float *factors,
@@ -421,21 +440,50 @@ void tile(const Element *const *rows, const uint32_t *panel, int64_t pairs, cons
             for (int j = 0; j < 4; j++) sum[i][j] = add_products(sum[i][j], left, right[j]);
         }
     }
-    for (int i = 0; i < ROWS; i++)
-        for (int j = 0; j < 4; j++) {
-            const __m512 scale = _mm512_loadu_ps(factors + 16 * j), other = _mm512_set1_ps(a_scale[i]);
-            __m512 factor = _mm512_mul_ps(other, scale);
-            const __mmask16 normal = are_normal(factor);
-            if (normal != 0xffff) {
-                const __mmask16 in_order = _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_abs_ps(other), _CMP_GT_OQ);
-                const __m512 larger = _mm512_mask_mov_ps(other, in_order, scale);
-                sum[i][j] = _mm512_mask_mul_ps(sum[i][j], static_cast<__mmask16>(~normal), sum[i][j], larger);
-                factor = _mm512_mask_mov_ps(_mm512_mask_mov_ps(scale, in_order, other), normal, factor);
-            }
-            float *at = sums + i * PANEL + 16 * j;
-            _mm512_store_ps(at, _mm512_fmadd_ps(sum[i][j], factor, _mm512_load_ps(at)));
-        }
+    for (int i = 0; i < ROWS; i++) add_scaled(sum[i], a_scale[i], factors, sums + i * PANEL);
 }
+
+void some_rows(int64_t count, const Element *const *rows, const uint32_t *panel, int64_t pairs, const float *a_scale,
+               const float *factors, float *sums) {
+    switch (count) {
+        case 6: tile<6>(rows, panel, pairs, a_scale, factors, sums); break;
+        case 5: tile<5>(rows, panel, pairs, a_scale, factors, sums); break;
+        case 4: tile<4>(rows, panel, pairs, a_scale, factors, sums); break;
+        case 3: tile<3>(rows, panel, pairs, a_scale, factors, sums); break;
+        case 2: tile<2>(rows, panel, pairs, a_scale, factors, sums); break;
+        default: tile<1>(rows, panel, pairs, a_scale, factors, sums);
+    }
+}
+
+#if defined(KERNELHUB_AMX)
+
+// The same of up to 16 rows; `pairs` is a multiple of 16. Rows that are not one after another, or not 16, are gathered.
+void rows_of_tile(int64_t count, const Element *const *rows, const uint32_t *panel, int64_t pairs, const float *a_scale,
+                  const float *factors, float *sums) {
+    thread_local Buffer of_rows;
+    alignas(64) float products[TILE_ROWS * PANEL];
+    bool even = count == TILE_ROWS;
+    for (int64_t i = 2; i < count; i++) even &= rows[i] - rows[i - 1] == rows[1] - rows[0];
+    const Element *a = rows[0];
+    int64_t apart = even ? rows[1] - rows[0] : 2 * pairs;
+    if (!even) {
+        Element *gathered = of_rows.take<Element>(TILE_ROWS * 2 * pairs);
+        for (int64_t i = 0; i < count; i++) memcpy(gathered + i * apart, rows[i], apart * sizeof(Element));
+        memset(gathered + count * apart, 0, (TILE_ROWS - count) * apart * sizeof(Element));
+        a = gathered;
+    }
+    multiply_tiles(a, apart * sizeof(Element), panel, PANEL * sizeof(uint32_t), pairs, products);
+    for (int64_t i = 0; i < count; i++) {
+        __m512 sum[4];
+        for (int j = 0; j < 4; j++) sum[j] = _mm512_load_ps(products + i * PANEL + 16 * j);
+        add_scaled(sum, a_scale[i], factors, sums + i * PANEL);
+    }
+}
+
+#endif
+
+// Rows that `many_rows` takes at once.
+constexpr int64_t MOST_AT_ONCE = 16, REGISTERS_HOLD = 6;
 
 template <Codes CODES>
 void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, int64_t end) {
@@ -446,6 +494,12 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
     const int64_t padded = c.padded(), width = c.terms * padded;
     const bool one_group = c.group >= c.k;
     const int64_t step = one_group ? DEPTH : c.group;
+#if defined(KERNELHUB_AMX)
+    const bool amx = end - begin > 1 && has_amx();
+    const Tiles of_thread(amx);
+#else
+    constexpr bool amx = false;
+#endif
     for (int64_t from = 0; from < c.k; from += DEPTH) {
         const int64_t to = from + DEPTH < padded ? from + DEPTH : padded;
         make_panel<CODES>(c, first, from, to, panel);
@@ -455,22 +509,24 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
             for (int64_t j = 0; j < PANEL; j++)
                 factors[j] = first + j < c.n ? c.b_scale.at((first + j) / c.row_block, g) : 0.0f;
             const uint32_t *part = panel + (k - from) / 2 * PANEL;
-            for (int64_t i = begin; i < end; i += 6) {
-                const int64_t rows = end - i < 6 ? end - i : 6;
-                float *into = sums + (i - begin) * PANEL, of_a[6];
+            // AMX adds up 16 pairs at a time; groups that end within such are for AVX-512.
+            const bool tiles = amx && pairs % 16 == 0;
+            const int64_t most = tiles ? MOST_AT_ONCE : REGISTERS_HOLD;
+            for (int64_t i = begin; i < end; i += most) {
+                const int64_t rows = end - i < most ? end - i : most;
+                float *into = sums + (i - begin) * PANEL, of_a[MOST_AT_ONCE];
                 for (int64_t r = 0; r < rows; r++) of_a[r] = c.a_scale.at(i + r, g);
                 for (int64_t term = 0; term < c.terms; term++) {
-                    const Element *left[6];
+                    const Element *left[MOST_AT_ONCE];
                     for (int64_t r = 0; r < rows; r++)
                         left[r] = a + (c.rows ? c.rows[i + r] : c.first_row + i + r) * width + term * padded + k;
-                    switch (rows) {
-                        case 6: tile<6>(left, part, pairs, of_a, factors, into); break;
-                        case 5: tile<5>(left, part, pairs, of_a, factors, into); break;
-                        case 4: tile<4>(left, part, pairs, of_a, factors, into); break;
-                        case 3: tile<3>(left, part, pairs, of_a, factors, into); break;
-                        case 2: tile<2>(left, part, pairs, of_a, factors, into); break;
-                        default: tile<1>(left, part, pairs, of_a, factors, into);
+#if defined(KERNELHUB_AMX)
+                    if (tiles && rows > 1) {
+                        rows_of_tile(rows, left, part, pairs, of_a, factors, into);
+                        continue;
                     }
+#endif
+                    some_rows(rows, left, part, pairs, of_a, factors, into);
                 }
             }
         }
