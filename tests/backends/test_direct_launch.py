@@ -21,8 +21,8 @@ import torch
 
 import kernelhub
 from kernelhub.backends.shared import direct
+from kernelhub.backends.shared.repeat import extent_bytes
 from kernelhub.backends.triton.launch import Launcher
-from kernelhub.backends.triton.repeat import extent_bytes
 from kernelhub.runtime import launch
 
 pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="the launcher and the stub are built with gcc")

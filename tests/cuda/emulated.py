@@ -12,13 +12,13 @@ import functools
 import hashlib
 import os
 import platform
-import struct
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from kernelhub.backends.cuda import kernels, requirements
+from kernelhub.backends.cuda.library import addresses_in, packing_of
 from kernelhub.backends.cuda.nvrtc import SOURCES, Constants
 from kernelhub.dispatch.constraint import OnDevice
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
@@ -80,11 +80,11 @@ class EmulatedLibrary:
 
     def kernel(self, name: str, packing: str) -> Any:
         run, size = getattr(self._library, f"emulated_{name}"), getattr(self._library, f"size_of_{name}")()
-        pack = struct.Struct("<" + packing)
+        pack = packing_of(packing)
         assert pack.size <= size < pack.size + 8, f"{name} has {size} bytes of parameters, the host packs {pack.size}"
 
         def launch(device: int, blocks: int, threads: int, *values: Any) -> None:
-            given = pack.pack(*values).ljust(size, b"\0")
+            given = pack.pack(*addresses_in(values)).ljust(size, b"\0")
             backwards = launch.count % 2
             launch.count += 1
             fault = run(ctypes.c_char_p(given), blocks, threads, backwards)

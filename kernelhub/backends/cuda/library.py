@@ -1,22 +1,29 @@
 """Compiled kernels on devices: loading, and launches with all parameters packed into one block of memory.
 
-A kernel has one parameter, a struct. A launch packs its values in one call and gives the driver the address. Nothing
-waits and nothing is allocated, so that a CUDA graph can capture a launch once the kernel is loaded.
+A kernel has one parameter, a struct. The launcher of `csrc/launch` packs its fields, which are placed as so many
+parameters would be; without that launcher `struct` and cuda-bindings do. Nothing waits and nothing is allocated, so
+that a CUDA graph can capture a launch once the kernel is loaded.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import struct
 import threading
+from collections.abc import Hashable
 from typing import Any
 
 import torch
 
 from kernelhub.backends.cuda.nvrtc import Constants, compiled
+from kernelhub.backends.shared.launches import WATCHED, Launch, Step
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.probes.device import DeviceFacts
+from kernelhub.runtime import launch
+
+_ALIGNMENT = 8  # of a struct that has an address
 
 
 class LaunchError(RuntimeError):
@@ -27,13 +34,15 @@ class Kernel:
     """One function of a library, to be launched on any device of its kind. Threads may share it."""
 
     def __init__(self, library: Library, name: str, packing: str) -> None:
-        pack = struct.Struct("<" + packing)
-        self._library, self._name, self._pack = library, name, pack.pack_into
+        pack = packing_of(packing)
+        self._library, self._name, self._pack, self._kinds = library, name, pack.pack_into, kinds_of(packing)
+        self._bytes = -(-pack.size // _ALIGNMENT) * _ALIGNMENT  # of the struct
         self._memory = bytearray(pack.size)
         self._pinned = (ctypes.c_char * pack.size).from_buffer(self._memory)
         self._parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self._pinned))
         self._address = ctypes.addressof(self._parameters)
         self._functions: dict[int, Any] = {}
+        self._direct: dict[Hashable, Any] = {}  # the launcher's kernels, or None where it has none
         self._lock = threading.Lock()
         self._launch, self._results = library.driver.cuLaunchKernel, library.driver.CUresult
         self._stream_of, self._current = torch._C._cuda_getCurrentRawStream, torch._C._cuda_getDevice
@@ -45,26 +54,74 @@ class Kernel:
             device: index of the device that the operands are on.
             blocks: size of the grid.
             threads: threads of a block.
-            values: the fields of the parameters, in order.
+            values: the fields of the parameters, in order: tensors, or 0 for none, and numbers.
         """
         if self._current() != device:
             with torch.cuda.device(device):
                 self(device, blocks, threads, *values)
             return
+        if WATCHED.launches is not None:
+            WATCHED.launches.append(Launch(self, blocks, (device, threads), values))
+        direct = self._direct_of(device, threads)
+        if direct is not None and direct.launch(blocks, *values):
+            return
+        function, fields = self._function_of(device), addresses_in(values)
+        status = self._once(function, device, blocks, threads, fields)
+        if status == self._results.CUDA_ERROR_INVALID_CONTEXT:
+            torch.cuda.set_device(device)  # a thread that has not used CUDA has no context; nothing was launched
+            status = self._once(function, device, blocks, threads, fields)
+        if status != self._results.CUDA_SUCCESS:
+            raise LaunchError(f"{self._name}: cuLaunchKernel gave {status!r} for {blocks} blocks of {threads} threads")
+
+    def step(self, programs: int, variant: Hashable | None, *arguments: Any) -> Step | None:
+        """A launch like one that was made, to be repeated with other tensors; None if cuda-bindings made it."""
+        direct = self._direct.get(variant)
+        fixed = any(
+            kind == "P" and value != 0
+            for kind, value in zip(self._kinds, arguments, strict=True)
+            if not isinstance(value, torch.Tensor)
+        )  # an address without its tensor
+        return None if direct is None or fixed else Step(direct, programs, arguments)
+
+    def _function_of(self, device: int) -> Any:
         function = self._functions.get(device)
         if function is None:
             function = self._functions[device] = self._library.function(self._name, device)
-        status = self._once(function, device, blocks, threads, values)
-        if status == self._results.CUDA_ERROR_INVALID_CONTEXT:
-            torch.cuda.set_device(device)  # a thread that has not used CUDA has no context; nothing was launched
-            status = self._once(function, device, blocks, threads, values)
-        if status != self._results.CUDA_SUCCESS:
-            raise LaunchError(f"{self._name}: cuLaunchKernel gave {status!r} for {blocks} blocks of {threads} threads")
+        return function
+
+    def _direct_of(self, device: int, threads: int) -> Any:
+        key = (device, threads)
+        if key not in self._direct:
+            native = launch.native() if launch.in_use() else None
+            function = int(self._function_of(device)) if native is not None else 0
+            made = None
+            if native is not None and launch.parameter_sizes(function, 2) == [self._bytes]:
+                owner = self._library
+                made = native.module.Kernel(
+                    native.driver, function, self._kinds, self._name, device, threads, 0, owner=owner
+                )
+            self._direct[key] = made
+        return self._direct[key]
 
     def _once(self, function: Any, device: int, blocks: int, threads: int, values: tuple[Any, ...]) -> Any:
         with self._lock:
             self._pack(self._memory, 0, *values)
             return self._launch(function, blocks, 1, 1, threads, 1, 1, 0, self._stream_of(device), self._address, 0)[0]
+
+
+def kinds_of(packing: str) -> str:
+    """The kind of each field, in the launcher's words: 2P and q are PPq."""
+    return "".join(kind * int(count or 1) for count, kind in re.findall(r"(\d*)([a-zA-Z])", packing))
+
+
+def packing_of(packing: str) -> struct.Struct:
+    """What packs the fields, addresses as numbers."""
+    return struct.Struct("<" + packing.replace("P", "Q"))
+
+
+def addresses_in(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The fields of a struct, tensors as their addresses."""
+    return tuple(value.data_ptr() if isinstance(value, torch.Tensor) else value for value in values)
 
 
 class Library:
@@ -79,7 +136,7 @@ class Library:
         self._lock = threading.Lock()
 
     def kernel(self, name: str, packing: str) -> Kernel:
-        """A kernel by name; `packing` is the struct of its parameters, in the words of Python's `struct`."""
+        """A kernel by name; `packing` is the struct of its parameters: P tensors, q int64, Q uint64, f float32."""
         return Kernel(self, name, packing)
 
     def function(self, name: str, device: int) -> Any:

@@ -87,8 +87,16 @@ ROUTE_EXPERTS = (
         ("cpp.routing", "torch.routing", "triton.routing"),
         "measured on an EPYC of Zen 3, one thread, torch 2.13, 2026-11-26; Triton is only interpreted on a CPU",
     ),
+    # H100, cuda.routing / triton.routing in a graph, 1, 64, 1024 and 4096 tokens: DeepSeek V3.2's 2.8 / 6.8, 3.2 / 7.1,
+    # 3.8 / 8.2 and 8.2 / 19.4 us; gpt-oss's 2.2 / 2.9, 2.3 / 3.1, 2.6 / 3.2, 3.6 / 4.9; Qwen3's between them.
+    Line(
+        "hopper",
+        "*",
+        ("cuda.routing", "triton.routing", "torch.routing"),
+        "measured on an H100, torch 2.11.0, Triton 3.6.0, 2026-11-26 (benchmarks/results/routing_h100.json)",
+    ),
     # DeepSeek V3.2's, 4096 tokens: 0.024 and 0.512 ms.
-    Line("*", "*", ("triton.routing", "cuda.routing", "torch.routing"), f"{_H200}; cuda.routing is not timed yet"),
+    Line("*", "*", ("triton.routing", "cuda.routing", "torch.routing"), _H200),
 )
 
 ORDER = {

@@ -15,6 +15,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_int, c_uint64
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,14 +27,16 @@ from torch.autograd import forward_ad
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import kernelhub
+from kernelhub.backends.cuda import library as of_cuda
 from kernelhub.backends.shared import direct
 from kernelhub.backends.shared.direct import direct_launch
+from kernelhub.backends.shared.launches import Launch, Shared
+from kernelhub.backends.shared.repeat import Repeated, repetition
 from kernelhub.backends.triton import launch as of_triton
 from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
 from kernelhub.backends.triton.comm.parts import AllGather, ReduceScatter
 from kernelhub.backends.triton.comm.workspace import Workspace
-from kernelhub.backends.triton.launch import Launch, Launcher, Shared
-from kernelhub.backends.triton.repeat import Repeated, repetition
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import is_final
 from kernelhub.errors import RanksDisagree
@@ -229,6 +232,50 @@ def repeated(stub: Stub) -> None:
     for _ in range(4):
         overlapping.launch(both[:64], both[32:96], 7)
     assert overlapping.anew == 2, "operands are told apart as objects, though they overlap"
+
+
+def struct_of_cuda(stub: Stub) -> None:
+    """A CUDA kernel's only parameter gets the struct that cuda-bindings would be given, and its calls are repeated."""
+
+    def by_bindings(*given: Any) -> Any:
+        raise AssertionError("the launcher launches it")
+
+    driver = SimpleNamespace(cuLaunchKernel=by_bindings, CUresult=SimpleNamespace(CUDA_SUCCESS=0))
+    of = SimpleNamespace(driver=driver, function=lambda name, device: 4321)
+    size = 5 * 8  # 36 bytes and the padding that C adds
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            torch._C, "_cuda_getCurrentRawStream", lambda device: OneDevice.stream_of(device), raising=False
+        )
+        patched.setattr(torch._C, "_cuda_getDevice", lambda: OneDevice.current, raising=False)
+        patched.setattr(runtime, "parameter_sizes", lambda function, most: [size])
+        kernel = of_cuda.Kernel(of, "rows", "2P" + "2q" + "f")
+        stub.expect([size])
+        repeated, met = Repeated(), []
+
+        def anew(x: torch.Tensor, y: torch.Tensor) -> None:
+            met.append(x)
+            kernel(0, 3, 96, x, y, -2, 1 << 40, 0.5)
+
+        for count in range(5):
+            x, y = torch.zeros(64), torch.zeros(64)
+            stub.take()
+            repeated.run("key", (x, y), anew, x, y)
+            (one,) = stub.take()
+            fields = struct.pack("<QQqqf", x.data_ptr(), y.data_ptr(), -2, 1 << 40, 0.5)
+            assert one.parameters[0][: len(fields)] == fields
+            assert (one.grid[0], one.block[0], one.function, one.stream) == (3, 96, 4321, OneDevice.stream_of(0))
+            assert len(met) == min(count + 1, 2)
+
+        address = x.data_ptr()
+        for _ in range(4):  # an address without its tensor is that of one call
+            repeated.run("address", (x, y), lambda x, y: met.append(kernel(0, 3, 96, address, y, -2, 7, 0.5)), x, y)
+        assert len(met) == 6
+
+        patched.setattr(runtime, "parameter_sizes", lambda function, most: [size + 8])
+        other = of_cuda.Kernel(of, "rows", "2P" + "2q" + "f")
+        with pytest.raises(AssertionError, match="the launcher launches it"):
+            other(0, 3, 96, x, y, 0, 0, 0.0)  # a struct of another size is left to cuda-bindings
 
 
 def devices_and_streams(stub: Stub) -> None:
@@ -977,6 +1024,7 @@ SCENARIOS = (
     tensor_maps,
     gluon_maps,
     repeated,
+    struct_of_cuda,
     devices_and_streams,
     counters,
     shared_memory,

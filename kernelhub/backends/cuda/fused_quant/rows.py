@@ -19,7 +19,7 @@ from kernelhub.ops.fused_quant.problem import (
     NormProblem,
 )
 
-_PACKING = "7Q" + "12q" + "f"
+_PACKING = "7P" + "12q" + "f"
 _BLOCK = 256  # threads of a block of several rows, or of stretches of rows
 
 
@@ -96,13 +96,13 @@ class _Rows:
             x.get_device(),
             blocks_for(rows, layout.rows) * layout.chunks,
             layout.lanes * layout.rows,
-            x.data_ptr(),
-            _address(weight),
-            _address(residual),
-            _address(given_scale),
-            out.data_ptr(),
-            _address(scale),
-            _address(residual_out),
+            x,
+            _or_none(weight),
+            _or_none(residual),
+            _or_none(given_scale),
+            out,
+            _or_none(scale),
+            _or_none(residual_out),
             rows,
             *x.stride(),
             0 if weight is None else weight.stride(0),
@@ -114,8 +114,8 @@ class _Rows:
         )
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def _or_none(tensor: Tensor | None) -> Tensor | int:
+    return 0 if tensor is None else tensor
 
 
 def _strides(tensor: Tensor | None) -> tuple[int, ...]:

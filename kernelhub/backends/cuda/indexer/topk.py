@@ -9,7 +9,7 @@ from kernelhub.backends.cuda.shapes import in_vectors
 from kernelhub.ops.indexer.adapter import TopKAdapter
 from kernelhub.ops.indexer.problem import TopKProblem
 
-_PACKING = "4Q" + "7q"
+_PACKING = "4P" + "7q"
 _VECTOR = 4
 
 
@@ -28,10 +28,10 @@ class TopK(TopKAdapter):
             out.get_device(),
             rows,
             self._threads(rows, columns),
-            logits.data_ptr(),
-            0 if row_starts is None else row_starts.data_ptr(),
-            0 if row_ends is None else row_ends.data_ptr(),
-            out.data_ptr(),
+            logits,
+            0 if row_starts is None else row_starts,
+            0 if row_ends is None else row_ends,
+            out,
             columns,
             *logits.stride(),
             0 if row_starts is None else row_starts.stride(0),

@@ -13,7 +13,7 @@ from kernelhub.ops.kv_cache.problem import STYLES, KvCacheProblem
 from kernelhub.ops.kv_cache.rope import Rope
 
 _SCALES = {None: 0, "value": 1, "tensor": 2, "head": 3}
-_PACKING, _ROPE_PACKING = "7Q" + "17q" + "2f", "10Q" + "25q" + "2f"
+_PACKING, _ROPE_PACKING = "7P" + "17q" + "2f", "10P" + "25q" + "2f"
 _BLOCK = 256
 
 
@@ -66,28 +66,28 @@ class Write(KvCacheAdapter):
         if self._vectors is not None and all(in_vectors(part, self._each) for part in (k, v, k_cache, v_cache)):
             each, kernel = self._each, self._vectors
         tokens, per_token = k.shape[0], self._per_token
-        addresses: tuple[int, ...] = ()
+        more: tuple[Tensor | int, ...] = ()
         sizes: tuple[int, ...] = ()
         if rope is not None:
             positions, cos_sin_cache, q = rope
             if each > 1 and not (in_vectors(cos_sin_cache, 4) and (q is None or in_vectors(q, each))):
                 each, kernel = 1, self._elements
             q_heads, strides = (0, (0, 0, 0)) if q is None else (q.shape[1], q.stride())
-            addresses = (0 if q is None else q.data_ptr(), positions.data_ptr(), cos_sin_cache.data_ptr())
+            more = (0 if q is None else q, positions, cos_sin_cache)
             sizes = (q_heads, len(cos_sin_cache), *strides, positions.stride(0), *cos_sin_cache.stride())
             per_token += (q_heads - self.problem.num_kv_heads) * self._turned
         kernel(
             k.get_device(),
             blocks_for(tokens * per_token // each, _BLOCK),
             _BLOCK,
-            k.data_ptr(),
-            v.data_ptr(),
-            k_cache.data_ptr(),
-            v_cache.data_ptr(),
-            slot_mapping.data_ptr(),
-            k_scale.data_ptr() if isinstance(k_scale, Tensor) else 0,
-            v_scale.data_ptr() if isinstance(v_scale, Tensor) else 0,
-            *addresses,
+            k,
+            v,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            k_scale if isinstance(k_scale, Tensor) else 0,
+            v_scale if isinstance(v_scale, Tensor) else 0,
+            *more,
             tokens,
             k_cache.shape[0] * self.problem.page_size,
             *k.stride(),

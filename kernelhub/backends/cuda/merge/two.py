@@ -12,7 +12,7 @@ from kernelhub.backends.cuda.shapes import C_TYPES, VECTOR_BYTES, WARP, blocks_f
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import MergeProblem
 
-_PACKING = "7Q" + "23q" + "f"
+_PACKING = "7P" + "23q" + "f"
 _BLOCK = 256
 _NO_BATCH = (0,)
 
@@ -53,13 +53,13 @@ class Merge(MergeAdapter):
             out.get_device(),
             blocks_for(rows * lanes, _BLOCK),
             _BLOCK,
-            a.data_ptr(),
-            b.data_ptr(),
-            out.data_ptr(),
-            lse_a.data_ptr(),
-            lse_b.data_ptr(),
-            0 if lse is None else lse.data_ptr(),
-            out_scale.data_ptr() if isinstance(out_scale, Tensor) else 0,
+            a,
+            b,
+            out,
+            lse_a,
+            lse_b,
+            0 if lse is None else lse,
+            out_scale if isinstance(out_scale, Tensor) else 0,
             rows,
             tokens,
             *(*no_batch, *a.stride()),

@@ -10,7 +10,7 @@ from kernelhub.backends.cuda.shapes import BITS, VECTOR_BYTES, blocks_for, in_ve
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 from kernelhub.ops.mla.concat.problem import ConcatProblem
 
-_PACKING = "3Q" + "9q"
+_PACKING = "3P" + "9q"
 _BLOCK = 256
 
 
@@ -41,9 +41,9 @@ class Concat(ConcatAdapter):
             out.get_device(),
             blocks_for(tokens * problem.num_heads * written // each, _BLOCK),
             _BLOCK,
-            own.data_ptr(),
-            k_rope.data_ptr(),
-            out.data_ptr(),
+            own,
+            k_rope,
+            out,
             tokens,
             *own.stride(),
             *k_rope.stride(),

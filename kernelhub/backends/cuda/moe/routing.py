@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +12,11 @@ from torch import Tensor
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.moe import experts_of_lane, lanes_of_group
 from kernelhub.backends.cuda.shapes import C_TYPES, VECTOR_BYTES, WARP, blocks_for, in_vectors
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.ops.moe.routing.adapter import RoutingAdapter
 from kernelhub.ops.moe.routing.problem import SCORINGS, RoutingProblem
 
-_PACKING = "4Q" + "8q" + "f"
+_PACKING = "4P" + "8q" + "f"
 _BLOCK = 128
 _FEW = 1024  # tokens up to which each has a block, so that they spread over all multiprocessors
 
@@ -24,6 +26,7 @@ class Routing(RoutingAdapter):
 
     def __init__(self, problem: RoutingProblem) -> None:
         super().__init__(problem)
+        self._repeated = Repeated()
         size = getattr(torch, problem.dtype).itemsize
         lanes, each = lanes_of_group(problem.num_groups), experts_of_lane(problem)
         made = library.library(
@@ -51,6 +54,15 @@ class Routing(RoutingAdapter):
     def launch(
         self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
     ) -> None:
+        given = (logits, correction_bias, scaling_factor, weights, ids)
+        self._repeated.run(*self.identified(*given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(*self.identified(*given))
+
+    def _launch_anew(
+        self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
+    ) -> None:
         kernel, tokens = self._elements, logits.shape[0]
         if self._vectors is not None and in_vectors(logits, self._each):
             kernel = self._vectors
@@ -59,10 +71,10 @@ class Routing(RoutingAdapter):
             logits.get_device(),
             blocks_for(tokens * WARP, threads),
             threads,
-            logits.data_ptr(),
-            0 if correction_bias is None else correction_bias.data_ptr(),
-            weights.data_ptr(),
-            ids.data_ptr(),
+            logits,
+            0 if correction_bias is None else correction_bias,
+            weights,
+            ids,
             tokens,
             *logits.stride(),
             0 if correction_bias is None else correction_bias.stride(0),

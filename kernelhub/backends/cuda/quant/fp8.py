@@ -12,7 +12,7 @@ from kernelhub.backends.cuda.shapes import C_TYPES, VECTOR_BYTES, WARP, blocks_f
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import TOKEN
 
-_PACKING = "3Q" + "8q"
+_PACKING = "3P" + "8q"
 _BLOCK, _GROUP = 256, 128
 _THREADS = {1: 256, 2: 256, 4: 512}  # of the largest block, by the vectors that a thread keeps
 _MOST_INDEX = 2**32 - _BLOCK  # of a thread, where one is counted in 32 bits
@@ -43,9 +43,9 @@ class QuantizeFp8(QuantizeAdapter):
             x.get_device(),
             blocks,
             threads,
-            x.data_ptr(),
-            codes.data_ptr(),
-            scale.data_ptr(),
+            x,
+            codes,
+            scale,
             rows,
             columns,
             *x.stride(),

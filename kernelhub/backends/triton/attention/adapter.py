@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Last, Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.prefill import prefill_kernel
 from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_kernel
@@ -26,7 +27,6 @@ from kernelhub.backends.triton.attention.splits import (
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.repeat import Last, Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values, optional_tensors

@@ -8,10 +8,10 @@ from typing import Any
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton.comm.tiles import Tile
 from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, UNIT, Workspace
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.errors import RanksDisagree
 
 _LONGEST_US = 2**31 - 1

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.shared import symmetric
-from kernelhub.backends.triton.launch import Shared
+from kernelhub.backends.shared.launches import Shared
 from kernelhub.errors import KernelUnavailable
 from kernelhub.ops.comm.group import meet
 

@@ -8,11 +8,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fused_quant.rows import activation_kernel, norm_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.operands import as_bytes
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.fused_quant.adapter import ActivationAdapter, NormAdapter
 from kernelhub.ops.fused_quant.problem import FP8_TOKEN, ActivationProblem, FusedProblem, NormProblem
 

@@ -9,10 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.indexer.logits import logits_kernel, paged_logits_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.indexer.adapter import LogitsAdapter, PagedLogitsAdapter
 from kernelhub.ops.indexer.problem import FP8, LogitsProblem

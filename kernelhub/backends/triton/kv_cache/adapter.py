@@ -9,10 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.kv_cache.write import write_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.attention.problem import FP8, QUANTISED
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
 from kernelhub.ops.kv_cache.problem import KvCacheProblem

@@ -9,11 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.kv_cache.adapter import format_of, identified
 from kernelhub.backends.triton.kv_cache.rope import rope_write_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.attention.problem import QUANTISED
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
 from kernelhub.ops.kv_cache.problem import NEOX, KvCacheProblem

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.linear_attention.linear import chunk_kernel, recurrent_kernel
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.linear_attention.adapter import LinearAdapter, States
 from kernelhub.ops.linear_attention.problem import LinearProblem
 

@@ -9,11 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.merge.merge import MOST_APART, merge_apart_kernel, merge_states_kernel
 from kernelhub.backends.triton.operands import as_bytes, strides_of
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import MergeProblem
 

@@ -9,10 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.mla.cache import write_cache_kernel
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.attention.problem import FP8
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
 from kernelhub.ops.mla.cache.problem import MlaCacheProblem

@@ -9,10 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.mla.concat import concat_kernel
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 from kernelhub.ops.mla.concat.problem import ConcatProblem
 

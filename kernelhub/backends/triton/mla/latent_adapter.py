@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.shared.operands import adjacent
+from kernelhub.backends.shared.repeat import Last, Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.splits import full_waves
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_tokens
@@ -18,7 +19,6 @@ from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.mla.latent import latent_kernel, merge_latent_kernel
 from kernelhub.backends.triton.mla.tiles import latent_tiles
-from kernelhub.backends.triton.repeat import Last, Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.problem import FEW, FP8, ONE

@@ -13,6 +13,7 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.shared.pairs import count_kernel
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.launch import Launcher, device_of
@@ -24,7 +25,6 @@ from kernelhub.backends.triton.moe.sorting import sort_kernel
 from kernelhub.backends.triton.moe.tiles import ExpertTiles, choose, rows_of_a_tile
 from kernelhub.backends.triton.moe.tuned import TUNED, Tiles
 from kernelhub.backends.triton.planes import wide, words
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.dispatch.configuration import DEFAULT, Configurable, Configuration, look_up
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.moe.routing import routing_kernel
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.moe.routing.adapter import RoutingAdapter
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 
@@ -54,10 +53,10 @@ class Routing(RoutingAdapter):
         self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
     ) -> None:
         given = (logits, correction_bias, scaling_factor, weights, ids)
-        self._repeated.run(*_identified(*given), self._launch_anew, *given)
+        self._repeated.run(*self.identified(*given), self._launch_anew, *given)
 
     def repeated(self, *given: Any) -> Any:
-        return self._repeated.sequence_of(*_identified(*given))
+        return self._repeated.sequence_of(*self.identified(*given))
 
     def _launch_anew(
         self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
@@ -79,11 +78,3 @@ class Routing(RoutingAdapter):
                 *strides,
                 bias_stride,
             )
-
-
-def _identified(
-    logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
-) -> tuple[Hashable, tuple[Tensor, ...]]:
-    """The key and the tensors of a call that may be repeated."""
-    tensors = (logits, weights, ids) if correction_bias is None else (logits, weights, ids, correction_bias)
-    return (logits.shape[0], scaling_factor), tensors

@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.operands import as_bytes, strides_of
@@ -20,7 +21,6 @@ from kernelhub.backends.triton.quant.quantize import (
     scale_kernel,
     tokens_kernel,
 )
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.quant.adapter import DequantizeAdapter, QuantizeAdapter
 from kernelhub.ops.quant.problem import BLOCK, BLOCK_SIZE, GROUP, MX_GROUP, NVFP4_GROUP, TENSOR, TOKEN

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Hashable
 
 from torch import Tensor
 
@@ -28,3 +29,11 @@ class RoutingAdapter(Repeatable, abc.ABC):
         self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
     ) -> None:
         """logits [T, E], correction_bias float32 [E]; weights float32 and ids int32 [T, top_k]; T > 0."""
+
+    @staticmethod
+    def identified(
+        logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
+    ) -> tuple[Hashable, tuple[Tensor, ...]]:
+        """The key and the tensors of a call whose launches may be repeated."""
+        tensors = (logits, weights, ids) if correction_bias is None else (logits, weights, ids, correction_bias)
+        return (logits.shape[0], scaling_factor), tensors

@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import LEFT_OF_MX, by_ptx, left_of
 from kernelhub.backends.triton.gemm.fp4.decoded import Decoded
@@ -17,7 +18,6 @@ from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N, pack, unpack
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.planes import Planes, wide, words
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, Fp4GemmProblem

@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.shared.operands import strides_of_scale
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product_kernel
 from kernelhub.backends.triton.gemm.fp8.tiles import (
@@ -23,7 +24,6 @@ from kernelhub.backends.triton.gemm.fp8.tiles import (
     written,
 )
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.dispatch.configuration import Configurable, Configuration, look_up
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter

@@ -8,11 +8,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.product import product_kernel
 from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, tiles, tiles_of_e5m2
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, BmmFp8Problem

@@ -7,6 +7,7 @@ from typing import Any
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.gemm.grouped.grouped import grouped_gemm_kernel
@@ -14,7 +15,6 @@ from kernelhub.backends.triton.gemm.grouped.tiles import Tiles, rows_of_a_tile, 
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.backends.triton.planes import DecodedPlanes, Planes, wide, words
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.backends.triton.two_scales import LEFT_OF_BOTH
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands

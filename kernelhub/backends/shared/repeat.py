@@ -5,7 +5,8 @@ sizes of temporaries. So the second call with a key is watched: each launch and 
 the form of their tensors with torch's guards, allocate all temporary memory at once, and make the same launches.
 
 A call is repeated only if its launches are all it does. While it is watched, an operator of torch that is neither an
-allocation nor a view, a launch that is Triton's to make, and a pointer that could be of two operands rule that out.
+allocation nor a view, a launch that the launcher cannot make, and a pointer that could be of two operands rule that
+out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernelhub.backends.triton.launch import WATCHED, Launch, Shared, sequence
+from kernelhub.backends.shared.launches import WATCHED, Launch, Shared, sequence
 from kernelhub.ops.known_calls import are_apart, places_of
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.runtime import launch
@@ -194,7 +195,7 @@ class Last(NamedTuple):
 def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor], shared: Shared | None = None) -> Any:
     """The `Sequence` that repeats launches, given the tensors.
 
-    None if Triton has to make one of them, or a pointer could be of more than one tensor.
+    None if the launcher cannot make one of them, or a pointer could be of more than one tensor.
     """
     temporaries = _Temporaries(tensors, () if shared is None else shared.tensors)
     places = []
