@@ -74,19 +74,52 @@ class Arrange:
             ends: int32 ``[E / W]`` zeros; they become the offsets of the result.
             exact: as many rows as there are, for which this waits for the device; otherwise as many as there can be.
         """
-        received, columns = x.shape
+        if not exact:
+            made = self.memory(x, scales, ids, weights, ends)
+            self.into(made, x, scales, ids, ends)
+            return made
+        received = x.shape[0]
         slots, counts = ids.new_empty(ids.shape), ids.new_empty(self._local)
         with on_device_of(x):
             self._places(self._local, x.device, ids, weights, slots, counts, ends, received)
-            room = received  # of an expert
-            if self._contiguous:
-                form: tuple[int, ...] = (int(ends[-1]) if exact else received * min(self._top_k, self._local),)
-            else:
-                room = int(counts.max()) if exact else received
-                form = (self._local, room)
-            made_x = x.new_empty((*form, columns))
-            made_scales = None if scales is None else scales.new_empty((*form, scales.shape[1]))
-            of_scales = (weights, weights) if scales is None else (scales, made_scales)
-            if received:
-                self._rows(received, x.device, x, of_scales[0], ids, slots, counts, ends, made_x, of_scales[1], room)
+            room = received if self._contiguous else int(counts.max())  # of an expert
+            form = (int(ends[-1]),) if self._contiguous else (self._local, room)
+            made = self._made(form, x, scales, counts, ends, slots, weights)
+            self._move(made, x, scales, ids, ends, room)
+        return made
+
+    def memory(self, x: Tensor, scales: Tensor | None, ids: Tensor, weights: Tensor, ends: Tensor) -> Arranged:
+        """Room for as many rows as there can be; arguments as of a call. `into` fills it."""
+        received = x.shape[0]
+        form = (received * min(self._top_k, self._local),) if self._contiguous else (self._local, received)
+        slots, counts = ids.new_empty(ids.shape), ids.new_empty(self._local)
+        return self._made(form, x, scales, counts, ends, slots, weights)
+
+    def into(self, made: Arranged, x: Tensor, scales: Tensor | None, ids: Tensor, ends: Tensor) -> None:
+        """Launch on the current stream, into what `memory` gave."""
+        received = x.shape[0]
+        with on_device_of(x):
+            self._places(self._local, x.device, ids, made.weights, made.slots, made.counts, ends, received)
+            self._move(made, x, scales, ids, ends, received)
+
+    def _made(
+        self,
+        form: tuple[int, ...],
+        x: Tensor,
+        scales: Tensor | None,
+        counts: Tensor,
+        ends: Tensor,
+        slots: Tensor,
+        weights: Tensor,
+    ) -> Arranged:
+        made_x = x.new_empty((*form, x.shape[1]))
+        made_scales = None if scales is None else scales.new_empty((*form, scales.shape[1]))
         return Arranged(made_x, made_scales, counts, ends if self._contiguous else None, slots, weights)
+
+    def _move(self, made: Arranged, x: Tensor, scales: Tensor | None, ids: Tensor, ends: Tensor, room: int) -> None:
+        """Copy the rows, of which an expert has at most `room`."""
+        received, weights = x.shape[0], made.weights
+        of_scales = (weights, weights) if scales is None else (scales, made.scales)
+        if received:
+            places = made.slots, made.counts, ends
+            self._rows(received, x.device, x, of_scales[0], ids, *places, made.x, of_scales[1], room)

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import gc
 import inspect
+import itertools
 import struct
 import sys
 import threading
@@ -34,6 +35,7 @@ from kernelhub.backends.shared.launches import Launch, Shared
 from kernelhub.backends.shared.repeat import Repeated, repetition
 from kernelhub.backends.triton import launch as of_triton
 from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
+from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
 from kernelhub.backends.triton.comm.parts import AllGather, ReduceScatter
 from kernelhub.backends.triton.comm.workspace import Workspace
 from kernelhub.backends.triton.launch import Launcher
@@ -41,6 +43,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import is_final
 from kernelhub.errors import RanksDisagree
 from kernelhub.ops.attention import paged_call
+from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
 from kernelhub.ops.comm.problem import AllGatherProblem, AllReduceProblem, AllReduceRmsNormProblem, ReduceScatterProblem
 from kernelhub.ops.mla.attention import call as mla_call
 from kernelhub.probes.device import simulated
@@ -985,6 +988,96 @@ def collectives_again(stub: Stub) -> None:
         del launch
 
 
+def exchanges_again(stub: Stub) -> None:
+    """The same of a combine; the launches of a dispatch are repeated with results of its own."""
+    on_stub(stub)
+    runtime.recognise_in_c(runtime.native())
+    (group, _), memory = _groups_of_two(), _Workspaces()
+    facets = {"device": simulated("H100"), "link": "nvlink", "peers": "atomics", "world_size": 2}
+    facets |= {"capacity": "few", "hidden_size": 256, "top_k": 2, "num_experts": 8}
+
+    def refused(device: int) -> Any:
+        raise AssertionError(device)
+
+    for format, with_scales in itertools.product(("tokens", "contiguous", "masked"), (False, True)):
+        dtype = torch.float8_e4m3fn if with_scales else torch.bfloat16
+        problem = DispatchProblem(**facets, dtype=str(dtype)[6:], format=format, scales=with_scales)
+        dispatch = PushRows(problem)
+        dispatch.attach(group.group_name, memory.own)
+        bind = kernelhub.moe_dispatch.op.contract.bind
+        anew: list[Any] = []
+        made_anew = dispatch._launch_anew
+        dispatch._launch_anew = lambda *given, anew=anew, made=made_anew: (anew.append(given), made(*given))[1]
+        run = bind(dispatch, problem, -1, lambda: 0, refused)
+
+        def given(rows: int, dtype: torch.dtype = dtype, with_scales: bool = with_scales, format: str = format) -> Any:
+            x, ids, weights = torch.zeros(rows, 256).to(dtype), torch.zeros(rows, 2, dtype=torch.int32), None
+            weights = torch.zeros(rows, 2)
+            return x, ids, weights, group, 8, torch.ones(rows, 2) if with_scales else None, format, 4
+
+        for rows in (3, 4):
+            sent = [run(*given(rows)) for _ in range(2)][-1]
+            assert len(anew) == 2
+            for _ in range(2):
+                tokens = given(rows)
+                stub.take()
+                sent = run(*tokens)
+                assert len(anew) == 2, "a call like one before is launched at once"
+                launches = stub.take()
+                assert len(launches) == (1 if format == "tokens" else 3)
+                if format != "tokens":  # the stub knows the parameters of one function
+                    continue
+                values = [value for value in launches[0].parameters[:-2] if len(value) == 8]
+                pointers = {struct.unpack("<Q", value)[0] for value in values}
+                parts = [*tokens[:3], sent.x, sent.scales, sent.topk_ids, sent.topk_weights, sent.counts, sent.offsets]
+                parts += [tokens[5], *sent.handle[1:4], memory.own.counters, memory.own.missing]
+                assert {part.data_ptr() for part in parts if part is not None} <= pointers
+            anew.clear()
+        alike = list(given(4))
+        if with_scales:
+            alike[5] = alike[2]
+            for _ in range(3):
+                run(*alike)
+            assert len(anew) == 2, "scales and weights may be one tensor"
+            anew.clear()
+        memory.own.missing[1] = 1
+        with pytest.raises(RanksDisagree, match="rank 1"):
+            run(*given(4))
+        memory.own.missing[1] = 0
+
+        of_y = CombineProblem(**facets, format=format, rows="fixed")
+        combine = PushSums(of_y)
+        combine.attach(group.group_name, memory.own)
+        met: list[Any] = []
+        kind = type(combine)
+        launch = kind.launch
+        kind.launch = lambda *given, met=met, launch=launch: (met.append(given), launch(*given))[1]
+        try:
+            run = kernelhub.moe_combine.op.contract.bind(combine, of_y, -1, lambda: 0, refused)
+            y, out = sent.x.to(torch.bfloat16), torch.zeros(4, 256, dtype=torch.bfloat16)
+            for place in (out, None):
+                for _ in range(4):
+                    run(y, sent.handle, group, place)
+                calls, like, into = len(met), [part.clone() for part in sent.handle], None
+                into = None if place is None else place.clone()
+                stub.take()
+                found = run(y.clone(), like, group, into)
+                assert len(met) == calls, "a call like one before reaches no adapter"
+                [one] = stub.take()
+                pointers = {struct.unpack("<Q", value)[0] for value in one.parameters[:-2] if len(value) == 8}
+                assert {part.data_ptr() for part in (*like[1:4], found, memory.own.counters)} <= pointers
+                other = [sent.handle[0].clone(), *sent.handle[1:]]
+                other[0][4] = 3  # another number of tokens
+                with pytest.raises(kernelhub.errors.InvalidArgument):
+                    run(y, other, group, place)
+            memory.own.missing[1] = 1
+            with pytest.raises(RanksDisagree, match="rank 1"):
+                run(y, sent.handle, group, out)
+            memory.own.missing[1] = 0
+        finally:
+            kind.launch = launch
+
+
 _TAKEN = {
     "all_reduce": ("x", "group", "out"),
     "reduce_scatter": ("x", "group", "out"),
@@ -1006,6 +1099,8 @@ class _Workspaces:
 
 def _groups_of_two() -> list[Any]:
     """Two process groups of two ranks, of which only this one is there."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     return [dist.group.WORLD, dist.new_group([0, 1])]
 
@@ -1039,6 +1134,7 @@ SCENARIOS = (
     experts_again,
     small_calls_again,
     collectives_again,
+    exchanges_again,
 )
 
 

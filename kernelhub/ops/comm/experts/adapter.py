@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header
+from kernelhub.ops.known_calls import Repeatable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -55,7 +56,7 @@ class DispatchAdapter(abc.ABC):
         """Exchange tokens; on a CPU raise an error after `timeout_s`."""
 
 
-class CombineAdapter(abc.ABC):
+class CombineAdapter(Repeatable, abc.ABC):
     """A kernel of `moe_combine`, made for one problem; written in the same steps."""
 
     def __init__(self, problem: CombineProblem) -> None:

@@ -14,7 +14,7 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import dtype_name, refuse
+from kernelhub.ops.arguments import dense, dtype_name, refuse
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.experts.adapter import CombineAdapter
 from kernelhub.ops.comm.experts.checks import COMBINE as NAME
@@ -24,9 +24,8 @@ from kernelhub.ops.comm.experts.problem import FORMATS, MOE_COMBINE, CombineProb
 from kernelhub.ops.comm.experts.received import Handle, Header, header_of, numbers_of
 from kernelhub.ops.comm.experts.reference import moe_combine_reference
 from kernelhub.ops.comm.group import backend_kind, resolved
-from kernelhub.ops.comm.known import group_type
+from kernelhub.ops.comm.known import GroupCalls, group_type
 from kernelhub.ops.comm.topology import linked
-from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.ops.operators import Traced
 from kernelhub.probes.device import facts_of
 
@@ -69,18 +68,26 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch. A rank without rows launches, too."""
-    launch, timeout_s, groups, calls = adapter.launch, HUB.settings[_TIMEOUT], group_type(), KnownCalls()
+    launch, timeout_s, groups, known = adapter.launch, HUB.settings[_TIMEOUT], group_type(), GroupCalls(adapter)
     dtype = getattr(torch, problem.dtype)
     form = (problem.capacity, problem.format, problem.rows)
     facets = (dtype, problem.hidden_size, problem.top_k, problem.num_experts, problem.world_size, *form)
 
     def run(y: Tensor, handle: Sequence[Tensor], group: ProcessGroup | str, out: Tensor | None) -> Tensor:
         numbers = numbers_of(handle)
-        key: Any = None if numbers is None or getattr(y, "is_nested", True) else (y.shape, numbers, out is None)
-        operands = () if numbers is None else (y, *handle[1:], out)
         group = resolved(NAME, group) if type(group) is str else group
-        known = type(group) is groups and calls.holds(key, operands)
-        if known and numbers is not None and numbers.world_size == group.size():  # type: ignore[union-attr]
+        key: Any = None
+        again, made = 0, out
+        if type(group) is groups and numbers is not None and not getattr(y, "is_nested", True):
+            key, calls = (y.shape, numbers, out is None), known.of(group)
+            if key in calls and (out is not None or dense(y, dtype, device)):
+                made = y.new_empty(numbers.tokens, y.shape[-1]) if out is None else out
+                again = known.again(calls, key, (y, *handle[1:], made))
+                if again == 2:
+                    tick()
+                    assert made is not None
+                    return made
+        if again and numbers is not None:
             pg: Any = group
             header = numbers
         else:
@@ -92,16 +99,21 @@ def bind(
             if mine != facets:
                 at = next(at for at, (one, other) in enumerate(zip(mine, facets, strict=True)) if one != other)
                 refuse(NAME, "y" if at < 2 else "handle", f"makes {mine[at]}", f"the plan is for {facets[at]}")
+        if made is None:
+            made = torch.empty(header.tokens, y.shape[-1], dtype=dtype, device=y.device)
+        operands = (y, *handle[1:], made)
+        if key is not None and not again:
             calls.learn(key, operands, 1)
-        if out is None:
-            out = torch.empty(header.tokens, y.shape[-1], dtype=dtype, device=y.device)
+        launched = (y, Handle(*handle), header, made, pg, timeout_s)
         tick()
         try:
-            launch(y, Handle(*handle), header, out, pg, timeout_s)
+            launch(*launched)
         except Exception as error:
             failed(launch, error)
             raise
-        return out
+        if again:
+            known.attach(calls, key, operands, *launched)
+        return made
 
     return run
 

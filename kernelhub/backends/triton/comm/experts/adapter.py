@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import triton
@@ -10,13 +11,14 @@ from torch import Tensor
 
 from kernelhub.backends.shared.arrange import Arrange
 from kernelhub.backends.shared.operands import up_to
-from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
+from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, identified, is_aligned
 from kernelhub.backends.triton.comm.experts.push_rows import push_rows_kernel
 from kernelhub.backends.triton.comm.experts.push_sums import push_sums_kernel
 from kernelhub.backends.triton.comm.tiles import Tile
 from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.ops.comm.experts.adapter import CombineAdapter, DispatchAdapter, Outgoing
+from kernelhub.ops.comm.experts.formats import Arranged
 from kernelhub.ops.comm.experts.problem import (
     BLOCK,
     FIXED,
@@ -58,7 +60,10 @@ def _lanes(tile: Tile, count: int) -> int:
 
 
 class Received(NamedTuple):
-    """What came, in the order of ranks, with ids as those of this rank: x, scales, ids, weights, and their counts."""
+    """What came, or room for it, in the order of ranks, with ids as those of this rank; and their counts.
+
+    Rows of float8 are bytes.
+    """
 
     x: Tensor
     scales: Tensor | None
@@ -117,18 +122,36 @@ class PushRows(DispatchAdapter):
 
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
         most = outgoing.max_tokens
-        came = self._received(self._connection(group, self._rows(most)), outgoing, most, timeout_s)
+        connection = self._connection(group, self._rows(most))
+        came = self._room(outgoing, most)
         x, scales, ids, weights, counts = came
+        made = None if self._arrange is None else self._arrange.memory(x, scales, ids, weights, counts)
+        shared = outgoing.scales is outgoing.topk_weights  # which a form has once
+        tensors = [outgoing.x, outgoing.topk_ids, outgoing.topk_weights, x, ids, weights, counts]
+        if scales is not None and outgoing.scales is not None:
+            tensors += [scales] if shared else [scales, outgoing.scales]
+        if made is not None:
+            tensors += [made.x, made.slots, made.counts]
+            if made.scales is not None:
+                tensors.append(made.scales)
+        key = (outgoing.x.shape, most, timeout_s, shared)
+        connection.repeated.run(key, tensors, self._launch_anew, connection, outgoing, came, made, timeout_s)
         form = (*self._form, outgoing.x.shape[0], most)
-        if self._arrange is None:
+        if made is None:
             handle = self._handles.of(Header(*form, x.shape[0]), outgoing.topk_ids, ids, weights)
             x = x.view(self._dtype) if self._as_bytes else x
             return Dispatched(x, scales, ids, weights, counts, None, handle)
-        made = self._arrange(x, scales, ids, weights, counts)
         header = Header(*form, made.x.numel() // made.x.shape[-1])
         handle = self._handles.of(header, outgoing.topk_ids, made.slots, made.weights)
         x = made.x.view(self._dtype) if self._as_bytes else made.x
         return Dispatched(x, made.scales, None, None, made.counts, made.offsets, handle)
+
+    def _launch_anew(
+        self, connection: Connection, outgoing: Outgoing, came: Received, made: Arranged | None, timeout_s: float
+    ) -> None:
+        self._exchange(connection, outgoing, came, outgoing.max_tokens, timeout_s)
+        if made is not None and self._arrange is not None:
+            self._arrange.into(made, came.x, came.scales, came.ids, came.counts)
 
     def _connection(self, group: ProcessGroup, rows: int) -> Connection:
         """The connection of a group, with room for so many rows of each rank."""
@@ -137,38 +160,34 @@ class PushRows(DispatchAdapter):
             connection = self.attach(group.group_name, workspace_before(group, rows * self.record_bytes))
         return connection
 
-    def _received(self, connection: Connection, outgoing: Outgoing, most: int, timeout_s: float) -> Received:
-        """What came, `most` rows of each rank."""
-        problem, rows = self.problem, self._rows(most)
+    def _room(self, outgoing: Outgoing, most: int) -> Received:
+        """Room for `most` rows of each rank."""
+        x, ids, weights, problem = outgoing.x, outgoing.topk_ids, outgoing.topk_weights, self.problem
+        received = problem.world_size * most
+        counts = ids.new_zeros(self._local) if self._arrange is None or not most else ids.new_empty(self._local)
+        return Received(
+            x.new_empty((received, x.shape[1]), dtype=torch.uint8 if self._as_bytes else None),
+            None if outgoing.scales is None else weights.new_empty((received, self._scales)),
+            ids.new_empty((received, problem.top_k)),
+            weights.new_empty((received, problem.top_k)),
+            counts,
+        )
+
+    def _exchange(
+        self, connection: Connection, outgoing: Outgoing, came: Received, most: int, timeout_s: float
+    ) -> None:
+        """Send, and receive into `came`, `most` rows of each rank."""
+        rows = self._rows(most)
         x, tokens = aligned(outgoing.x), outgoing.x.shape[0]
         if self._as_bytes:
             x = x.view(torch.uint8)
         ids, weights = aligned(outgoing.topk_ids), aligned(outgoing.topk_weights)
-        received = problem.world_size * most
-        received_x = x.new_empty((received, x.shape[1]))
-        local_ids, local_weights = (
-            ids.new_empty((received, problem.top_k)),
-            weights.new_empty((received, problem.top_k)),
-        )
-        counts = ids.new_zeros(self._local) if self._arrange is None or not most else ids.new_empty(self._local)
-        scales, received_scales = weights, None
-        if outgoing.scales is not None:
-            scales, received_scales = aligned(outgoing.scales), weights.new_empty((received, self._scales))
-        operands = (
-            x,
-            scales,
-            ids,
-            weights,
-            received_x,
-            local_weights if received_scales is None else received_scales,
-            local_ids,
-            local_weights,
-            counts,
-        )
+        scales = weights if outgoing.scales is None else aligned(outgoing.scales)
+        into_scales = came.weights if came.scales is None else came.scales
+        operands = (x, scales, ids, weights, came.x, into_scales, came.ids, came.weights, came.counts)
         for begin in range(0, most, max(rows, 1)):
             count = min(rows, most - begin)
             connection(count, operands, (tokens, begin, count, most), timeout_s)
-        return Received(received_x, received_scales, local_ids, local_weights, counts)
 
 
 class PushSums(CombineAdapter):
@@ -212,7 +231,15 @@ class PushSums(CombineAdapter):
     def launch(
         self, y: Tensor, handle: Handle, header: Header, out: Tensor, group: ProcessGroup, timeout_s: float
     ) -> None:
-        self._send(self._connection(group, header.max_tokens), y, handle, header, out, timeout_s)
+        connection = self._connection(group, header.max_tokens)
+        key, tensors = _identified_sums(y, handle, header, out, timeout_s)
+        connection.repeated.run(key, tensors, self._send, connection, y, handle, header, out, timeout_s)
+
+    def repeated(
+        self, y: Tensor, handle: Handle, header: Header, out: Tensor, group: ProcessGroup, timeout_s: float
+    ) -> Any:
+        connection = self._connections.get(group.group_name)
+        return connection and connection.repeated.sequence_of(*_identified_sums(y, handle, header, out, timeout_s))
 
     def _connection(self, group: ProcessGroup, most: int) -> Connection:
         """The connection of a group, with room for what one launch sends."""
@@ -233,3 +260,10 @@ class PushSums(CombineAdapter):
             connection(count * self._parts, operands, (header.tokens, begin, count, most), timeout_s)
         if target is not out:
             out.copy_(target)
+
+
+def _identified_sums(
+    y: Tensor, handle: Handle, header: Header, out: Tensor, timeout_s: float
+) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """The key and the tensors of a combine."""
+    return identified((y.shape, header, timeout_s), y, handle.slots, handle.weights, handle.topk_ids, out)

@@ -19,6 +19,7 @@ from kernelhub.backends.triton.comm.workspace import UNIT, Workspace
 from kernelhub.ops.comm.experts.adapter import Outgoing
 from kernelhub.ops.comm.experts.problem import ALL, ROWS, TOKENS, CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header, handle_of
+from kernelhub.ops.known_calls import Repeatable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -57,7 +58,8 @@ class PushRowsExact(PushRows):
         connection = self._connection(group, self._most_rows)
         lengths = self._lengths_of_ranks(outgoing, group, timeout_s)
         most = max(lengths)
-        came = self._received(connection, outgoing, most, timeout_s)
+        came = self._room(outgoing, most)
+        self._exchange(connection, outgoing, came, most, timeout_s)
         if min(lengths) < most:
             x, scales, ids, weights = (_without_padding(part, lengths) for part in came[:4])
             assert x is not None
@@ -103,6 +105,8 @@ class PushSumsExact(PushSums):
 
     def connect(self, y: Tensor, handle: Handle, header: Header, group: ProcessGroup, timeout_s: float) -> None:
         super().connect(y, handle, header._replace(max_tokens=self._most_rows), group, timeout_s)
+
+    repeated = Repeatable.repeated  # what it launches depends on the numbers of tokens
 
     def _rows(self, most: int) -> int:
         return min(most, self._most_rows)
