@@ -326,3 +326,19 @@ def _doubled(pointer, sums, times):
         value = _twice(value)
     tl.store(pointer + at, value)
     tl.store(sums + tl.program_id(0), tl.sum(value, 0))
+
+
+class TestOwnScales:
+    """Scales that a tensor's largest magnitude gives: in one launch, two, or three, by the number of rows."""
+
+    @pytest.mark.parametrize("rows", [4, 5, 257])
+    @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.float8_e8m0fnu, None], ids=["fp8", "e8m0", "nvfp4"])
+    def test_the_bits_are_those_of_the_reference(self, scale_dtype: torch.dtype | None, rows: int) -> None:
+        x = torch.randn(rows, 32, device=DEVICE).bfloat16()
+        x[0, 3], x[-1, 5] = torch.nan, -77.0
+        x = torch.cat([x, x], 1)[:, :32]  # rows apart
+        quantize = kernelhub.quantize_nvfp4 if scale_dtype is None else kernelhub.quantize_fp8
+        options = {} if scale_dtype is None else {"granularity": "tensor", "scale_dtype": scale_dtype}
+        want = quantize.reference(x.cpu(), **options)
+        for one, other in zip(quantize(x, **options, backend="triton"), want, strict=True):
+            assert torch.equal(one.cpu().view(torch.uint8), other.view(torch.uint8))

@@ -14,6 +14,9 @@ from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.backends.triton.quant.dequantize import dequantize_kernel
 from kernelhub.backends.triton.quant.quantize import (
+    MOST_PARTS,
+    MOST_READ,
+    STRETCH,
     amax_kernel,
     blocks_kernel,
     given_kernel,
@@ -36,7 +39,9 @@ _WARPS = 4
 _WIDEST_ROW = 8192  # that a program keeps in registers: 0.032 ms, against 0.037 by two passes of 4096
 # A block of 128 x 128 in 0.034 ms; 0.048 with 8 or 16. Without conversions to float8 4 spill 900 bytes on sm_80.
 _BLOCK_WARPS = {True: 4, False: 8}
-_MOST_PARTS = 1024  # partial maxima of a tensor, which one program then takes together
+_Maxima = tuple[Tensor | None, int, int]
+_KNOWN: _Maxima = (None, 0, 0)  # of a scale that nothing has to be read for
+_FEW_STRETCHES = 4  # that each program reads for their maximum, which takes less than a launch
 
 
 def _variant(columns: int, strides: tuple[int, ...], *tensors: Tensor) -> Any:
@@ -69,21 +74,31 @@ def _arithmetic(problem: Any) -> dict[str, bool]:
 
 
 class _Amax:
-    """The scale of a whole tensor, in two launches."""
+    """The largest magnitude of a tensor, for its scale: in the launch that encodes, or in one or two before it."""
 
     def __init__(self, largest: float, nvfp4: bool, ue8m0: bool, e8m0: bool) -> None:
-        self._amax = Launcher(amax_kernel, {"LARGEST": largest, "BLOCK": _TILE}, num_warps=_WARPS)
-        static = {"NVFP4": nvfp4, "UE8M0": ue8m0, "E8M0": e8m0, "BLOCK": _MOST_PARTS}
+        self._amax = Launcher(amax_kernel, {"LARGEST": largest}, num_warps=_WARPS)
+        static = {"NVFP4": nvfp4, "UE8M0": ue8m0, "E8M0": e8m0}
         self._scale = Launcher(scale_kernel, static, num_warps=_WARPS)
 
-    def __call__(self, x: Tensor, scale: Tensor) -> None:
-        """x [M, K]; scale of one element."""
+    def __call__(self, x: Tensor, scale: Tensor) -> _Maxima:
+        """Of x [M, K] and its scale of one element what the launch that encodes takes: maxima, stretches, parts."""
         rows, columns = x.shape
-        units = rows * -(-columns // _TILE)
-        parts = min(units, _MOST_PARTS)
-        maxima = x.new_empty(_MOST_PARTS, dtype=torch.float32)
-        self._amax(parts, _variant(columns, x.stride(), x), x, maxima, rows, columns, units, *x.stride(), parts)
+        units = rows * -(-columns // STRETCH)
+        if units <= _FEW_STRETCHES:
+            return self._none(x, scale), units, 0
+        parts = min(units, MOST_PARTS)
+        maxima = x.new_empty(MOST_PARTS, dtype=torch.float32)
+        self._amax(parts, _variant(columns, x.stride(), x), x, maxima, columns, units, *x.stride(), parts)
+        if units <= MOST_READ:
+            return maxima, units, parts
         self._scale(1, scale.get_device(), maxima, scale, parts)
+        return maxima, units, -1
+
+    @staticmethod
+    def _none(x: Tensor, scale: Tensor) -> Tensor:
+        """In place of maxima, float32 as they are: one compiled variant serves all sizes."""
+        return scale if scale.dtype is torch.float32 else x.new_empty(1, dtype=torch.float32)
 
 
 class _Rows:
@@ -104,7 +119,7 @@ class _Rows:
 
 
 class QuantizeFp8(QuantizeAdapter):
-    """`quantize_fp8`: one launch, or three where a tensor's own maximum gives its scale."""
+    """`quantize_fp8`: one launch, or up to three where a tensor's own maximum gives its scale."""
 
     def __init__(self, problem: Any) -> None:
         super().__init__(problem)
@@ -115,7 +130,7 @@ class QuantizeFp8(QuantizeAdapter):
         self._repeated = Repeated()
         self._given = problem.static or problem.granularity == TENSOR
         if self._given:
-            given = {"E8M0": e8m0, "LARGEST": largest, "BLOCK": _TILE, **_arithmetic(problem)}
+            given = {**static, "BLOCK": _TILE, "OWN": not problem.static}
             self._launch = Launcher(given_kernel, given, num_warps=_WARPS)
             self._amax = None if problem.static else _Amax(largest, False, problem.ue8m0, e8m0)
         elif problem.granularity == TOKEN:
@@ -125,13 +140,13 @@ class QuantizeFp8(QuantizeAdapter):
                 blocks_kernel, {**static, "SIZE": BLOCK_SIZE}, num_warps=_BLOCK_WARPS[static["NATIVE"]]
             )
         else:
-            static |= {"FORMAT": "fp8", "ROUND_UP": False, **_groups(problem.group_size)}
+            static |= {"FORMAT": "fp8", "ROUND_UP": False, "OWN": False, **_groups(problem.group_size)}
             self._launch = Launcher(groups_kernel, static, num_warps=_WARPS)
             self._columns: int = problem.group_size * static["GROUPS"]
 
     def workspace_bytes(self, **sizes: int) -> int:
         """Partial maxima."""
-        return 4 * _MOST_PARTS if self._given and not self.problem.static else 0
+        return 4 * MOST_PARTS if self._given and not self.problem.static else 0
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         tensors = (x, codes, scale) if global_scale is None else (x, codes, scale, global_scale)
@@ -155,16 +170,16 @@ class QuantizeFp8(QuantizeAdapter):
             strides = (*x.stride(), *codes.stride())
             variant = _variant(columns, strides, x, codes)
             if self._given:
-                if self._amax is not None:
-                    self._amax(x, scale)
+                maxima = _KNOWN if self._amax is None else self._amax(x, scale)
                 chunks = rows * -(-columns // _TILE)
                 step = 0 if scale.numel() == 1 else scale.stride(0)
-                self._launch(chunks, variant, x, codes, scale, rows, columns, *strides, step)
+                self._launch(chunks, variant, x, codes, scale, *maxima, rows, columns, *strides, step)
             elif granularity == TOKEN:
                 self._rows.launcher(columns)(rows, variant, x, codes, scale, rows, columns, *strides, scale.stride(0))
             else:
                 programs = rows * -(-columns // self._columns)
-                self._launch(programs, variant, x, codes, scale, None, rows, columns, *strides, *scale.stride())
+                more = (rows, columns, *strides, *scale.stride())
+                self._launch(programs, variant, x, codes, scale, None, *_KNOWN, *more)
 
 
 class _QuantizeGroups(QuantizeAdapter):
@@ -180,6 +195,7 @@ class _QuantizeGroups(QuantizeAdapter):
         static: dict[str, Any] = {"FORMAT": self.format, "UE8M0": False, "E8M0": False, "LARGEST": self._largest}
         static |= _arithmetic(problem)
         static |= {"ROUND_UP": getattr(problem, "round_up", False), **_groups(self.group)}
+        static["OWN"] = not getattr(problem, "static", True)
         self._per_program: int = static["GROUPS"]
         self._launch = Launcher(groups_kernel, static, num_warps=_WARPS)
 
@@ -197,7 +213,13 @@ class _QuantizeGroups(QuantizeAdapter):
         strides = (*x.stride(), *codes.stride())
         variant = _variant(columns, strides, x, codes)
         with device_of(x):
-            self._launch(programs, variant, x, codes, scale, global_scale, rows, columns, *strides, *scale.stride())
+            maxima = self._maxima(x, global_scale)
+            more = (rows, columns, *strides, *scale.stride())
+            self._launch(programs, variant, x, codes, scale, global_scale, *maxima, *more)
+
+    def _maxima(self, x: Tensor, global_scale: Tensor | None) -> _Maxima:
+        """For a global scale that is not known."""
+        return _KNOWN
 
 
 class QuantizeMxfp4(_QuantizeGroups):
@@ -213,7 +235,7 @@ class QuantizeMxfp8(_QuantizeGroups):
 
 
 class QuantizeNvfp4(_QuantizeGroups):
-    """`quantize_nvfp4`: one launch, or three where the tensor's own maximum gives the global scale."""
+    """`quantize_nvfp4`: one launch, or up to three where the tensor's own maximum gives the global scale."""
 
     format = "nvfp4"
     group = NVFP4_GROUP
@@ -224,14 +246,11 @@ class QuantizeNvfp4(_QuantizeGroups):
 
     def workspace_bytes(self, **sizes: int) -> int:
         """Partial maxima."""
-        return 0 if self._amax is None else 4 * _MOST_PARTS
+        return 0 if self._amax is None else 4 * MOST_PARTS
 
-    def _launch_anew(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+    def _maxima(self, x: Tensor, global_scale: Tensor | None) -> _Maxima:
         assert global_scale is not None
-        if self._amax is not None:
-            with device_of(x):
-                self._amax(x, global_scale)
-        super()._launch_anew(x, codes, scale, global_scale)
+        return _KNOWN if self._amax is None else self._amax(x, global_scale)
 
 
 class _Dequantize(DequantizeAdapter):

@@ -9,6 +9,9 @@ missing (`quotients`). Where the scale is a power of two, a product with its rec
 
 NaN goes through all of this as NaN, which is 0x7f in float8; float4 has none, so there a group's scale carries it.
 
+Where the largest magnitude of the tensor gives its scale (OWN), few stretches of it are read by each program, some are
+read by one program each before, whose maxima each program then compares, and many have a launch that does so once.
+
 A program takes GROUPS groups of a row. Without groups (a scale that is known), a group is any stretch of it. Widths are
 specialised on, as strides are: masks of an unknown width make loads and stores of single elements.
 """
@@ -28,12 +31,16 @@ from kernelhub.backends.triton.formats import (
     float_to_e8m0_up,
 )
 
+STRETCH = 4096  # elements of a row that a program reads at once for their maximum
+MOST_PARTS = 1024  # partial maxima of a tensor, which one program takes together
+MOST_READ = 256  # of them that each program reads
 LEAST_SCALE = tl.constexpr(2.0**-126)
 LEAST_NVFP4_SCALE = tl.constexpr(2.0**-9)
 LEAST_GLOBAL_SCALE = tl.constexpr(2.0**-117)
 LEAST_EXACT_SCALE, MOST_EXACT_SCALE = tl.constexpr(2.0**-90), tl.constexpr(2.0**90)
 
 _VARYING = ["rows", "matrices", "units", "parts", "stride_sb", "stride_sr", "stride_sc"]
+_STRETCH, _MOST_PARTS, _MOST_READ = tl.constexpr(STRETCH), tl.constexpr(MOST_PARTS), tl.constexpr(MOST_READ)
 
 
 @triton.jit
@@ -89,6 +96,13 @@ def store_fp8_scale(scale_out, at, scale, mask, E8M0: tl.constexpr):
 
 
 @triton.jit
+def stored_scale(scale, E8M0: tl.constexpr):
+    """What `store_fp8_scale` stored."""
+    found = tl.load(scale)
+    return e8m0_to_float(found) if E8M0 else found
+
+
+@triton.jit
 def e4m3_codes(quotient, NATIVE: tl.constexpr):
     """Codes of float32; NaN is 0x7f, as the conversion of NVIDIA GPUs has it."""
     if NATIVE:
@@ -102,12 +116,44 @@ def reciprocal_of_e8m0(raw):
     return ((254 - raw.to(tl.uint32)) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["scale_out", "global_scale"])
+@triton.jit
+def amax_of_stretches(x, columns, first, units, parts, stride_xr, stride_xc, LARGEST: tl.constexpr):
+    """The largest magnitude of every parts-th stretch of a row from the first on."""
+    chunks = tl.cdiv(columns, _STRETCH)
+    top = tl.zeros([_STRETCH], tl.float32)
+    for unit in range(first, units, parts):
+        row = (unit // chunks).to(tl.int64)
+        column = unit % chunks * _STRETCH + tl.arange(0, _STRETCH)
+        value = tl.load(x + row * stride_xr + column * stride_xc, column < columns, other=0.0).to(tl.float32)
+        top = tl.maximum(top, sizes(value))
+    return tl.max(tl.minimum(top, LARGEST), 0)
+
+
+@triton.jit
+def amax_of_all(x, maxima, columns, units, parts, stride_xr, stride_xc, LARGEST: tl.constexpr, MOST: tl.constexpr):
+    """The largest magnitude of a tensor: that of its `parts`, or of its stretches if there are none."""
+    if parts > 0:
+        part = tl.arange(0, MOST)
+        amax = tl.max(tl.load(maxima + part, part < parts, other=0.0), 0)
+    else:
+        amax = amax_of_stretches(x, columns, 0, units, 1, stride_xr, stride_xc, LARGEST)
+    return amax
+
+
+@triton.jit
+def nvfp4_global_scale(amax):
+    return tl.maximum(tl.div_rn(amax, E4M3_MAX * E2M1_MAX), LEAST_GLOBAL_SCALE)
+
+
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["scale_out", "global_scale", "maxima"])
 def groups_kernel(
     x,
     codes,
     scale_out,
     global_scale,
+    maxima,
+    units,
+    parts,
     rows,
     columns,
     stride_xr,
@@ -124,16 +170,30 @@ def groups_kernel(
     GROUP: tl.constexpr,
     GROUP_PAD: tl.constexpr,
     GROUPS: tl.constexpr,
+    OWN: tl.constexpr,
     FUSED: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """Groups of a row, each with its own scale. FORMAT is fp8, nvfp4, mxfp4 or mxfp8."""
+    """Groups of a row, each with its own scale. FORMAT is fp8, nvfp4, mxfp4 or mxfp8. OWN: of nvfp4 `global_scale` is
+    found here and stored by the first program, unless `parts` is below 0.
+    """
     chunks = tl.cdiv(tl.cdiv(columns, GROUP), GROUPS)
     row = (tl.program_id(0) // chunks).to(tl.int64)
     group = tl.program_id(0) % chunks * GROUPS + tl.arange(0, GROUPS)
     inner = tl.arange(0, GROUP_PAD)
     column = group[:, None] * GROUP + inner[None, :]
     mask = (inner < GROUP)[None, :] & (column < columns)
+    if FORMAT == "nvfp4":  # before anything else is in registers
+        if OWN:
+            if parts < 0:
+                factor = tl.load(global_scale)
+            else:
+                amax = amax_of_all(x, maxima, columns, units, parts, stride_xr, stride_xc, LARGEST, _MOST_READ)
+                factor = nvfp4_global_scale(amax)
+                if tl.program_id(0) == 0:
+                    tl.store(global_scale, factor)
+        else:
+            factor = tl.load(global_scale)
     x = tl.load(x + row * stride_xr + column * stride_xc, mask, other=0.0).to(tl.float32)
     there = group * GROUP < columns
     at_scale = row * stride_sr + group.to(tl.int64) * stride_sc
@@ -159,7 +219,6 @@ def groups_kernel(
         lost = top > 0x7F800000
         amax = tl.minimum(top.to(tl.float32, bitcast=True), LARGEST)
         if FORMAT == "nvfp4":
-            factor = tl.load(global_scale)
             if FUSED & (factor >= 512 * LEAST_EXACT_SCALE) & (factor <= MOST_EXACT_SCALE):
                 # Of magnitudes too small for exact remainders the scale is the least in any case.
                 wanted = tl.minimum(quotients(amax, tl.full([], E2M1_MAX, tl.float32), FUSED, False), 512.0 * factor)
@@ -252,11 +311,14 @@ def row_codes(value, scale, UE8M0: tl.constexpr, FUSED: tl.constexpr, NATIVE: tl
     return e4m3_codes(quotient, NATIVE)
 
 
-@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["scale"])
+@triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["scale", "maxima"])
 def given_kernel(
     x,
     codes,
     scale,
+    maxima,
+    units,
+    parts,
     rows,
     columns,
     stride_xr,
@@ -264,19 +326,30 @@ def given_kernel(
     stride_cr,
     stride_cc,
     stride_sr,
+    UE8M0: tl.constexpr,
     E8M0: tl.constexpr,
     LARGEST: tl.constexpr,
     BLOCK: tl.constexpr,
+    OWN: tl.constexpr,
     FUSED: tl.constexpr,
     NATIVE: tl.constexpr,
 ):
-    """A stretch of a row with a scale that is known, of the row or, with stride 0, of the tensor."""
+    """A stretch of a row with a scale that is known, of the row or, with stride 0, of the tensor. OWN: the tensor's is
+    found here and stored by the first program, unless `parts` is below 0.
+    """
     chunks = tl.cdiv(columns, BLOCK)
     row = (tl.program_id(0) // chunks).to(tl.int64)
     column = tl.program_id(0) % chunks * BLOCK + tl.arange(0, BLOCK)
-    factor = tl.load(scale + row * stride_sr)
-    if E8M0:
-        factor = e8m0_to_float(factor)
+    if OWN:
+        if parts < 0:
+            factor = stored_scale(scale, E8M0)
+        else:
+            amax = amax_of_all(x, maxima, columns, units, parts, stride_xr, stride_xc, LARGEST, _MOST_READ)
+            factor = fp8_scale(amax, UE8M0)
+            if tl.program_id(0) == 0:
+                store_fp8_scale(scale, 0, factor, None, E8M0)
+    else:
+        factor = stored_scale(scale + row * stride_sr, E8M0)
     value = tl.load(x + row * stride_xr + column * stride_xc, column < columns, other=0.0).to(tl.float32)
     if FUSED & (factor >= LEAST_EXACT_SCALE) & (factor <= MOST_EXACT_SCALE):
         quotient = quotients(within(value, tl.minimum(1024.0 * factor, LARGEST)), factor, FUSED, False)
@@ -327,29 +400,18 @@ def blocks_kernel(
 
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["parts_out"])
-def amax_kernel(
-    x, parts_out, rows, columns, units, stride_xr, stride_xc, parts, LARGEST: tl.constexpr, BLOCK: tl.constexpr
-):
-    """The largest magnitude of every parts-th stretch of a row."""
-    chunks = tl.cdiv(columns, BLOCK)
-    top = tl.zeros([BLOCK], tl.float32)
-    for unit in range(tl.program_id(0), units, parts):
-        row = (unit // chunks).to(tl.int64)
-        column = unit % chunks * BLOCK + tl.arange(0, BLOCK)
-        value = tl.load(x + row * stride_xr + column * stride_xc, column < columns, other=0.0).to(tl.float32)
-        top = tl.maximum(top, sizes(value))
-    top = tl.minimum(top, LARGEST)
-    tl.store(parts_out + tl.program_id(0), tl.max(top, 0))
+def amax_kernel(x, parts_out, columns, units, stride_xr, stride_xc, parts, LARGEST: tl.constexpr):
+    """A program for each part."""
+    amax = amax_of_stretches(x, columns, tl.program_id(0), units, parts, stride_xr, stride_xc, LARGEST)
+    tl.store(parts_out + tl.program_id(0), amax)
 
 
 @triton.jit(do_not_specialize=_VARYING, do_not_specialize_on_alignment=["parts_in", "scale_out"])
-def scale_kernel(
-    parts_in, scale_out, parts, NVFP4: tl.constexpr, UE8M0: tl.constexpr, E8M0: tl.constexpr, BLOCK: tl.constexpr
-):
+def scale_kernel(parts_in, scale_out, parts, NVFP4: tl.constexpr, UE8M0: tl.constexpr, E8M0: tl.constexpr):
     """One program: the parts' maximum, and the scale of the whole tensor."""
-    part = tl.arange(0, BLOCK)
+    part = tl.arange(0, _MOST_PARTS)
     amax = tl.max(tl.load(parts_in + part, part < parts, other=0.0), 0)
     if NVFP4:
-        tl.store(scale_out, tl.maximum(tl.div_rn(amax, E4M3_MAX * E2M1_MAX), LEAST_GLOBAL_SCALE))
+        tl.store(scale_out, nvfp4_global_scale(amax))
     else:
         store_fp8_scale(scale_out, 0, fp8_scale(amax, UE8M0), None, E8M0)
