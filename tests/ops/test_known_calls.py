@@ -31,6 +31,12 @@ SIZES: dict[str, dict[str, Any]] = {
     "route_experts": {"tokens": 3},
     "mqa_logits": {"tokens": 3, "keys": 16},
     "topk_indices": {"tokens": 3, "keys": 16, "k": 4},
+    "paged_mqa_logits": {"seq_lens": (20, 61)},
+    "paged_mqa_logits, scales in pages": {"seq_lens": (20, 61), "fused": True},
+    "dequantize_fp8": {"tokens": 3, "width": 256},
+    "dequantize_mxfp4": {"tokens": 3, "width": 256},
+    "dequantize_mxfp8": {"tokens": 3, "width": 256},
+    "dequantize_nvfp4": {"tokens": 3, "width": 256},
     "fp8_gemm": {"tokens": 3, "n": 128, "k": 128},
     "fp4_gemm": {"tokens": 3, "n": 128, "k": 128},
     "grouped_gemm": {"n": 64, "k": 128},
@@ -87,6 +93,9 @@ def call_of(name: str) -> tuple[Any, dict[str, Any]]:
     op = getattr(kernelhub, name.partition(",")[0])
     module, _, make = op.op.contract.example.partition(":")
     made = getattr(importlib.import_module(module), make)(**(SIZES | LAUNCHED)[name], device="cpu")
+    if name.startswith("dequantize"):
+        results = getattr(kernelhub, name[2:])(**made)
+        made = dict(zip(("x", "scale", "global_scale"), results, strict=False))
     given = made | MORE.get(name, {})
     parameters = inspect.signature(op).parameters
     names = [one for one in parameters if one in ("out", "residual_out") or one[:4] == "out_"]
@@ -267,6 +276,25 @@ def test_a_known_batched_product_does_not_let_another_through(known) -> None:
     with pytest.raises(kernelhub.errors.InvalidArgument, match="overlaps"):
         op(**given | {"a": a, "out": out})
     assert not known[-1]
+
+
+def test_pages_that_begin_between_their_scales_are_refused_in_a_known_call(known) -> None:
+    op, good = call_of("paged_mqa_logits, scales in pages")
+    for _ in range(3):
+        op(**good)
+    assert known[-1]
+    cache = good["k_cache"]
+    for begin in (1, 2, 4):
+        moved = (
+            torch.empty(cache.numel() + 16, dtype=torch.uint8)[begin:][: cache.numel()].view(cache.shape).copy_(cache)
+        )
+        begins = moved.data_ptr() % 4
+        if begins:
+            with pytest.raises(kernelhub.errors.InvalidArgument, match="multiples of 4 bytes"):
+                op(**good | {"k_cache": moved})
+        else:
+            assert torch.equal(op(**good | {"k_cache": moved, "out": None}), op(**good))
+            assert known[-1]
 
 
 @pytest.mark.parametrize("stacked", [True, False])

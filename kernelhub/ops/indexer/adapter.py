@@ -36,7 +36,7 @@ class LogitsAdapter(Repeatable, abc.ABC):
         """q [T, H, D]; k [S, D]; k_scale [S]; weights [T, H]; ranges [T]; out [T, S], T and S > 0."""
 
 
-class PagedLogitsAdapter(abc.ABC):
+class PagedLogitsAdapter(Repeatable, abc.ABC):
     """A kernel of `paged_mqa_logits`, made for one problem; as a `LogitsAdapter`.
 
     A cache whose pages hold values and scales comes as two views of it.
@@ -62,7 +62,7 @@ class PagedLogitsAdapter(abc.ABC):
         """
 
 
-class TopKAdapter(abc.ABC):
+class TopKAdapter(Repeatable, abc.ABC):
     """A kernel of `topk_indices`, made for one problem; as a `LogitsAdapter`."""
 
     def __init__(self, problem: TopKProblem) -> None:

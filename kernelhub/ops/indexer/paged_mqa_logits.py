@@ -22,6 +22,7 @@ from kernelhub.ops.indexer.arguments import check_tensor
 from kernelhub.ops.indexer.layout import SCALE_BYTES, is_fused, split_cache
 from kernelhub.ops.indexer.problem import DTYPES, FP8, PAGED_MQA_LOGITS, PagedLogitsProblem
 from kernelhub.ops.indexer.reference import paged_mqa_logits_reference
+from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import (
     check_count,
     check_destination,
@@ -165,7 +166,7 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the views of the cache, the destination, the launch."""
-    launch = adapter.launch
+    launch, calls, repeats = adapter.launch, KnownCalls(adapter.launch), is_repeated(adapter)
     form = (
         getattr(torch, problem.dtype),
         problem.num_heads,
@@ -176,6 +177,8 @@ def bind(
     dtype, num_heads, head_dim, page_size, has_scale = form
     float32, int32, row = torch.float32, torch.int32, head_dim + SCALE_BYTES
     looks = problem.device.type == "cpu" or checks_devices()
+    repeats = repeats and not looks
+    recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
     fusable = has_scale and dtype is torch.float8_e4m3fn and row % SCALE_BYTES == 0
 
     def known(
@@ -262,13 +265,30 @@ def bind(
                 q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out
             )
             return result
+        passed, key, again, made = (q, k_cache, k_scale_cache, weights, block_table, seq_lens), None, 0, out
+        # A form does not say where memory begins, and scales of whole pages have to begin at multiples of their size.
+        if not q.is_nested and type(k_cache) is Tensor and not k_cache.is_nested and type(max_seq_len) is int:
+            key = q.shape, k_cache.shape, max_seq_len, out is None
+            if (
+                key in calls
+                and k_cache.layout is torch.strided
+                and not (k_cache.dtype is torch.uint8 and k_cache.data_ptr() % SCALE_BYTES)
+            ):
+                if out is None and q.layout is torch.strided:
+                    made = q.new_empty(q.shape[0] * q.shape[1], max_seq_len, dtype=float32)
+                if made is not None:
+                    again = recognise(key, (*passed, made))
+                    if again == 2:
+                        tick()
+                        return made
         try:
-            right = known(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
+            right = again == 1 or known(q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out)
         except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
             right = False
         given = (k_cache, k_scale_cache)
         if right:
-            check_untransformed(NAME, {"q": q, "k_cache": k_cache, "weights": weights})
+            if not again:
+                check_untransformed(NAME, {"q": q, "k_cache": k_cache, "weights": weights})
             if looks:
                 check_values(block_table, seq_lens, page_size, k_cache.shape[0], max_seq_len)
             k_cache, k_scale_cache = split_cache(k_cache, k_scale_cache, head_dim)
@@ -284,18 +304,23 @@ def bind(
                     f"is {describe(q)}, k_cache {describe(k_cache)}",
                     f"the plan is for {wanted} and pages of {page_size} {scaled} scales",
                 )
-        if out is None:
-            out = q.new_empty(weights.shape[0], max_seq_len, dtype=float32)
-        if out.numel():
+        if made is None:
+            made = q.new_empty(weights.shape[0], max_seq_len, dtype=float32)
+        if not again:
+            calls.learn(key, (*passed, made), 1)
+        if made.numel():
             tick()
+            pages = block_table if block_table.is_contiguous() else _adjacent(block_table)
+            launched = (q, k_cache, k_scale_cache, weights, pages, seq_lens, made)
             try:
-                pages = block_table if block_table.is_contiguous() else _adjacent(block_table)
-                launch(q, k_cache, k_scale_cache, weights, pages, seq_lens, out)
+                launch(*launched)
             except Exception as error:
                 failed(launch, error)
                 check(q, *given, weights, block_table, seq_lens, max_seq_len, out)
                 raise
-        return out
+            if again and repeats:
+                calls.attach(key, (*passed, made), adapter.repeated, *launched)
+        return made
 
     return run
 

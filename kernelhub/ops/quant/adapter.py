@@ -37,7 +37,7 @@ class QuantizeAdapter(Repeatable, abc.ABC):
         """
 
 
-class DequantizeAdapter(abc.ABC):
+class DequantizeAdapter(Repeatable, abc.ABC):
     """A kernel of `dequantize_fp8`, `dequantize_nvfp4`, `dequantize_mxfp4` or `dequantize_mxfp8`.
 
     As `QuantizeAdapter`; the result is ``code * scale``, rounded to float32, then times the global scale, if there

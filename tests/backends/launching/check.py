@@ -863,6 +863,11 @@ def small_calls_again(stub: Stub) -> None:
         ("fp4_gemm", ("a_scale",)),
         ("bmm_fp8", ("b",)),
         ("mqa_logits", ("q", "k")),
+        ("paged_mqa_logits", ("q", "k_cache", "seq_lens")),
+        ("paged_mqa_logits, scales in pages", ("q", "k_cache", "block_table")),
+        ("topk_indices", ("logits",)),
+        ("dequantize_fp8", ("scale",)),
+        ("dequantize_nvfp4", ("scale", "global_scale")),
         ("attention", ("k",)),
         ("linear_attention", ("state", "out_state")),
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -156,9 +156,43 @@ class PagedLogits(PagedLogitsAdapter):
         self._block_n = tiles.block_n
         self._decodes = _decodes(problem)
         static = {**_static(problem, tiles), "PAGE": problem.page_size}
+        self._repeated = Repeated()
         self._launch = Launcher(paged_logits_kernel, static, tiles.num_warps, tiles.num_stages)
 
     def launch(
+        self,
+        q: Tensor,
+        k_cache: Tensor,
+        k_scale_cache: Tensor | None,
+        weights: Tensor,
+        block_table: Tensor,
+        seq_lens: Tensor,
+        out: Tensor,
+    ) -> None:
+        given = (q, k_cache, k_scale_cache, weights, block_table, seq_lens, out)
+        self._repeated.run(*self._identified(*given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(*self._identified(*given))
+
+    def _identified(
+        self, q: Tensor, k_cache: Tensor, k_scale_cache: Tensor | None, *more: Tensor
+    ) -> tuple[Hashable, tuple[Tensor, ...]]:
+        """The key of a call's launch, and its tensors. Scales behind the values of each page are where these are."""
+        shape = more[-1].shape
+        if k_scale_cache is None:
+            return (shape, False), (q, k_cache, *more)
+        behind = k_cache[0].numel() * k_cache.element_size() if k_cache.shape[0] else -1
+        by_page = k_scale_cache.stride(0) * k_scale_cache.element_size(), k_scale_cache.stride(1)
+        if (
+            k_scale_cache.data_ptr() - k_cache.data_ptr() == behind
+            and by_page == (k_cache.stride(0) * k_cache.element_size(), 1)
+            and k_cache.stride(1) * k_cache.stride(2) == k_cache.shape[2]
+        ):
+            return (shape, True), (q, k_cache, *more)
+        return (shape, False), (q, k_cache, k_scale_cache, *more)
+
+    def _launch_anew(
         self,
         q: Tensor,
         k_cache: Tensor,

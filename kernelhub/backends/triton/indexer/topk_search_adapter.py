@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -9,6 +11,7 @@ from torch import Tensor
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.indexer.topk_search import select_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.indexer.adapter import TopKAdapter
 from kernelhub.ops.indexer.problem import TopKProblem
 
@@ -26,8 +29,16 @@ class Search(TopKAdapter):
     def __init__(self, problem: TopKProblem) -> None:
         super().__init__(problem)
         self._launchers: dict[tuple[int, bool], Launcher] = {}
+        self._repeated = Repeated()
 
     def launch(self, logits: Tensor, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor) -> None:
+        given = (logits, row_starts, row_ends, out)
+        self._repeated.run(logits.shape, _present(given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(given[0].shape, _present(given))
+
+    def _launch_anew(self, logits: Tensor, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor) -> None:
         rows, columns = logits.shape
         k = self.problem.k
         bounds = [0 if bound is None else bound.stride(0) for bound in (row_starts, row_ends)]
@@ -88,3 +99,7 @@ class Search(TopKAdapter):
             }
             made = self._launchers[block, listed] = Launcher(select_kernel, static, _WARPS[block], 2)
         return made
+
+
+def _present(given: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
+    return tuple(tensor for tensor in given if tensor is not None)

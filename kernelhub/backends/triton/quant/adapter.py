@@ -279,6 +279,10 @@ class _Dequantize(DequantizeAdapter):
         tensors = (codes, scale, out) if global_scale is None else (codes, scale, out, global_scale)
         self._repeated.run(out.shape, tensors, self._launch_anew, codes, scale, global_scale, out)
 
+    def repeated(self, codes: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor) -> Any:
+        tensors = (codes, scale, out) if global_scale is None else (codes, scale, out, global_scale)
+        return self._repeated.sequence_of(out.shape, tensors)
+
     def _launch_anew(self, codes: Tensor, scale: Tensor, global_scale: Tensor | None, out: Tensor) -> None:
         codes, scale = as_bytes(codes), as_bytes(scale)
         rows, columns = out.shape[-2:]
