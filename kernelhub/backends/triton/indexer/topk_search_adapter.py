@@ -8,10 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.indexer.topk_search import select_kernel
 from kernelhub.backends.triton.launch import Launcher, device_of
-from kernelhub.backends.triton.repeat import Repeated
 from kernelhub.ops.indexer.adapter import TopKAdapter
 from kernelhub.ops.indexer.problem import TopKProblem
 
