@@ -31,7 +31,7 @@ import kernelhub
 from kernelhub.backends.cuda import library as of_cuda
 from kernelhub.backends.shared import direct
 from kernelhub.backends.shared.direct import direct_launch
-from kernelhub.backends.shared.launches import Launch, Shared
+from kernelhub.backends.shared.launches import Launch, Shared, sequence
 from kernelhub.backends.shared.repeat import Repeated, repetition
 from kernelhub.backends.triton import launch as of_triton
 from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
@@ -318,7 +318,7 @@ def counters(stub: Stub) -> None:
     launcher = Launcher(twice, {"SIZE": 64}, 4)
     launcher(3, (0,), x, between, 7)
     step = launcher.step(3, (0,), x, between, 7)
-    made = of_triton.sequence([step], [[(0, 0), (2, 0), None]], 1, [0], 256, True)
+    made = sequence([step], [[(0, 0), (2, 0), None]], 1, [0], 256, True)
     streams = OneDevice.stream_of
     seen = []
     for stream in (77, 78, 78, 77):
@@ -342,7 +342,7 @@ def counters(stub: Stub) -> None:
         launcher = Launcher(twice, {"SIZE": 64}, 4)
         launcher(3, (0,), x, between, 7)
         stub.take()
-        made = of_triton.sequence([launcher.step(3, (0,), x, between, 7)], [[(0, 0), (1, 0), None]], 1, [0], 0, True)
+        made = sequence([launcher.step(3, (0,), x, between, 7)], [[(0, 0), (1, 0), None]], 1, [0], 0, True)
         if answer is None:
             with pytest.raises(TypeError):
                 made.launch(x)
@@ -388,9 +388,9 @@ def shared_memory(stub: Stub) -> None:
     assert not alive.alive
     step = launcher.step(3, (0,), x, kept, 7)
     with pytest.raises(ValueError, match="eight bytes"):
-        of_triton.sequence([step], [[(0, 0), (), None]], 1, [0], shared=Shared((kept,), 4, 0, kept))
+        sequence([step], [[(0, 0), (), None]], 1, [0], shared=Shared((kept,), 4, 0, kept))
     with pytest.raises(ValueError, match="names an operand"):
-        of_triton.sequence([step], [[(0, 0), None, None]], 1, [0])
+        sequence([step], [[(0, 0), None, None]], 1, [0])
     OneDevice.stream_of = staticmethod(streams)
     stub.take()
 
