@@ -83,7 +83,8 @@ def _forms(need: Need) -> Iterator[Need]:
         yield _changed(need, column=True)
     elif need.op == "topk_indices":
         wide = tuple((*sizes, ("columns", number)) for sizes in need.sizes or ((),) for number in COLUMNS)
-        yield replace(need, sizes=wide)
+        for rows in _ROWS:
+            yield replace(_changed(need, rows=rows), sizes=wide)
     elif need.op == "paged_mqa_logits":
         yield _sized(need, "fused")
     else:

@@ -233,7 +233,7 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "decode": {"q_len": "one", "state": True, "out_state": True, "state_indices": True},
         "fp32 prefill": {"dtype": "float32"},
     },
-    "topk_indices": {"rows": {}, "ranges": {"row_starts": True, "row_ends": True}},
+    "topk_indices": {"rows": {}, "ranges": {"row_starts": True, "row_ends": True}, "many rows": {"rows": "many"}},
     "mla_attention": {
         "decode": {"q_len": "one"},
         "speculative decode": {"q_len": "few", "causal": True},

@@ -13,6 +13,7 @@ from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.problem import Schema, bucket, facet
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.problem import LONG_TOKENS, DenseAttentionProblem
+from kernelhub.ops.indexer.problem import TopKProblem
 from kernelhub.ops.models.batches import counts_of, need_of
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import MOST_FEW, ExpertsProblem
@@ -121,9 +122,29 @@ def test_many_tokens_go_to_the_kernel_that_was_measured_faster() -> None:
     assert found == ["triton.experts", "gluon.experts", "triton.experts", "triton.experts"]
 
 
+@pytest.mark.parametrize(("rows", "word"), [(0, "few"), (31, "few"), (32, "many"), (900, "many")])
+def test_a_call_of_topk_has_few_rows_or_many(rows: int, word: str) -> None:
+    logits = torch.randn(rows, 40)
+    assert kernelhub.topk_indices.explain(logits, 3).problem.rows == word
+    plan = kernelhub.topk_indices.prepare(torch.randn(5, 40), 3)
+    assert torch.equal(plan.run(logits, 3), kernelhub.topk_indices.reference(logits, 3))
+
+
+def test_many_rows_of_logits_go_to_the_kernel_that_was_measured_faster() -> None:
+    machine = SimulatedMachine({"triton": "3.7.1", "cuda": "13.0.3"})
+    found = [
+        kernelhub.explain("topk_indices", device=device, machine=machine, rows=rows).selected
+        for device in ("H200", "A100")
+        for rows in ("few", "many")
+    ]
+    assert found == ["triton.search", "cuda.select", "triton.search", "triton.search"]
+
+
 @pytest.mark.parametrize(
     ("op", "problem", "counts"),
     [
+        ("topk_indices", TopKProblem(CPU, row_ends=True), (1,)),
+        ("topk_indices", TopKProblem(CPU, row_ends=True, rows="many"), (1023, 1024, 4095, 4096, 8192)),
         ("fused_moe", ExpertsProblem(CPU, rows="few"), (1, 1023)),
         ("fused_moe", ExpertsProblem(CPU, rows="many"), (1024, 4095, 4096, 8192)),
         ("attention", DenseAttentionProblem(CPU), (1023, 1024, 4095, 4096, 8192)),

@@ -34,6 +34,15 @@ PAGED_MQA_LOGITS = (
 
 TOPK_INDICES = (
     Line("cpu", "*", ("torch.topk", "triton.search", "triton.radix"), "Triton is only interpreted on a CPU"),
+    # H200, search / radix / cuda.select in a graph, k 2048, us: 32 x 32768 35 / 78 / 26, 32 x 131072 89 / 230 / 86,
+    # 64 x 65536 74 / 231 / 47, 256 x 32768 119 / 393 / 52, 1024 x 65536 841 / 2217 / 422. Fewer rows of many columns
+    # leave multiprocessors idle where a row is a block's: 8 x 131072 54 / 80 / 86; others gain: 8 x 16384 27 / 45 / 16.
+    Line(
+        "hopper",
+        "many",
+        ("cuda.select", "triton.search", "triton.radix", "torch.topk"),
+        "measured on an H200, torch 2.11.0, Triton 3.6.0, 2026-11-26 (benchmarks/results/topk_h200.json)",
+    ),
     Line(
         "*",
         "*",

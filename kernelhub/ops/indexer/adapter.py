@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Hashable
 
 from torch import Tensor
 
@@ -71,6 +72,13 @@ class TopKAdapter(Repeatable, abc.ABC):
     @abc.abstractmethod
     def launch(self, logits: Tensor, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor) -> None:
         """logits float32 [T, S], S may be 0; row_starts and row_ends [T]; out int32 [T, k], T > 0."""
+
+    @staticmethod
+    def identified(
+        logits: Tensor, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor
+    ) -> tuple[Hashable, tuple[Tensor, ...]]:
+        """The key and the tensors of a call whose launches may be repeated."""
+        return logits.shape, tuple(one for one in (logits, row_starts, row_ends, out) if one is not None)
 
     def workspace_bytes(self, num_tokens: int, max_kv_len: int) -> int:
         """Device memory that a call with T and S up to these takes beyond operands and result."""

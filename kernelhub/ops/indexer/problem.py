@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernelhub.dispatch.contract import OpRecord
-from kernelhub.dispatch.problem import facet, feature
+from kernelhub.dispatch.problem import bucket, facet, feature
 from kernelhub.probes.device import DeviceFacts
 
 FP8 = "float8_e4m3fn"
 DTYPES = (FP8, "bfloat16", "float16", "float32")
+FEW, MANY = "few", "many"
+MOST_FEW = 31
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,14 @@ class TopKProblem:
 
     device: DeviceFacts = facet("where the tensors are")
     k: int = facet("indices per row", default=2048)
+    rows: str = bucket(f"rows of logits: few (up to {MOST_FEW}), many", values=(FEW, MANY), default=FEW)
     row_starts: bool = feature("rows do not start at column 0", False)
     row_ends: bool = feature("rows do not end at the last column", False)
+
+
+def regime(problem: TopKProblem) -> str:
+    """Order lines distinguish few rows, which kernels divide, from many."""
+    return problem.rows
 
 
 MQA_LOGITS = OpRecord(
@@ -54,4 +62,6 @@ TOPK_INDICES = OpRecord(
     name="topk_indices",
     summary="indices of the highest logits of each row, for sparse attention",
     problem=TopKProblem,
+    regimes=(FEW, MANY),
+    regime=regime,
 )

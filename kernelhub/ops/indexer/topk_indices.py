@@ -19,7 +19,7 @@ from kernelhub.ops.arguments import alike, usable
 from kernelhub.ops.call_plan import CallPlan, prepares
 from kernelhub.ops.indexer.adapter import TopKAdapter
 from kernelhub.ops.indexer.arguments import check_tensor
-from kernelhub.ops.indexer.problem import TOPK_INDICES, TopKProblem
+from kernelhub.ops.indexer.problem import FEW, MANY, MOST_FEW, TOPK_INDICES, TopKProblem
 from kernelhub.ops.indexer.reference import topk_indices_reference
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import (
@@ -44,10 +44,11 @@ def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
 
 def problem_of(key: Any, device: int) -> TopKProblem:
     """The problem that a key means on a device; the key is built in `topk_indices`."""
-    k, has_starts, has_ends = key
+    k, has_starts, has_ends, many = key
     return TopKProblem(
         device=facts_of(device),
         k=k,
+        rows=MANY if many else FEW,
         row_starts=has_starts,
         row_ends=has_ends,
     )
@@ -221,11 +222,11 @@ def topk_indices(
         return traced
     if type(k) is not int:  # 8.0 would be taken for the key's 8
         k = python_value(k)
-    key = (k, row_starts is not None, row_ends is not None)
     try:
         device = logits.get_device()
+        key = (k, row_starts is not None, row_ends is not None, logits.shape[0] > MOST_FEW)
         run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
-    except (AttributeError, TypeError, RuntimeError):
+    except (AttributeError, TypeError, IndexError, RuntimeError):
         check(logits, k, row_starts, row_ends, out)
         raise
     if run is None:

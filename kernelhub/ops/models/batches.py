@@ -8,12 +8,14 @@ from typing import Any
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, LONG, LONG_TOKENS, MANY, ONE
+from kernelhub.ops.indexer.problem import MOST_FEW as _MOST_FEW_LOGITS
 from kernelhub.ops.models.problems import PHASES, Need
 from kernelhub.ops.moe.experts.problem import MOST_FEW as _MOST_FEW_TOKENS
 
 QUERIES = 4  # of a sequence of speculative decode, and of others with few
 _MOST_DECODED = 256  # tokens of a mixed batch that are decoded
 _MOST_FEW_ROWS = 64  # as of `fp8_gemm` and `grouped_gemm`
+_MOST_FEW = {"fused_moe": _MOST_FEW_TOKENS, "topk_indices": _MOST_FEW_LOGITS}
 _MOST_SEQUENCES = 1024  # of a step, of whose numbers `every_size` makes calls
 _SHORTEST = 128  # a bound of lengths below which kernels compile nothing of their own
 
@@ -126,7 +128,7 @@ def _has_rows(op: str, problem: Any, tokens: int) -> bool:
     rows = getattr(problem, "rows", None)
     if rows not in (FEW, MANY):  # moe_combine's rows say which tokens were received
         return True
-    most = _MOST_FEW_TOKENS if op == "fused_moe" else _MOST_FEW_ROWS
+    most = _MOST_FEW.get(op, _MOST_FEW_ROWS)
     if op == "grouped_gemm":
         most *= problem.num_groups
     return bool((tokens <= most) == (rows == FEW))

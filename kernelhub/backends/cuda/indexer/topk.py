@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.shapes import in_vectors
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.ops.indexer.adapter import TopKAdapter
 from kernelhub.ops.indexer.problem import TopKProblem
 
@@ -18,11 +21,19 @@ class TopK(TopKAdapter):
 
     def __init__(self, problem: TopKProblem) -> None:
         super().__init__(problem)
+        self._repeated = Repeated()
         made = library.library("topk_indices.cu", {"K": problem.k}, problem.device)
         self._elements = made.kernel("select_elements", _PACKING)
         self._vectors = made.kernel("select_vectors", _PACKING)
 
     def launch(self, logits: Tensor, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor) -> None:
+        given = (logits, row_starts, row_ends, out)
+        self._repeated.run(*self.identified(*given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(*self.identified(*given))
+
+    def _launch_anew(self, logits: Tensor, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor) -> None:
         rows, columns = logits.shape
         (self._vectors if in_vectors(logits, _VECTOR) else self._elements)(
             out.get_device(),

@@ -33,10 +33,10 @@ class Search(TopKAdapter):
 
     def launch(self, logits: Tensor, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor) -> None:
         given = (logits, row_starts, row_ends, out)
-        self._repeated.run(logits.shape, _present(given), self._launch_anew, *given)
+        self._repeated.run(*self.identified(*given), self._launch_anew, *given)
 
     def repeated(self, *given: Any) -> Any:
-        return self._repeated.sequence_of(given[0].shape, _present(given))
+        return self._repeated.sequence_of(*self.identified(*given))
 
     def _launch_anew(self, logits: Tensor, row_starts: Tensor | None, row_ends: Tensor | None, out: Tensor) -> None:
         rows, columns = logits.shape
@@ -99,7 +99,3 @@ class Search(TopKAdapter):
             }
             made = self._launchers[block, listed] = Launcher(select_kernel, static, _WARPS[block], 2)
         return made
-
-
-def _present(given: tuple[Tensor | None, ...]) -> tuple[Tensor, ...]:
-    return tuple(tensor for tensor in given if tensor is not None)
