@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from operator import itemgetter
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -99,8 +100,9 @@ class KnownCalls:
         tried = self._tried.get(key, 0)
         if known is None or tried >= _MOST_TRIED:
             return
-        self._tried[key] = tried + 1
         found = repeated(*arguments)
+        if found is not None or not captured(given):  # a captured call is not repeated, one after the capture may be
+            self._tried[key] = tried + 1
         if found is None:
             return
         sequence, tensors = found
@@ -143,6 +145,12 @@ class KnownCalls:
         self._launching.pop(key, None)
         self._tried.pop(key, None)
         self._calls[key] = call or _in_python(*facts)
+
+
+def captured(given: Sequence[Any]) -> bool:
+    """Whether a call with such operands goes into a CUDA graph."""
+    on_gpu = any(isinstance(one, Tensor) and one.is_cuda for one in given)
+    return on_gpu and torch.cuda.is_current_stream_capturing()
 
 
 def _place_of(tensor: Tensor, present: Sequence[Tensor]) -> int | None:

@@ -936,6 +936,9 @@ def collectives_again(stub: Stub) -> None:
         try:
             bound = bind(adapter, adapter.problem, -1, lambda ticks=ticks: ticks.append(0) or 0, refused)
             fresh = {one: value for one, value in good.items() if one not in places}
+            with captured_calls():
+                for _ in range(8):
+                    run(groups[0], good, bound)
             for given in (good, fresh):
                 stub.take()
                 run(groups[0], given, bound)
@@ -1100,6 +1103,15 @@ class _Workspaces:
     def __init__(self) -> None:
         self.memories = [torch.zeros(1 << 20, dtype=torch.uint8) for _ in range(2)]
         self.own = Workspace(0, self.memories[0], [memory.data_ptr() for memory in self.memories], 1 << 14)
+
+
+@contextlib.contextmanager
+def captured_calls() -> Iterator[None]:
+    """Calls go into a CUDA graph, as far as kernelhub asks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kernelhub.backends.shared.repeat.captures", lambda: True)
+        patch.setattr("kernelhub.ops.known_calls.captured", lambda given: True)
+        yield
 
 
 def _groups_of_two() -> list[Any]:
