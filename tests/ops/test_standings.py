@@ -36,6 +36,7 @@ RUNS = {
         "expert_comm_h100.json",
         "expert_comm_h200.json",
         "expert_comm_4_ranks_h200.json",
+        "expert_comm_models_h200.json",
     ),
 }
 FAMILY_OF = {name: device.family for name, device in SIMULATED.items()}

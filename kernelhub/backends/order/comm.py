@@ -72,6 +72,11 @@ _PUSHED = (
     "tokens of a rank as tokens: triton.push 9.3, 13.9 and 58.6 us, torch.gather_fixed with torch.reduce_scatter_fixed "
     "61, 91 and 228, torch.all_to_all_fixed 74, 106 and 290 (benchmarks/results/expert_comm_h200.json)"
 )
+_PUSHED_EXACTLY = (
+    f"eager on 2 NVIDIA H200, 2026-11-26, {_VERSIONS}, Qwen3-30B-A3B, dispatch and combine of 64 and 512 tokens of a "
+    "rank as tokens, without a capacity: triton.push_exact 228 and 219 us, torch.all_to_all 1967 and 1918 "
+    "(benchmarks/results/expert_comm_models_h200.json)"
+)
 _PUSHED_BY_FOUR = (
     f"in CUDA graphs on 4 NVIDIA H200, 2026-11-26, {_VERSIONS}, DeepSeek-V3.2, dispatch and combine of 1, 64 and 512 "
     "tokens of a rank as tokens: triton.push 17.9, 32.5 and 180 us, torch.gather_fixed with torch.reduce_scatter_fixed "
@@ -87,7 +92,7 @@ _EXPERTS = (
     "torch.all_to_all_fixed",
     "torch.gather",
     "triton.push",
-    "triton.push_exact",  # has not run on a GPU
+    "triton.push_exact",
     *_LAST,
 )
 _SUMS = (
@@ -96,17 +101,26 @@ _SUMS = (
     "torch.reduce_scatter",
     "torch.reduce_scatter_fixed",
     "triton.push",
-    "triton.push_exact",  # has not run on a GPU
+    "triton.push_exact",
     *_LAST,
 )
 _OTHER = "kernels over peer memory have not run on 3, 5, 6 or 7 ranks"
 _EVIDENCE = {"2 ranks": _PUSHED, "4 ranks": _PUSHED_BY_FOUR}
 
-_PARTS = Line("*", "*", (_NCCL, _PUSH_ONE), "triton.one_shot of these ops was not timed")
+_PARTS = (
+    f"in CUDA graphs on 2 NVIDIA H200, 2026-11-26, {_VERSIONS}, 8 KB, 64 KB, 256 KB, 1 MB and 8 MB of a rank: "
+    "all_gather by triton.one_shot takes 2.6, 3.1, 3.6, 6.2 and 28.0 us, by NCCL 13.0, 13.1, 14.9, 22.8 and 61.8; "
+    "reduce_scatter 2.5, 3.1, 3.2, 4.4 and 14.8, and 12.7, 13.5, 13.6, 16.5 and 37.0 "
+    "(benchmarks/results/comm_parts_h200.json)"
+)
+_OF_PARTS = (
+    Line("*", "*", (_NCCL, _PUSH_ONE), f"triton.one_shot of these ops ran on 2 ranks of Hopper only; {_PARTS}"),
+    *(Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _NCCL), _PARTS) for bucket in ("32KB", "256KB", "1MB", "8MB")),
+)
 
 ORDER = {
-    "all_gather": (_PARTS,),
-    "reduce_scatter": (_PARTS,),
+    "all_gather": _OF_PARTS,
+    "reduce_scatter": _OF_PARTS,
     "moe_dispatch": (
         Line("*", "*", _EXPERTS, _MORE),
         *(
@@ -114,6 +128,7 @@ ORDER = {
             for ranks, evidence in _EVIDENCE.items()
             for count in ("few", "many")
         ),
+        Line("hopper", "2 ranks, exact", first(("triton.push_exact",), _EXPERTS), _PUSHED_EXACTLY),
     ),
     "moe_combine": (
         Line("*", "*", _SUMS, _MORE),
@@ -122,6 +137,7 @@ ORDER = {
             for ranks, evidence in _EVIDENCE.items()
             for count in ("few", "many")
         ),
+        Line("hopper", "2 ranks, exact", first(("triton.push_exact",), _SUMS), _PUSHED_EXACTLY),
     ),
     "all_reduce_rms_norm": (
         Line(

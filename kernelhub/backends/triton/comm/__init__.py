@@ -57,7 +57,7 @@ _PART_STANDINGS = (
         "hopper",
         evidence="NVIDIA H100 80GB HBM3, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, gather "
         "and reduce-scatter: 14 tests passed, none failed, 2000 calls of each (benchmarks/results/comm_h100.json); not "
-        "timed, and not run with other numbers of ranks",
+        "run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )

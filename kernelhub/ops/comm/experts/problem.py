@@ -109,12 +109,12 @@ def contradiction_of_combine(problem: CombineProblem) -> str | None:
 
 
 _MEASURED = (2, 4)  # ranks, whose regimes are apart
-REGIMES = (*CAPACITIES, *(f"{ranks} ranks, {capacity}" for ranks in _MEASURED for capacity in (FEW, MANY)))
+REGIMES = (*CAPACITIES, *(f"{ranks} ranks, {capacity}" for ranks in _MEASURED for capacity in CAPACITIES))
 
 
 def _regime(problem: DispatchProblem | CombineProblem) -> str:
-    apart = problem.world_size in _MEASURED and problem.capacity != EXACT
-    return f"{problem.world_size} ranks, {problem.capacity}" if apart else problem.capacity
+    ranks = problem.world_size
+    return f"{ranks} ranks, {problem.capacity}" if ranks in _MEASURED else problem.capacity
 
 
 MOE_DISPATCH = OpRecord(

@@ -34,7 +34,9 @@ _ON_HOPPER = verified(
     evidence="NVIDIA H100 80GB HBM3, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, FlashInfer 0.6.18.post1, two ranks "
     "over NVLink, launches of torch around the exchange: 6 tests passed, none failed, 1000 calls; FlashInfer "
     "0.6.18.post1, two ranks over NVLink, launches of Triton around the exchange: 5 tests passed, none failed, one "
-    "was cut off (benchmarks/results/expert_comm_h100.json); not run with other numbers of ranks",
+    "was cut off (benchmarks/results/expert_comm_h100.json); NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, FlashInfer "
+    "0.6.18.post1, two ranks over NVLink, launches of Triton, calls in a row: 1 tests passed, none failed, 200 calls "
+    "(benchmarks/results/expert_comm_models_h200.json); not run with other numbers of ranks",
 )
 _ENDS = "ends the process if another rank does not come within KERNELHUB_COMM_TIMEOUT_S"
 
