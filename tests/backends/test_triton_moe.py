@@ -128,7 +128,6 @@ class TestFewLaunches:
         arguments["x"][3] = 0.0
         arguments["x"] = torch.cat([arguments["x"]] * 2, 1)[:, :160]  # rows apart
         got = kernelhub.fused_moe(**arguments, backend="triton.experts")
-        monkeypatch.setattr(experts_adapter, "_CODED_ROWS", 0)
         monkeypatch.setattr(experts_adapter, "_PLANES_ROWS", 0)
         monkeypatch.setattr(Formats, "_form", lambda self, static: NO_FORM)
         kernelhub.fused_moe.op._forget()

@@ -66,28 +66,6 @@ def float_to_e4m3(x):
 
 
 @triton.jit
-def float_to_e4m3_by_ptx(x):
-    """float32 as float8_e4m3fn on sm_89 and later, but for the sign of NaN what `float_to_e4m3` gives.
-
-    One instruction for two values, which rounds once.
-    """
-    codes = tl.inline_asm_elementwise(
-        """{
-        .reg .b16 low, high;
-        cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
-        cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
-        mov.b32 $0, {low, high};
-        }""",
-        "=r,f,f,f,f",
-        [x],
-        dtype=tl.uint8,
-        is_pure=True,
-        pack=4,
-    )
-    return codes.to(tl.float8e4nv, bitcast=True)
-
-
-@triton.jit
 def float_to_e5m2(x):
     """float32 as float8_e5m2 bytes. NaN stays NaN, infinity becomes 57344."""
     bits = x.to(tl.uint32, bitcast=True)

@@ -53,8 +53,11 @@ _PIECE_OF_FEW, _PIECE = 128, 256
 _COUNTED_AT_ONCE = 1024
 _COUNTED_ALONE = 8192
 _FEWEST_ROWS = 16
-# Rows of a tile up to which the second product makes codes of what it reads, and the first stores planes for it.
-_CODED_ROWS, _PLANES_ROWS = 16, 32
+# Rows of a tile up to which the first product stores planes for the second: gpt-oss 120B's 32 tokens take 560.7 us on
+# an H200, 562.7 with a launch between. Codes of float8 are made by a launch: a second product that makes codes of what
+# it reads does so for each tile of columns, and layers of Qwen3 30B and DeepSeek V3.2 took 1.1 to 1.5 times as long
+# (benchmarks/results/experts_launches_h200.json).
+_PLANES_ROWS = 16
 _LEAST_BINS = 32  # of a histogram: one for each thread of a warp
 _REDUCED_AT_ONCE = 1024
 _MOST_ROUNDS = 1024  # numbers of tokens, kept per adapter
@@ -234,7 +237,7 @@ class Experts(ExpertsAdapter, Configurable):
             num_tokens * -(-problem.hidden_size // _REDUCED_AT_ONCE),
         )
         results = (most_rows, most_tiles, 1, self._size_of_counts(pairs))
-        taken = self._codes(choice.second) or self._stores_planes(choice.second)
+        taken = self._stores_planes(choice.second)
         return _Round(launchers[0], launchers[1], sorter, -(-pairs // piece), counted, taken, results, programs)
 
     def _launch(
@@ -397,7 +400,6 @@ class Experts(ExpertsAdapter, Configurable):
                 "HAS_BIAS": problem.w13_bias if first else problem.w2_bias,
                 "ROUTER": where,
                 "FP8": quantized,
-                "CODES": not first and self._codes(tiles),
                 "PLANES": first and self._stores_planes(tiles),
                 "NATIVE": self._native,
                 "PTX": ptx,
@@ -411,12 +413,6 @@ class Experts(ExpertsAdapter, Configurable):
             tiles.num_warps,
             tiles.num_stages,
         )
-
-    def _codes(self, tiles: Tiles) -> bool:
-        """Whether the second product makes codes of what it reads."""
-        problem = self.problem
-        one_step = problem.activation_groups or problem.static_scales  # is enough to know a scale
-        return bool(self._join is None and problem.fp8_activations and one_step and tiles.block_m <= _CODED_ROWS)
 
     def _stores_planes(self, tiles: Tiles) -> bool:
         """Whether the first product stores its result as the planes that the second reads."""

@@ -15,8 +15,7 @@ second what the first stored for each pair. Weights, by WEIGHTS:
   (`backends/triton/fp4.py`).
 
 Scales of 128 x 128 blocks (BLOCK_SCALED) and of 1 x 128 of a are multiplied in at each step, which is 128 wide;
-those of rows, channels and experts at the end. A product whose tiles have few rows makes codes and scales of a itself,
-step by step (CODES): each tile of columns does so anew, which takes less than a launch that would do it once.
+those of rows, channels and experts at the end.
 """
 
 from __future__ import annotations
@@ -24,9 +23,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.formats import LOG2E, e4m3_scaled, e8m0_to_float, float_to_e4m3, float_to_e4m3_by_ptx
+from kernelhub.backends.triton.formats import LOG2E, e4m3_scaled, e8m0_to_float
 from kernelhub.backends.triton.fp4 import group_factor, plus_quads, quads, spread, words_at
-from kernelhub.backends.triton.moe.quantize import scale_of
 from kernelhub.backends.triton.two_scales import LEFT_OF_BOTH, of_both, times_both
 
 _LEFT_OF_BOTH = tl.constexpr(LEFT_OF_BOTH)
@@ -154,27 +152,11 @@ def _block_scale(scale, block_n, block_k, stride_sn, stride_sk, E8M0: tl.constex
 
 
 @triton.jit
-def _coded(values, given, A_SCALE: tl.constexpr, DTYPE: tl.constexpr, NATIVE: tl.constexpr):
-    """A step of rows as codes, and their scales: those that `quantize_kernel` gives them, bit for bit."""
-    values = values.to(tl.float32)
-    if A_SCALE == "one":
-        scale = tl.load(given) + tl.zeros((values.shape[0],), dtype=tl.float32)
-    else:
-        scale = scale_of(values)
-    quotient = tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape))
-    if NATIVE:
-        codes = float_to_e4m3_by_ptx(quotient)
-    else:
-        codes = e4m3_scaled(float_to_e4m3(quotient), DTYPE, False)
-    return codes, scale
-
-
-@triton.jit
 def _products(
     a_rows, a_scale, row, there, w, w_scale, block_n, n, in_n, stride_ak, stride_wn, stride_wk, stride_sn, stride_sk,
     N: tl.constexpr, K: tl.constexpr, WEIGHTS: tl.constexpr, GATED: tl.constexpr, A_SCALE: tl.constexpr,
-    BLOCK_SCALED: tl.constexpr, E8M0: tl.constexpr, FP8: tl.constexpr, CODES: tl.constexpr, NATIVE: tl.constexpr,
-    DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_SCALED: tl.constexpr, E8M0: tl.constexpr, FP8: tl.constexpr, NATIVE: tl.constexpr, DTYPE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Sums of gate and up, [BLOCK_M, BLOCK_N]."""
     even_k: tl.constexpr = K % BLOCK_K == 0
@@ -183,10 +165,7 @@ def _products(
     for k in range(0, K, BLOCK_K):
         depth = k + tl.arange(0, BLOCK_K)
         mask = there[:, None] if even_k else there[:, None] & (depth < K)[None, :]
-        if CODES:
-            values = tl.load(a_rows + depth[None, :] * stride_ak, mask, other=0.0)
-            left, of_step = _coded(values, a_scale, A_SCALE, DTYPE, NATIVE)
-        elif FP8 and not NATIVE:
+        if FP8 and not NATIVE:
             left = e4m3_scaled(tl.load(a_rows + depth[None, :] * stride_ak, mask, other=0), DTYPE, False)
         else:
             left = tl.load(a_rows + depth[None, :] * stride_ak, mask, other=0.0)
@@ -197,11 +176,8 @@ def _products(
             # Steps and blocks are 128 wide, and no tile of columns lies in two blocks.
             scale = _block_scale(w_scale, block_n * BLOCK_N // 128, k // 128, stride_sn, stride_sk, E8M0)
             if A_SCALE == "group":
-                if CODES:
-                    of_a = of_step[:, None]
-                else:
-                    groups: tl.constexpr = (K + 127) // 128
-                    of_a = tl.load(a_scale + row * groups + k // 128, there, other=0.0)[:, None]
+                groups: tl.constexpr = (K + 127) // 128
+                of_a = tl.load(a_scale + row * groups + k // 128, there, other=0.0)[:, None]
                 scale = of_both(of_a, scale)
             gate += tl.dot(left, tl.trans(right), input_precision="ieee") * scale
             if GATED:
@@ -275,7 +251,6 @@ def experts_kernel(
     HAS_BIAS: tl.constexpr,
     ROUTER: tl.constexpr,
     FP8: tl.constexpr,
-    CODES: tl.constexpr,
     PLANES: tl.constexpr,
     NATIVE: tl.constexpr,
     PTX: tl.constexpr,
@@ -289,8 +264,8 @@ def experts_kernel(
     """`out` [pairs, N] is contiguous, as are `a_scale` [rows] or [rows, ceil(K / 128)].
 
     N: columns of the result, of the gate alone where GATED. A_SCALE: "" (none), "one", "row" or "group".
-    ROUTER: "" (none), "input" (before the bias), "output" (after it). FP8: a holds codes of fp8, bytes unless NATIVE,
-    or CODES are made of what it holds. PLANES: columns of the result are planes, which another such product reads.
+    ROUTER: "" (none), "input" (before the bias), "output" (after it). FP8: a holds codes of fp8, bytes unless NATIVE.
+    PLANES: columns of the result are planes, which another such product reads.
     Of weights of four bits: `a` holds planes; PTX, LEFT and WIDE are as in `backends/triton/fp4.py`.
     """
     program = tl.program_id(0)
@@ -320,8 +295,7 @@ def experts_kernel(
     else:
         gate, up = _products(
             a_rows, a_scale, row, there, w, w_scale, block_n, n, in_n, stride_ak, stride_wn, stride_wk, stride_sn,
-            stride_sk, N, K, WEIGHTS, GATED, A_SCALE, BLOCK_SCALED, E8M0, FP8, CODES, NATIVE, dtype, BLOCK_M, BLOCK_N,
-            BLOCK_K,
+            stride_sk, N, K, WEIGHTS, GATED, A_SCALE, BLOCK_SCALED, E8M0, FP8, NATIVE, dtype, BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
     if not NATIVE:
         # e4m3_scaled gives 1/256 of what bytes mean.
