@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernelhub.cli.fact import NOTE, OK, Fact
+from kernelhub.probes.handles import Handles, probe_handles
 from kernelhub.probes.peers import Pair, gpu_uuids, probe_peers
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -44,10 +45,27 @@ def links() -> Iterator[Fact]:
                 NOTE, f"{name}={os.environ[name]}", "it limits NCCL, and kernels over peer memory", f"unset {name}"
             )
     yield shared_memory(_SHARED_MEMORY)
+    yield from handles(probe_handles())
 
 
 def _kind(pair: Pair) -> tuple[str, str]:
     return ("NVLink" if pair.nvlink else "PCIe" if pair.works else "not connected", pair.why)
+
+
+def handles(found: Handles) -> Iterator[Fact]:
+    """Whether processes can pass handles of memory to each other."""
+    sending, taking = found.sending, found.taking
+    if sending.ok:
+        yield Fact(OK, f"processes pass descriptors through {found.folder}", "torch passes handles of memory so")
+    else:
+        why = f"{sending.reason}; torch passes handles of memory so"
+        yield Fact(NOTE, f"processes cannot pass descriptors ({sending.code})", f"{why}; {_WITHOUT}", sending.remedy)
+    meaning = "torch needs it to share expandable segments between processes; kernels over peer memory do not"
+    if taking.ok:
+        yield Fact(OK, "processes may take descriptors of each other", meaning)
+    else:
+        what = f"processes cannot take descriptors of each other ({taking.code})"
+        yield Fact(NOTE, what, f"{taking.reason}; {meaning}", taking.remedy)
 
 
 def shared_memory(folder: Path) -> Fact:

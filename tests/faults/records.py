@@ -116,6 +116,22 @@ _FILES = _kept(
     ("evidence_writer_killed", "a process that writes results of verification, killed repeatedly"),
 )
 
+_SOCKETS = "set TMPDIR to a short path on a local file system, the same for all ranks"
+_HANDLES = _all(
+    "FX4",
+    ("socket_folder", "a temporary folder that is missing, is a file, or takes no sockets", "socket_folder", _SOCKETS),
+    ("socket_path", "a temporary folder with a path too long for a socket", "socket_path", _SOCKETS),
+    ("descriptor_refused", "a socket through which no descriptor comes", "descriptor_refused", _SOCKETS),
+    ("handle_probe_hangs", "a probe of descriptors that does not end", "probe_timeout", _SOCKETS),
+    ("handle_probe_fails", "a probe of descriptors that cannot be run", "probe_failed", _SOCKETS),
+    (
+        "ptrace_refused",
+        "a process that may not take descriptors of another",
+        "ptrace_refused",
+        "start the container with --cap-add SYS_PTRACE, or set kernel.yama.ptrace_scope to 0",
+    ),
+)
+
 _NETWORK = _none(
     "FX5",
     ("no_network", "no network: calls, explain, verify and doctor make no connection attempt"),
@@ -219,7 +235,7 @@ _KERNELS = _all(
 FAULTS: dict[str, Fault] = {
     fault.key: fault
     for part in (
-        *(_PACKAGES, _DEVICES, _TOOLCHAINS, _FILES, _NETWORK, _TENSORS),
+        *(_PACKAGES, _DEVICES, _TOOLCHAINS, _FILES, _HANDLES, _NETWORK, _TENSORS),
         *(_RANKS, _SEAL, _RECORDS, _ENVIRONMENT, _PROCESSES, _KERNELS),
     )
     for fault in part

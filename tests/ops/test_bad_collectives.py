@@ -165,6 +165,7 @@ class TestConnections:
 
     HERE: ClassVar[dict[str, Any]] = {
         "machine": ["host", "1", "2", "3"], "gpu": "GPU-0", "mig": False, "vendor": "nvidia", "vetoes": [],
+        "handles": {"folder": "/tmp", "failure": ""},
     }  # fmt: skip
 
     @pytest.mark.parametrize(
@@ -175,6 +176,8 @@ class TestConnections:
             ({"mig": True}, "none", "the GPU of rank 1 is a MIG instance"),
             ({"vendor": "amd"}, "unknown", "the GPU of rank 1 has no probe"),
             ({"gpu": "GPU-0"}, "none", "two ranks share a GPU"),
+            ({"handles": {"folder": "/tmp", "failure": "no; do"}}, "none", "rank 1 cannot pass handles of memory"),
+            ({"handles": {"folder": "/own", "failure": ""}}, "none", "is /tmp on rank 0 and /own on rank 1"),
         ],
     )
     def test_statements(self, change: dict[str, Any], link: str, words: str) -> None:

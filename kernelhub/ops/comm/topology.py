@@ -1,6 +1,7 @@
 """How the GPUs of a group are connected: learned once per group, in `prepare`, and equal on all ranks.
 
-Each rank states its machine and GPU through the store of the group. Rank 0 probes every ordered pair of GPUs in a child
+Each rank states its machine, its GPU, and whether it can pass handles of memory to other processes
+(`kernelhub.probes.handles`), through the store of the group. Rank 0 probes every ordered pair of GPUs in a child
 process (`kernelhub.probes.peers`), and states the result, so that all ranks decide by the same facts.
 """
 
@@ -28,6 +29,8 @@ from kernelhub.ops.comm.problem import (
     UNKNOWN,
     bucket_of,
 )
+from kernelhub.probes.finding import Finding
+from kernelhub.probes.handles import probe_handles
 from kernelhub.probes.peers import PEERS_TIMEOUT_S, PeerFacts, probe_peers
 
 if TYPE_CHECKING:
@@ -117,13 +120,19 @@ def _here(device: int) -> dict[str, Any]:
     """What this rank states."""
     properties: Any = torch.cuda.get_device_properties(device)
     vetoes = [f"{name}={os.environ[name]}" for name, values in _VETOES.items() if os.environ.get(name) in values]
+    handles = probe_handles()
     return {
         "machine": [platform.node(), *(_namespace(name) for name in ("mnt", "pid", "net"))],
         "gpu": f"GPU-{properties.uuid}" if hasattr(properties, "uuid") else "",
         "mig": " MIG " in f" {properties.name} ",
         "vendor": "amd" if torch.version.hip else "nvidia",
         "vetoes": vetoes,
+        "handles": {"folder": os.path.realpath(handles.folder), "failure": _failure(handles.sending)},
     }
+
+
+def _failure(finding: Finding) -> str:
+    return "" if finding.ok else f"{finding.reason}; {finding.remedy}"
 
 
 def _namespace(name: str) -> str:
@@ -145,6 +154,13 @@ def _from_statements(said: list[dict[str, Any]]) -> GroupFacts | None:
             return GroupFacts(NO_LINK, NO_ACCESS, f"the GPU of rank {rank} is a MIG instance")
         if statement["vendor"] != "nvidia" or not statement["gpu"]:
             return GroupFacts(UNKNOWN, UNKNOWN, f"the GPU of rank {rank} has no probe")
+        handles, first = statement["handles"], said[0]["handles"]
+        if handles["failure"]:
+            why = f"rank {rank} cannot pass handles of memory to other processes: {handles['failure']}"
+            return GroupFacts(NO_LINK, NO_ACCESS, why)
+        if handles["folder"] != first["folder"]:
+            why = f"ranks pass handles of memory through TMPDIR, which is {first['folder']} on rank 0"
+            return GroupFacts(NO_LINK, NO_ACCESS, f"{why} and {handles['folder']} on rank {rank}")
     gpus = [statement["gpu"] for statement in said]
     if len(set(gpus)) < len(gpus):
         return GroupFacts(NO_LINK, NO_ACCESS, "two ranks share a GPU")
