@@ -6,17 +6,22 @@ import tempfile
 from typing import Any
 
 import pytest
+import torch
+from torch import distributed as dist
 
 import kernelhub
 from kernelhub.dispatch.hub import HUB
-from kernelhub.errors import ConfigurationError
+from kernelhub.errors import ConfigurationError, InvalidArgument
 from kernelhub.evidence.tuning.tables import FORMAT
+from kernelhub.ops.models.problems import Need
 from tests.evidence import sized
 from tests.evidence.tuned_entries import entry, keep
 from tests.runtime.scenes import NEED, OTHER, call, prepared
 from tests.runtime.world import attempt, run_world, variables
 
 SIZE = 3
+FORM = {"dtype": "float32", "hidden_size": 64, "top_k": 2, "num_experts": 6, "capacity": "exact", "format": "tokens"}
+FORM |= {"link": "none", "peers": "none"}  # as the ranks of a CPU are connected
 FAST, SLOW = "cpp.split_kv", "torch.blocked"  # as they are ranked without measurements
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -100,6 +105,30 @@ def plans_of_other_sizes(rank: int, size: int) -> Any:
         }
 
 
+def tables_of_a_collective(rank: int, size: int) -> Any:
+    """Each rank has times of an exchange of this group, as a table from elsewhere may: no rank alone can tune it."""
+    with tempfile.TemporaryDirectory() as folder, variables(KERNELHUB_CACHE_DIR=folder):
+        HUB.restore()
+        us = {"torch.gather": 10.0, "torch.all_to_all": 30.0}
+        if rank:
+            us = dict(zip(us, reversed(us.values()), strict=True))
+        need = Need("moe_dispatch", tuple(sorted((FORM | {"world_size": size}).items())), ("decode",), ("experts",))
+        with pytest.raises(InvalidArgument) as tuned:
+            kernelhub.tune(need, device="cpu", budget_s=5.0)
+        keep(entry(need.op, dict(need.facets), us))
+        ids = torch.arange(4, dtype=torch.int32)[:, None].expand(4, FORM["top_k"]).contiguous()
+        given = (torch.ones(4, FORM["hidden_size"]), ids, torch.ones(ids.shape), dist.group.WORLD, FORM["num_experts"])
+
+        def prepared_kernel() -> str:
+            plan = kernelhub.moe_dispatch.prepare(*given)
+            assert plan.run(*given[:3]).x.shape[1] == FORM["hidden_size"]
+            return str(plan.kernel)
+
+        before = attempt(prepared_kernel)
+        kernelhub.agree(what=need, timeout_s=60, device="cpu")
+        return {"tune": str(tuned.value), "before": before, "after": attempt(prepared_kernel)}
+
+
 def test_every_rank_ranks_by_the_table_of_rank_0(tmp_path) -> None:
     answers = run_world(SIZE, agree_on_one, tmp_path)
     assert None not in answers
@@ -144,6 +173,15 @@ def test_a_rank_that_heeds_no_evidence_is_named(tmp_path) -> None:
     answers = run_world(SIZE, one_rank_heeds_no_evidence, tmp_path)
     assert {answer["code"] for answer in answers} == {"policy_differs"}
     assert "KERNELHUB_EVIDENCE is False on rank 1" in answers[0]["message"]
+
+
+def test_ranks_with_other_times_of_a_collective_run_none_before_they_agree(tmp_path) -> None:
+    answers = run_world(SIZE, tables_of_a_collective, tmp_path)
+    for answer in answers:
+        assert "one process makes calls of world_size 1 only" in answer["tune"]
+        assert answer["before"]["code"] == "arguments_differ"
+        assert "kernel is torch.gather on rank 0 and torch.all_to_all on rank 1" in answer["before"]["message"]
+        assert answer["after"]["value"] == "torch.gather", "that of rank 0"
 
 
 def test_a_table_that_is_none_is_refused() -> None:
