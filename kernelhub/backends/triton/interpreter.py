@@ -7,6 +7,7 @@ that decode to float32, compute, and round to nearest even; float8 saturates, as
 `tl.maximum` and `tl.minimum` of NaN and a number give the number, as they do there.
 Functions that a kernel calls do not make the interpreter replace Triton's language once more at each call, which took a
 fifth of a launch, and a shape is looked at once, not for every value of it or pair of values, which took two fifths.
+Operands of one type, and numbers beside a value, are not asked how their types are promoted: a third of the rest.
 It also lets `range()` take a loaded bound under numpy 2.4, and masks be spread out from a scalar: Triton 3.9 makes
 those integers, and then refuses them.
 
@@ -15,6 +16,7 @@ The adapters call it when they are imported under the interpreter. It changes no
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +42,11 @@ _TORCH_DTYPES = {
 _RAW = {tl.bfloat16, tl.float8e4nv, tl.float8e5, tl.float8e4b8, tl.float8e5b16}
 _LARGEST = {tl.float8e4nv: 448.0, tl.float8e5: 57344.0, tl.float8e4b8: 240.0, tl.float8e5b16: 57344.0}
 
+# Types beside which a number has theirs, with the range of the integers.
+_INTEGERS = {f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (32, 64)}
+_INTEGERS |= {f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)}
+_FLOATS = {kind.name for kind in (tl.float64, tl.float32, tl.float16, tl.bfloat16)}
+
 _PATCHED = (
     "_kernelhub_patched"  # on the tensor and modules of Triton's language while they are those of the interpreter
 )
@@ -53,6 +60,8 @@ def repair() -> None:
     if getattr(builder, "_kernelhub_repaired", False):
         return
     builder._kernelhub_repaired = True
+    _Handle.__init__ = _handle_with(_Handle.__init__)
+    interpreter._patch_attr = _attribute_with(interpreter._patch_attr)
     interpreter._convert_float = _convert_float_with(interpreter._convert_float)
     builder.cast_impl = _cast_with(builder.cast_impl)
     builder.binary_op = _binary_with(builder.binary_op)
@@ -77,6 +86,7 @@ def repair() -> None:
     tl.dtype.__eq__ = _same_with(tl.dtype.__eq__)
     tl.core._unwrap_if_constexpr = _unwrap_with(tl.core._unwrap_if_constexpr)
     TritonSemantic.broadcast_impl_value = _broadcast_with(TritonSemantic.broadcast_impl_value)
+    TritonSemantic.binary_op_type_checking_impl = _promotion_with(TritonSemantic.binary_op_type_checking_impl)
 
 
 def decode(bits: np.ndarray[Any, Any], dtype: Any) -> np.ndarray[Any, Any]:
@@ -141,6 +151,8 @@ def _cast_with(original: Callable[..., Any]) -> Callable[..., Any]:
 def _binary_with(original: Callable[..., Any]) -> Callable[..., Any]:
     def binary_op(self: Any, left: Any, right: Any, operation: Any) -> Any:
         dtype = left.dtype.scalar
+        if left.data.dtype.kind in "iub" and dtype not in _RAW and operation is not np.fmod:
+            return original(self, left, right, operation)  # of which numpy reports nothing
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             if dtype not in _RAW and right.dtype.scalar not in _RAW:
                 return original(self, left, right, operation)
@@ -216,6 +228,79 @@ def _reduce_with(original: Callable[..., Any]) -> Callable[..., Any]:
         return results if several else results[0]
 
     return apply
+
+
+def _handle_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The size of elements is compared with that of their type, without a function for it."""
+
+    def handle(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        if data.itemsize != 1 and not dtype.is_ptr() and data.itemsize * 8 > dtype.primitive_bitwidth:
+            original(self, data, dtype)  # raises
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+
+    return handle
+
+
+def _attribute_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of Triton's language is called by one function, not by three."""
+    checked = tl.core.builtin(lambda: None).__code__
+
+    def patch(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        if getattr(member, "__code__", None) is not checked:
+            original(obj, name, member, builder, scope)
+            return
+        function, semantic = member.__wrapped__, interpreter.interpreter_semantic
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            options["_semantic"] = semantic
+            return function(*arguments, **options)
+
+        scope.set_attr(obj, name, call)
+
+    return patch
+
+
+def _promotion_with(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Two values of one type keep it, a number beside a value takes its type, and an offset leaves a pointer one.
+
+    In quotients halves become wider, which is left to Triton.
+    """
+
+    @functools.wraps(original)
+    def promoted(
+        self: Any,
+        left: Any,
+        right: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> Any:
+        if isinstance(self.builder, interpreter.InterpreterBuilder) and arithmetic_check and not div_or_mod:
+            one, other = type(left), type(right)
+            if one is tl.tensor and other is tl.tensor:
+                kind = left.dtype
+                if (
+                    (allow_lhs_ptr and right.dtype.name in _INTEGERS)
+                    if kind.is_ptr()
+                    else kind.name == right.dtype.name
+                ):
+                    return self.broadcast_impl_value(left, right)
+            elif one is tl.tensor and _takes(left.dtype, other, right):
+                return self.broadcast_impl_value(left, self.scalar_constant(right, left.dtype))
+            elif other is tl.tensor and _takes(right.dtype, one, left):
+                return self.broadcast_impl_value(self.scalar_constant(left, right.dtype), right)
+        return original(self, left, right, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    return promoted
+
+
+def _takes(kind: Any, of: type, number: Any) -> bool:
+    """A value of this type beside this number makes the number one of its type."""
+    if kind.name in _INTEGERS:
+        least, most = _INTEGERS[kind.name]
+        return of is int and least <= number <= most  # else Triton refuses it
+    return kind.name in _FLOATS and (of is float or (of is int and -(2**31) <= number < 2**31))
 
 
 def _tensor_like(tensor: Any, data: np.ndarray[Any, Any], dtype: Any) -> Any:
