@@ -16,7 +16,7 @@
 
 enum {
   MAX_PARAMETERS = 192,
-  MAX_BYTES = 16384, /* of all parameters of a launch; a sequence's kernels have no maps, so it never takes more */
+  MAX_BYTES = 16384, /* of all parameters of a launch, or of all launches of a sequence */
   MAX_OPERANDS = 64,
   MAX_STEPS = 8,
   MAX_FORMS = 4,
@@ -449,6 +449,31 @@ static PyObject* raise_status(Driver* driver, int status, PyObject* name) {
   return NULL;
 }
 
+/* Encode the map of a descriptor's address, sizes and strides into it; -1 with an exception. */
+static int encode(Kernel* self, const Map* map, Encoded* now) {
+  if (self->driver->encode == NULL) {
+    PyErr_SetString(PyExc_RuntimeError, "the CUDA driver has no cuTensorMapEncodeTiled");
+    return -1;
+  }
+  uint64_t sizes[MAX_RANK], bytes[MAX_RANK];
+  uint32_t steps[MAX_RANK] = {1, 1, 1, 1, 1};
+  for (int of = 0; of < map->rank; of++) {
+    int inner = map->rank - 1 - of;
+    sizes[inner] = now->sizes[of] * (inner == 0 && map->fp4_padded ? 2 : 1);
+    if (inner > 0) bytes[inner - 1] = now->strides[of] * (uint64_t)map->item_bytes;
+  }
+  alignas(64) unsigned char encoded[MAP_BYTES] = {0};
+  int status = self->driver->encode(encoded, map->type, (uint32_t)map->rank, (void*)(uintptr_t)now->address, sizes,
+                                    bytes, map->box, steps, 0, map->swizzle, 2, now->padded);
+  if (status != 0) {
+    raise_status(self->driver, status, self->name);
+    return -1;
+  }
+  memcpy(now->map, encoded, MAP_BYTES);
+  now->known = 1;
+  return 0;
+}
+
 /* A descriptor as its parameters: the map, encoded anew if address, sizes or strides changed, its sizes and strides. */
 static int pack_map(Kernel* self, Map* map, Py_ssize_t at, PyObject* descriptor, unsigned char* values,
                     const uint16_t* offsets) {
@@ -477,27 +502,8 @@ static int pack_map(Kernel* self, Map* map, Py_ssize_t at, PyObject* descriptor,
              !memcmp(last->sizes, now.sizes, sizeof now.sizes) &&
              !memcmp(last->strides, now.strides, sizeof now.strides);
   if (!same) {
-    if (self->driver->encode == NULL) {
-      PyErr_SetString(PyExc_RuntimeError, "the CUDA driver has no cuTensorMapEncodeTiled");
-      return -1;
-    }
-    uint64_t sizes[MAX_RANK], bytes[MAX_RANK];
-    uint32_t steps[MAX_RANK] = {1, 1, 1, 1, 1};
-    for (int of = 0; of < map->rank; of++) {
-      int inner = map->rank - 1 - of;
-      sizes[inner] = now.sizes[of] * (inner == 0 && map->fp4_padded ? 2 : 1);
-      if (inner > 0) bytes[inner - 1] = now.strides[of] * (uint64_t)map->item_bytes;
-    }
     last->known = 0;
-    alignas(64) unsigned char encoded[MAP_BYTES] = {0};
-    int status = self->driver->encode(encoded, map->type, (uint32_t)map->rank, (void*)(uintptr_t)now.address, sizes,
-                                      bytes, map->box, steps, 0, map->swizzle, 2, now.padded);
-    if (status != 0) {
-      raise_status(self->driver, status, self->name);
-      return -1;
-    }
-    memcpy(now.map, encoded, MAP_BYTES);
-    now.known = 1;
+    if (encode(self, map, &now) < 0) return -1;
     *last = now;
   }
   memcpy(values + offsets[0], last->map, MAP_BYTES);
@@ -665,12 +671,20 @@ typedef struct {
   uint64_t beyond;          /* bytes added to it */
 } Place;
 
+typedef struct { /* a tensor map of an operand, and the one that was encoded last */
+  Place place;
+  const Map* facts; /* of the kernel */
+  Encoded last;
+} MapPlace;
+
 typedef struct {
   Kernel* kernel;
   Config config;
   unsigned char* values;
   Place* places;
   Py_ssize_t num_places;
+  MapPlace* maps;
+  Py_ssize_t num_maps;
 } Step;
 
 typedef struct {
@@ -711,8 +725,8 @@ static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) 
     return -1;
   Kernel* of = (Kernel*)kernel;
   Py_ssize_t pointers = 0, count = PyTuple_Size(arguments), placed = PyTuple_Size(places);
-  if (of->driver == NULL || count != of->num_arguments || of->num_maps) {
-    PyErr_SetString(PyExc_TypeError, "a step takes all arguments of its kernel, none of them a tensor map");
+  if (of->driver == NULL || count != of->num_arguments) {
+    PyErr_SetString(PyExc_TypeError, "a step takes all arguments of its kernel");
     return -1;
   }
   if (self->driver != NULL &&
@@ -725,7 +739,8 @@ static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) 
   }
   if (posix_memalign((void**)&step->values, 64, (size_t)rounded(of) + 64) != 0) step->values = NULL;
   step->places = calloc((size_t)pointers + 1, sizeof(Place));
-  if (step->values == NULL || step->places == NULL) {
+  step->maps = calloc((size_t)of->num_maps + 1, sizeof(MapPlace));
+  if (step->values == NULL || step->places == NULL || step->maps == NULL) {
     PyErr_NoMemory();
     return -1;
   }
@@ -738,34 +753,37 @@ static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) 
   int packed = pack(of, given, step->values);
   free(given);
   if (packed < 0) return -1;
-  Py_ssize_t parameter = 0, place = 0;
+  Py_ssize_t parameter = 0, place = 0, mapped = 0;
   for (Py_ssize_t at = 0; at < count; at++) {
-    if (of->kinds[at] == '-') continue;
-    if (of->kinds[at] == 'P') {
+    char kind = of->kinds[at];
+    if (kind == '-') continue;
+    const Map* map = kind == 'T' ? &of->maps[mapped++] : NULL;
+    if (kind == 'P' || map) {
       unsigned short operand;
       unsigned long long beyond;
       PyObject* pair = at < placed ? PyTuple_GetItem(places, at) : Py_None;
       uint64_t address;
-      memcpy(&address, step->values + of->offsets[parameter], 8);
+      if (map) address = map->last.address;
+      else memcpy(&address, step->values + of->offsets[parameter], 8);
       int stays = pair == Py_None ? address == 0 : PyTuple_Check(pair) && PyTuple_Size(pair) == 0;
-      if (stays) { /* a tensor without memory, or one that is no operand of the call */
-        parameter++;
-        continue;
+      if (!stays) { /* not a tensor without memory, and not one that is no operand of the call */
+        if (!PyTuple_Check(pair)) {
+          PyErr_Format(PyExc_ValueError, "argument %zd of %S is a tensor: its place names an operand and an offset", at,
+                       of->name);
+          return -1;
+        }
+        if (!PyArg_ParseTuple(pair, "HK", &operand, &beyond)) return -1;
+        if (operand >= self->num_operands) {
+          PyErr_Format(PyExc_ValueError, "operand %d of %zd", (int)operand, self->num_operands);
+          return -1;
+        }
+        Place found = {operand, of->offsets[parameter], beyond};
+        if (map) step->maps[step->num_maps++] = (MapPlace){found, map, map->last};
+        else step->places[place++] = found;
+        self->used |= 1ULL << operand;
       }
-      if (!PyTuple_Check(pair)) {
-        PyErr_Format(PyExc_ValueError, "argument %zd of %S is a tensor: its place names an operand and an offset", at,
-                     of->name);
-        return -1;
-      }
-      if (!PyArg_ParseTuple(pair, "HK", &operand, &beyond)) return -1;
-      if (operand >= self->num_operands) {
-        PyErr_Format(PyExc_ValueError, "operand %d of %zd", (int)operand, self->num_operands);
-        return -1;
-      }
-      step->places[place++] = (Place){operand, of->offsets[parameter], beyond};
-      self->used |= 1ULL << operand;
     }
-    parameter++;
+    parameter += map ? 1 + 2 * map->rank : 1;
   }
   step->num_places = place;
   step->config = config_of(of, sizes);
@@ -789,7 +807,7 @@ static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
       !PyArg_ParseTupleAndKeywords(args, named, "O!nO!|KpKKO", names, &PyTuple_Type, &steps, &self->num_operands,
                                    &PyTuple_Type, &aligned, &self->room, &self->counted, &zero, &stream, &owner))
     return -1;
-  Py_ssize_t count = PyTuple_Size(steps);
+  Py_ssize_t count = PyTuple_Size(steps), bytes = 0;
   if (self->driver != NULL || count < 1 || count > MAX_STEPS || self->num_operands < 1 ||
       self->num_operands > MAX_OPERANDS) {
     PyErr_Format(PyExc_ValueError, "a sequence is made once, of 1 to %d steps and 1 to %d operands", MAX_STEPS,
@@ -816,6 +834,11 @@ static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
   for (Py_ssize_t at = 0; at < count; at++) {
     self->num_steps = (int)at + 1; /* so that dealloc frees what a failed step has */
     if (read_step(self, &self->steps[at], PyTuple_GetItem(steps, at), state) < 0) return -1;
+    bytes += rounded(self->steps[at].kernel);
+    if (bytes > MAX_BYTES) {
+      PyErr_Format(PyExc_ValueError, "the parameters of a sequence take at most %d bytes", MAX_BYTES);
+      return -1;
+    }
   }
   if (given_of(self) < 0) {
     PyErr_SetString(PyExc_ValueError, "memory of temporaries and counters are operands, too");
@@ -838,6 +861,7 @@ static void sequence_dealloc(PyObject* object) {
   for (int at = 0; at < self->num_steps; at++) {
     free(self->steps[at].values);
     free(self->steps[at].places);
+    free(self->steps[at].maps);
     Py_XDECREF(self->steps[at].kernel);
   }
   Py_XDECREF(self->driver);
@@ -941,10 +965,20 @@ static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_
       uint64_t address = addresses[place.operand] + place.beyond;
       memcpy(values + begin + place.offset, &address, 8);
     }
+    for (Py_ssize_t of = 0; of < step->num_maps && status == 0; of++) {
+      MapPlace* map = &step->maps[of];
+      uint64_t address = addresses[map->place.operand] + map->place.beyond;
+      if (address != map->last.address) {
+        Encoded now = map->last;
+        now.address = address;
+        if ((status = encode(step->kernel, map->facts, &now)) == 0) map->last = now;
+      }
+      memcpy(values + begin + map->place.offset, map->last.map, MAP_BYTES);
+    }
     launches[entered++] = (Launch){step->kernel, step->config, values + begin};
     begin += rounded(step->kernel);
   }
-  if (entered) status = launch_all(self->driver, self->device, stream, launches, entered);
+  if (entered && status == 0) status = launch_all(self->driver, self->device, stream, launches, entered);
   if (memory != NULL && release(self->driver, memory) < 0) status = -1;
   return status < 0 ? -1 : 1;
 }
@@ -1377,7 +1411,7 @@ static int run_module(PyObject* module) {
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 5);
+  return PyModule_AddIntConstant(module, "VERSION", 6);
 }
 
 static int clear_module(PyObject* module) {

@@ -20,7 +20,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.work import JOURNAL
 
 NAME = "kernelhub._launch"
-VERSION = 5  # of the extension's interface, as `launch.c` gives it
+VERSION = 6  # of the extension's interface, as `launch.c` gives it
 _ROOT = Path(__file__).parent.parent
 _SOURCE = Path("csrc", "launch", "launch.c")
 _COMPILED_S = 0.1  # reading the cache takes a hundredth of it, a compiler ten times as long

@@ -15,6 +15,8 @@ import triton
 import kernelhub
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops import functions
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.runtime import launch
 
 pytestmark = pytest.mark.gpu
@@ -271,3 +273,114 @@ def test_each_op_s_repeated_calls_have_the_bits_of_triton_s(name, launches, monk
     for _ in range(3):
         graph.replay()
         same(got, want)
+
+
+def latent(heads: int = 16, tokens: int = 1, **more: Any) -> dict[str, Any]:
+    torch.manual_seed(2)
+    lens = (1000, 37, 0, 512)
+    shape = (4, heads, 576) if tokens == 1 else (4, tokens, heads, 576)
+    return {
+        "q": torch.randn(shape, device="cuda", dtype=torch.bfloat16),
+        "kv_cache": torch.randn(70, 64, 576, device="cuda", dtype=torch.bfloat16),
+        "block_table": torch.randperm(64, device="cuda", dtype=torch.int64).to(torch.int32).view(4, 16),
+        "seq_lens": torch.tensor(lens, device="cuda", dtype=torch.int32),
+        "scale": 0.1,
+        "value_dim": 512,
+        "backend": "gluon.decode",
+        **more,
+    }
+
+
+def with_backend(kernel: str, given: dict[str, Any]) -> dict[str, Any]:
+    return {**given, "backend": kernel}
+
+
+def bfloat16(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+# Kernels whose operands are tensor maps: the op and a call.
+MAPPED: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "latent decode": lambda: (kernelhub.mla_attention, latent()),
+    "latent decode, several tokens and its LSE": lambda: (
+        kernelhub.mla_attention,
+        latent(128, 2, return_lse=True),
+    ),
+    "fp8 product in blocks": lambda: (
+        kernelhub.fp8_gemm,
+        with_backend("gluon.fp8_gemm", fp8_gemm_inputs(tokens=300, n=1024, k=2048, device="cuda")),
+    ),
+    "fp8 product by tensor": lambda: (
+        kernelhub.fp8_gemm,
+        with_backend(
+            "gluon.fp8_gemm", fp8_gemm_inputs(tokens=300, n=1024, k=2048, scaling="tensor", bias=True, device="cuda")
+        ),
+    ),
+    "prefill": lambda: (
+        kernelhub.attention,
+        {
+            "q": bfloat16(2, 300, 8, 128),
+            "k": bfloat16(2, 300, 2, 128),
+            "v": bfloat16(2, 300, 2, 128),
+            "causal": True,
+            "backend": "gluon.prefill",
+        },
+    ),
+    "experts": lambda: (
+        kernelhub.fused_moe,
+        with_backend(
+            "gluon.experts",
+            moe_inputs(
+                "qwen3-30b-a3b", tokens=300, weights="fp8_block", num_experts=16, hidden_size=1024, device="cuda"
+            ),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_maps_of_other_tensors_give_the_bits_of_triton_s_launch(name, launches, monkeypatch) -> None:
+    op, given = MAPPED[name]()
+    want = by_triton(monkeypatch, given, op)
+    for _ in range(3):
+        same(op(**given), want)
+    kept = []  # so that each has memory of its own
+    for shift in range(4):
+        other = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in given.items()}
+        kept.append(other)
+        before = launches[0]
+        same(op(**(other if shift % 2 else given)), want)
+        assert launches[0] > before
+
+
+def test_a_graph_of_mapped_kernels_replays_with_what_its_tensors_hold_then(launches, monkeypatch) -> None:
+    given = latent()
+    for _ in range(4):
+        kernelhub.mla_attention(**given)
+    graph, out = torch.cuda.CUDAGraph(), torch.empty(4, 16, 512, device="cuda", dtype=torch.bfloat16)
+    before = launches[0]
+    with torch.cuda.graph(graph):
+        kernelhub.mla_attention(**given, out=out)
+    assert launches[0] > before
+    for seed in range(5):
+        torch.manual_seed(seed)
+        given["q"].normal_()
+        given["seq_lens"].random_(0, 900)
+        graph.replay()
+        same(out, by_triton(monkeypatch, given, kernelhub.mla_attention))
+
+
+def test_layers_with_caches_of_their_own_repeat_a_latent_call(launches, monkeypatch) -> None:
+    layers = [latent() for _ in range(3)]
+    for given in layers[1:]:
+        given["kv_cache"].normal_()
+        given["block_table"], given["seq_lens"] = layers[0]["block_table"], layers[0]["seq_lens"]
+    want = [by_triton(monkeypatch, given, kernelhub.mla_attention) for given in layers]
+    for _ in range(6):
+        for given, result in zip(layers, want, strict=True):
+            same(kernelhub.mla_attention(**given), result)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for given, result in zip(layers, want, strict=True):
+            same(kernelhub.mla_attention(**given), result)
+    side.synchronize()

@@ -1,19 +1,22 @@
 """Launches Gluon kernels: descriptors of operands on the host, and variants that are looked up once.
 
 A host descriptor is a kernel's parameter by value, so a captured launch holds the addresses of its operands, as a graph
-requires anyway.
+requires anyway. The first launch of a variant goes through Triton, and later ones to what it compiled, by kernelhub's
+own launcher where `direct` can: it encodes a tensor map only where the address or the shape has changed.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernelhub.backends.gluon.language import TensorDescriptor, gl
+from kernelhub.backends.shared.direct import direct_launch
+from kernelhub.backends.shared.launches import WATCHED, Launch, Step
 from kernelhub.backends.shared.operands import is_aligned
 
 _MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change with their lengths
@@ -29,6 +32,18 @@ _TYPES = {
 }
 
 
+class _Ready(NamedTuple):
+    """A compiled variant.
+
+    Attributes:
+        compiled: Triton's CompiledKernel.
+        direct: the launcher's kernel; None if Triton launches it.
+    """
+
+    compiled: Any
+    direct: Any
+
+
 class Launcher:
     """A jitted kernel with its static arguments, which are last in its signature.
 
@@ -42,7 +57,7 @@ class Launcher:
         self.kernel, self.static, self.num_warps = kernel, dict(static), num_warps
         assert sorted(kernel.arg_names[-len(static) :]) == sorted(static), "static arguments must be last"
         self._values = tuple(static[name] for name in kernel.arg_names if name in static)
-        self._compiled: dict[Hashable, Any] = {}
+        self._ready: dict[Hashable, _Ready] = {}
 
     def __call__(self, grid: int | tuple[int, ...], variant: Hashable | None, *arguments: Any) -> None:
         """Launch on the current device.
@@ -53,16 +68,24 @@ class Launcher:
                 of pointers and equal numbers where it specialises on them; None if Triton is to look.
             arguments: everything but the static arguments, in order: tensors, descriptors, numbers.
         """
+        if WATCHED.launches is not None:
+            WATCHED.launches.append(Launch(self, grid, variant, arguments))
         sizes = grid if isinstance(grid, tuple) else (grid,)
-        compiled = self._compiled.get(variant)
-        if compiled is not None:
-            compiled[(*sizes, 1, 1)[:3]](*arguments, *self._values)
+        ready = self._ready.get(variant)
+        if ready is not None:
+            if ready.direct is None or not ready.direct.launch(grid, *arguments):
+                ready.compiled[(*sizes, 1, 1)[:3]](*arguments, *self._values)
             return
         compiled = self.kernel[sizes](*arguments, **self.static, num_warps=self.num_warps)
         if variant is not None and compiled is not None:
-            if len(self._compiled) >= _MOST_VARIANTS:
-                self._compiled.clear()
-            self._compiled[variant] = compiled
+            if len(self._ready) >= _MOST_VARIANTS:
+                self._ready.clear()
+            self._ready[variant] = _Ready(compiled, direct_launch(compiled, len(arguments)))
+
+    def step(self, programs: int | tuple[int, ...], variant: Hashable | None, *arguments: Any) -> Step | None:
+        """A launch like one that was made, to be repeated with other tensors; None if Triton has to launch it."""
+        ready = self._ready.get(variant)
+        return None if ready is None or ready.direct is None else Step(ready.direct, programs, arguments)
 
 
 def descriptor(

@@ -18,7 +18,7 @@ class Step(NamedTuple):
     """One launch of a `kernelhub._launch.Sequence`: the launcher's kernel, its grid and all its arguments."""
 
     kernel: Any
-    programs: int
+    programs: int | tuple[int, ...]
     arguments: tuple[Any, ...]
 
 
@@ -41,7 +41,7 @@ class Shared(NamedTuple):
 class Launcher(Protocol):
     """What launches a kernel."""
 
-    def step(self, programs: int, variant: Hashable | None, *arguments: Any) -> Step | None:
+    def step(self, programs: Any, variant: Hashable | None, *arguments: Any) -> Step | None:
         """A launch like one that was made, to be repeated with other tensors; None if kernelhub's launcher cannot."""
 
 
@@ -49,7 +49,7 @@ class Launch(NamedTuple):
     """A launch that was made: by which launcher, with what."""
 
     launcher: Launcher
-    programs: int
+    programs: int | tuple[int, ...]
     variant: Hashable | None
     arguments: tuple[Any, ...]
 

@@ -200,7 +200,8 @@ def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor], shared: Sh
     temporaries = _Temporaries(tensors, () if shared is None else shared.tensors)
     places = []
     for one in launches:
-        of = [temporaries.place(argument) if isinstance(argument, Tensor) else None for argument in one.arguments]
+        bases = map(_base_of, one.arguments)
+        of = [temporaries.place(base) if isinstance(base, Tensor) else None for base in bases]
         if any(place is _UNCLEAR for place in of):
             return None
         places.append(of)
@@ -212,6 +213,11 @@ def repetition(launches: Sequence[Launch], tensors: Sequence[Tensor], shared: Sh
     steps = [one.launcher.step(one.programs, one.variant, *one.arguments) for one in launches]
     aligned = [at for at, tensor in enumerate(tensors) if not tensor.data_ptr() & 15]
     return sequence(steps, places, len(tensors), aligned, temporaries.room, counted, shared)
+
+
+def _base_of(argument: Any) -> Any:
+    """What has the memory of an argument: of a descriptor, its tensor."""
+    return argument if isinstance(argument, Tensor) else getattr(argument, "base", None)
 
 
 _UNCLEAR = (-1, -1)

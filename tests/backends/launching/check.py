@@ -170,6 +170,66 @@ def gluon_maps(stub: Stub) -> None:
         assert ours == by_triton, (ours, by_triton)
 
 
+def repeated_maps(stub: Stub) -> None:
+    """A call that is repeated encodes the maps of its tensors, each once while its address stays."""
+    from kernelhub.backends.gluon import launch as of_gluon
+    from kernelhub.backends.gluon.language import gl, gluon, mbarrier, tma_load
+
+    @gluon.jit
+    def copies_of_two(x, y, z, n, SIZE: gl.constexpr):
+        tile = gl.allocate_shared_memory(x.dtype, [SIZE, SIZE], x.layout)
+        barrier = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+        mbarrier.init(barrier, count=1)
+        mbarrier.expect(barrier, 2 * x.block_type.nbytes)
+        tma_load(x, [n, 0], barrier, tile)
+        tma_load(y, [n, 0], barrier, tile)
+        mbarrier.wait(barrier, 0)
+        gl.store(z, n)
+
+    globals().update(copies_of_two=copies_of_two, gl=gl, mbarrier=mbarrier, tma_load=tma_load)
+    sizes: list[int] = []
+
+    def made(compiled: Any, given: int) -> Any:
+        sizes[:] = sizes_of(compiled, given)
+        stub.expect(sizes)
+        return direct_launch(compiled, given, sizes=lambda function, most: sizes)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(of_gluon, "direct_launch", made)
+        launcher, repeated, met = of_gluon.Launcher(copies_of_two, {"SIZE": 64}), Repeated(), []
+
+        def given_of(x: torch.Tensor, z: torch.Tensor) -> tuple[Any, ...]:
+            halves = [of_gluon.descriptor(x[64 * at : 64 * at + 64], (64, 64)) for at in range(2)]
+            return (*halves, z, 7)
+
+        def anew(x: torch.Tensor, z: torch.Tensor) -> None:
+            met.append(x)
+            launcher((3, 2), (0,), *given_of(x, z))
+
+        pairs = [(torch.zeros(128, 64, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.int32)) for _ in range(4)]
+        for x, z in (*pairs, *pairs[2:]):
+            repeated.run("key", (x, z), anew, x, z)
+        assert len(met) == 2
+        for count, (x, z) in enumerate((pairs[0], pairs[0], pairs[1], pairs[1])):
+            stub.take()
+            before = stub.encoded.value
+            repeated.run("key", (x, z), anew, x, z)
+            assert stub.encoded.value == before + (2 if count % 2 == 0 else 0)
+            launcher._ready[(0,)].compiled[(3, 2, 1)](*given_of(x, z), 64)
+            ours, by_triton = stub.take()
+            assert ours == by_triton, (ours, by_triton)
+        x, z = pairs[2]
+        stub.fail(1)
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
+            repeated.run("key", (x, z), anew, x, z)
+        stub.take()
+        repeated.run("key", (x, z), anew, x, z)  # encoded after the error
+        launcher._ready[(0,)].compiled[(3, 2, 1)](*given_of(x, z), 64)
+        ours, by_triton = stub.take()
+        assert ours == by_triton
+        assert len(met) == 2
+
+
 class Adapter:
     """Two launches with memory of their own between."""
 
@@ -575,7 +635,8 @@ def _parts(given: Any) -> Sequence[Any]:
 def counted(adapter: type) -> Iterator[list[Any]]:
     """The calls that reach the adapter, which the launcher does not recognise. A small kernel replaces those of it."""
     met: list[Any] = []
-    name = next(one for one in ("_launch_anew", "_launch_rounds") if hasattr(adapter, one))
+    name = next(one for one in ("_launch_anew", "launch_anew", "_launch_rounds") if hasattr(adapter, one))
+    of_launch, of_anew = (next(kind for kind in adapter.__mro__ if one in vars(kind)) for one in ("launch", name))
     launch, anew, small = adapter.launch, getattr(adapter, name), Launcher(twice, {"SIZE": 64}, 4)
     small(1, (0,), torch.zeros(64), torch.zeros(64), 7)  # compiled for float32, which is all the same to the stub
 
@@ -589,13 +650,13 @@ def counted(adapter: type) -> Iterator[list[Any]]:
             if isinstance(tensor, torch.Tensor):
                 small(1, (0,), first, tensor, 7)
 
-    adapter.launch = noted
-    setattr(adapter, name, small_anew)
+    of_launch.launch = noted
+    setattr(of_anew, name, small_anew)
     try:
         yield met
     finally:
-        adapter.launch = launch
-        setattr(adapter, name, anew)
+        of_launch.launch = launch
+        setattr(of_anew, name, anew)
 
 
 def _decodes_again(stub: Stub, name: str) -> None:
@@ -605,7 +666,7 @@ def _decodes_again(stub: Stub, name: str) -> None:
     op, good = decode(name)
     with believed_on_gpu(op.op):
         plan = op.prepare(**{one: value for one, value in good.items() if one != "out"})
-        adapter = next(kind for kind in type(plan.adapter).__mro__ if "launch" in vars(kind))
+        adapter = type(plan.adapter)
         others = [
             (parameter, kind, other)
             for parameter, tensor in good.items()
@@ -755,7 +816,7 @@ def _products_again(stub: Stub, name: str, *more: str) -> None:
     good["backend"] = "triton"
     with believed_on_gpu(op.op):
         made = op.prepare(**{one: value for one, value in good.items() if one != "out"}).adapter
-        adapter = next(kind for kind in type(made).__mro__ if "launch" in vars(kind))
+        adapter = type(made)
         with counted(adapter) as met:
             for given in (good, {one: value for one, value in good.items() if one != "out"}):
                 others = [
@@ -1136,6 +1197,7 @@ SCENARIOS = (
     tensor_maps,
     gluon_maps,
     repeated,
+    repeated_maps,
     struct_of_cuda,
     devices_and_streams,
     counters,

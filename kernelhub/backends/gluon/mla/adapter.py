@@ -11,8 +11,9 @@ from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.gluon.mla.decode import decode_kernel
 from kernelhub.backends.gluon.mla.merge import merge_kernel
 from kernelhub.backends.shared.operands import adjacent, contiguous_copy, is_aligned, on_device_of
+from kernelhub.backends.shared.repeated_mla import RepeatedMla
 from kernelhub.ops.attention.adapter import PagedStep
-from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
+from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
 
 _LOG2E = math.log2(math.e)
@@ -21,7 +22,7 @@ _PAGE = 64
 _LATENT, _WIDTH = 512, 576
 
 
-class Decode(MlaAdapter):
+class Decode(RepeatedMla):
     """Parts of equal work for as many programs as the device runs at once."""
 
     def __init__(self, problem: MlaProblem) -> None:
@@ -30,7 +31,7 @@ class Decode(MlaAdapter):
         self._decode = Launcher(decode_kernel, {**finish, "CAUSAL": problem.causal})
         self._merge = Launcher(merge_kernel, finish, num_warps=1)
 
-    def launch(
+    def launch_anew(
         self,
         q: Tensor,
         kv_cache: Tensor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import NamedTuple
 
 import torch
@@ -11,7 +11,7 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.shared.operands import adjacent
-from kernelhub.backends.shared.repeat import Last, Repeated
+from kernelhub.backends.shared.repeated_mla import RepeatedMla
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.splits import full_waves
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_tokens
@@ -22,7 +22,7 @@ from kernelhub.backends.triton.mla.tiles import latent_tiles
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.problem import FEW, FP8, ONE
-from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
+from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
 
 if triton.knobs.runtime.interpret:
@@ -54,7 +54,7 @@ class Grid(NamedTuple):
     splits: int
 
 
-class SplitKV(MlaAdapter):
+class SplitKV(RepeatedMla):
     """Tiles of query rows, their keys split so that every multiprocessor has work."""
 
     def __init__(self, problem: MlaProblem) -> None:
@@ -90,43 +90,10 @@ class SplitKV(MlaAdapter):
             "WEIGHT_UNIT": self._weight_unit,
             "PRECISION": "ieee",
         }
-        self._repeated = Repeated(written=2)
         self._launchers: dict[Tiles, tuple[Launcher, Launcher]] = {}
         self._cuts: dict[tuple[int, ...], tuple[Grid, Launcher, Launcher]] = {}
 
-    def launch(
-        self,
-        q: Tensor,
-        kv_cache: Tensor,
-        topk_indices: Tensor | None,
-        step: PagedStep,
-        values: MlaValues,
-        out: Tensor,
-        lse: Tensor | None,
-    ) -> None:
-        last = step.state
-        if (
-            type(last) is Last
-            and last.adapter is self
-            and (last.values is values or last.values == values)  # which hold no tensors
-            and last.launch(q, kv_cache, out, step.block_table, step.seq_lens)
-        ):
-            return
-        kv_scale = values.kv_scale
-        optional = (topk_indices, lse, values.sinks, kv_scale, step.cu_seqlens_q)
-        more = [one for one in optional if isinstance(one, Tensor)]
-        tensors = (q, kv_cache, out, step.block_table, step.seq_lens, *more)
-        on_host = None if isinstance(kv_scale, Tensor) else kv_scale
-        key = (step.num_seqs, q.shape[0], step.max_pages, values.scale, on_host)
-        self._repeated.run(key, tensors, self._launch_anew, q, kv_cache, topk_indices, step, values, out, lse)
-        if not more and (last is None or type(last) is Last):
-            step.state = self._repeated.last_of(key, self, values)
-
-    def again(self, step: PagedStep, values: MlaValues) -> Callable[..., bool] | None:
-        last = step.state
-        return last.again if type(last) is Last and last.adapter is self and last.values == values else None
-
-    def _launch_anew(
+    def launch_anew(
         self,
         q: Tensor,
         kv_cache: Tensor,

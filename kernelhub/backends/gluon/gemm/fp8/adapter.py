@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from kernelhub.backends.gluon.gemm.fp8.product import product_kernel
 from kernelhub.backends.gluon.gemm.fp8.tiles import Tiles, tiles
 from kernelhub.backends.gluon.launch import Launcher, descriptor, rows_for_tma, writable_by_tma
 from kernelhub.backends.shared.operands import on_device_of, strides_of_scale
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.shared.scales import as_bytes
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FLOAT, Fp8GemmProblem
@@ -24,8 +27,18 @@ class Fp8Gemm(Fp8GemmAdapter):
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)
         self._launchers: dict[tuple[Tiles, bool], Launcher] = {}
+        self._repeated = Repeated()
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        given = (a, b, a_scale, b_scale, bias, out)
+        self._repeated.run(out.shape[0], _present(given), self._launch_anew, *given)
+
+    def repeated(self, *given: Any) -> Any:
+        return self._repeated.sequence_of(given[-1].shape[0], _present(given))
+
+    def _launch_anew(
+        self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor
+    ) -> None:
         problem = self.problem
         m, n = out.shape
         num_sms = problem.device.num_sms
@@ -81,6 +94,10 @@ class Fp8Gemm(Fp8GemmAdapter):
         }
         launcher = self._launchers[tile, by_tma] = Launcher(product_kernel, static)
         return launcher
+
+
+def _present(given: tuple[Tensor | None, ...]) -> list[Tensor]:
+    return [one for one in given if one is not None]
 
 
 def _reached(scale: Tensor) -> Tensor:
