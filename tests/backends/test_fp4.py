@@ -7,9 +7,13 @@ import torch
 import triton
 import triton.language as tl
 
+import kernelhub
 from kernelhub.backends.triton import fp4, interpreter
+from kernelhub.backends.triton.gemm.fp4 import adapter
 from kernelhub.backends.triton.planes import Planes, wide, words
 from kernelhub.ops import formats
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
+from kernelhub.runtime.counters import MOST, counters_of
 from tests.conftest import DEVICE
 
 if triton.knobs.runtime.interpret:
@@ -83,3 +87,19 @@ def test_what_is_read_as_words() -> None:
     assert not wide(codes[:, 1:])
     assert not wide(codes[:, :33])
     assert not wide(codes.t())
+
+
+def test_one_launch_of_a_product_has_the_bits_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = fp4_gemm_inputs(tokens=20, n=72, k=2048, device=DEVICE)
+    given["bias"] = torch.randn(72, device=DEVICE)
+    given["out"] = torch.empty(72, 20, dtype=torch.bfloat16, device=DEVICE).t()
+    results = []
+    for one in (True, True, False):
+        monkeypatch.setattr(adapter, "ONE_LAUNCH", one)
+        given["out"].fill_(torch.nan)
+        results.append(kernelhub.fp4_gemm(**given, backend="triton").clone())
+        counters = counters_of(given["out"], MOST)
+        assert counters is not None
+        assert not counters.any(), "zero for the next launch"
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import kernelhub
 from kernelhub.backends.triton.gemm.fp8 import adapter
@@ -12,6 +13,7 @@ from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.problem import SCALINGS
 from kernelhub.ops.gemm.fp8.tolerance import compare
 from kernelhub.probes.device import SIMULATED
+from kernelhub.runtime.counters import MOST, counters_of
 from tests.conftest import DEVICE
 
 GPUS = [name for name, device in SIMULATED.items() if device.vendor == "nvidia"]
@@ -39,6 +41,23 @@ def test_parts_of_k_add_up_to_the_whole(scaling: str, parts: int, monkeypatch) -
         out = kernelhub.fp8_gemm(**arguments, backend="triton")
         agreement = compare(out, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=DEVICE == "cuda")
         assert agreement.ok, str(agreement)
+
+
+@pytest.mark.parametrize("scaling", ["row", "block", "mx"])
+def test_one_launch_has_the_bits_of_two(scaling: str, monkeypatch) -> None:
+    monkeypatch.setattr(adapter, "splits_of", lambda *_: 5)
+    given = fp8_gemm_inputs(tokens=FEW + 6, n=72, k=2048, scaling=scaling, bias=True, device=DEVICE)
+    given["out"] = torch.empty(72, FEW + 6, dtype=torch.bfloat16, device=DEVICE).t()
+    results = []
+    for one in (True, True, False):
+        monkeypatch.setattr(adapter, "ONE_LAUNCH", one)
+        given["out"].fill_(torch.nan)
+        results.append(kernelhub.fp8_gemm(**given, backend="triton").clone())
+        counters = counters_of(given["out"], MOST)
+        assert counters is not None
+        assert not counters.any(), "zero for the next launch"
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
 
 
 @pytest.mark.parametrize("name", GPUS)

@@ -22,6 +22,7 @@ from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, Fp4GemmProblem
 from kernelhub.ops.packed import PackedWeight, PackingAdapter, Tensors
+from kernelhub.runtime.counters import counters_of, no_counters
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
@@ -32,6 +33,8 @@ _FEW_OF_QUADS = 64
 # with each of five layers, by 1.1 to 1.9 (384 rows: from 0.9 to 2.1).
 DECODED_FROM = 512
 _SUM_BLOCK = 1024
+# Whether the launch of the product adds up its parts, too, where there are counters.
+ONE_LAUNCH = True
 
 
 @dataclass(frozen=True)
@@ -206,20 +209,21 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
                 b_codes, of_codes = words(b_codes)
             b_strides = (*of_codes, *b_scale.stride())
         launcher, splits, tiles = self._launcher_of(rows, in_words)
-        parts = out
+        parts = counters = None
+        tiles_of_out = -(-rows // tiles.block_m) * -(-n // tiles.block_n)
         if splits > 1:
             parts = out.new_empty((splits, rows, n), dtype=torch.float32)
+            counters = counters_of(out, tiles_of_out) if ONE_LAUNCH else None
         if self._quads:
             with device_of(out):
                 codes = self._planes(codes)
         strides = (*codes.stride(), by_row, by_group, *b_strides, *out.stride())
         variant: Any = None
-        if not (alignment | codes.data_ptr() | parts.data_ptr()) & 15:
+        if not (alignment | codes.data_ptr() | (0 if parts is None else parts.data_ptr()) | out.data_ptr()) & 15:
             variant = (out.get_device(), strides, None if bias is None else bias.dtype)
-        programs = -(-rows // tiles.block_m) * -(-n // tiles.block_n) * splits
         with device_of(out):
             launcher(
-                programs,
+                tiles_of_out * splits,
                 variant,
                 codes,
                 scale,
@@ -228,15 +232,20 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
                 b_scale,
                 b.global_scale,
                 bias,
+                out,
                 parts,
+                no_counters(out) if parts is not None and counters is None else counters,
                 rows,
+                int(counters is not None),
                 row_step,
                 *strides,
             )
-            if splits > 1:
-                self._sum(
+            if parts is not None:
+                # Calls without counters, such as captured ones, need the second kernel.
+                add = self._sum if counters is None else self._sum.prepare
+                add(
                     rows * -(-n // _SUM_BLOCK),
-                    None if out.data_ptr() & 15 or variant is None else variant,
+                    variant,
                     parts,
                     scale,
                     a.global_scale,

@@ -14,7 +14,8 @@ codes in their memory order (QUADS; `backends/triton/fp4.py`). Otherwise both op
 float16 does not hold the powers of two of mxfp4. There BLOCK_K is one group, and its scale multiplies the product.
 
 With few rows of a (SWAP) the tile is that of the weight times that of a, so that the weight's rows fill the 64 rows
-of a matrix instruction; K is then split among programs, whose parts another kernel adds up, always in one order.
+of a matrix instruction; K is then split among programs. The last of a tile, which a counter tells it, adds up the
+parts, always in one order; where there are no counters another kernel does.
 
 A packed weight is stored in tiles of TILE_N rows x TILE_K elements, codes and scales: a program reads at once what in
 a checkpoint are pieces of 64 and of 8 bytes, K / 2 and K / 16 bytes apart.
@@ -30,8 +31,8 @@ from kernelhub.backends.triton.fp4 import product
 from kernelhub.backends.triton.two_scales import times_both
 
 # Strides stay specialised: whether they are divisible by 16 decides how much is moved at once.
-_VARYING = ["M", "row_step"]
-_ANYWHERE = ["a_scale", "a_global", "b_global", "bias"]
+_VARYING = ["M", "adds", "row_step"]
+_ANYWHERE = ["a_scale", "a_global", "b_global", "bias", "counters"]
 
 
 @triton.jit
@@ -74,7 +75,10 @@ def gemm_kernel(
     b_global,
     bias,
     out,
+    sums,
+    counters,
     M,
+    adds,
     row_step,
     stride_am,
     stride_ak,
@@ -113,12 +117,15 @@ def gemm_kernel(
     TILE_N is 0 for a weight as in a checkpoint. PTX and WIDE are as in `backends/triton/fp4.py`, LEFT is what decoding
     either operand left out.
 
-    With SPLITS > 1 `out` is float32 [SPLITS, M, N], and nothing but the product is written.
+    With SPLITS > 1 each part's product is stored to `sums`, float32 [SPLITS, M, N]. If `adds`, there is a zero for each
+    tile in `counters`, which no other launch uses at the same time, and the last program of a tile stores to `out`;
+    else another launch does.
     """
     across, down = tl.cdiv(N, BLOCK_N), tl.cdiv(M, BLOCK_M)
     program = tl.program_id(0)
     part = program % SPLITS
     program = program // SPLITS
+    of_tile = program
     # GROUP_M tiles of rows go together, so that those that run at once share weights and rows in the cache.
     together = GROUP_M * across
     first = program // together * GROUP_M
@@ -217,12 +224,33 @@ def gemm_kernel(
     mask = m_there[:, None] & n_there[None, :]
     if SPLITS > 1:
         at = (part.to(tl.int64) * M + m[:, None]) * N + n[None, :]
-        tl.store(out + at, acc, mask)
+        tl.store(sums + at, acc, mask)
+        if adds:
+            tl.debug_barrier()  # what all threads stored comes before the counter
+            if tl.atomic_add(counters + of_tile, 1, sem="acq_rel", scope="gpu") == SPLITS - 1:
+                tl.store(counters + of_tile, 0)
+                total = sum_of_parts(sums, m, n, M, N, mask, SPLITS, BLOCK_M, BLOCK_N)
+                total = finished(
+                    total, m, n, m_there, n_there, a_scale, a_global, b_global, bias, row_step, A_FORMAT, B_FORMAT,
+                    HAS_BIAS, LEFT,
+                )  # fmt: skip
+                tl.store(out + m[:, None] * stride_om + n[None, :] * stride_on, total.to(out.dtype.element_ty), mask)
     else:
         acc = finished(
             acc, m, n, m_there, n_there, a_scale, a_global, b_global, bias, row_step, A_FORMAT, B_FORMAT, HAS_BIAS, LEFT
         )
         tl.store(out + m[:, None] * stride_om + n[None, :] * stride_on, acc.to(out.dtype.element_ty), mask)
+
+
+@triton.jit
+def sum_of_parts(
+    sums, m, n, M, N, mask, SPLITS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):  # fmt: skip
+    """The parts of K, first to last."""
+    acc = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for part in range(SPLITS):
+        acc += tl.load(sums + (part * M + m[:, None]) * N + n[None, :], mask, other=0.0)
+    return acc
 
 
 @triton.jit
@@ -279,15 +307,13 @@ def sum_kernel(
     LEFT: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """A stretch of a row: the parts of K, first to last."""
+    """A stretch of a row."""
     across = tl.cdiv(N, BLOCK_N)
     m = (tl.program_id(0) // across + tl.arange(0, 1)).to(tl.int64)
     n = (tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     m_there, n_there = m < M, n < N
     mask = m_there[:, None] & n_there[None, :]
-    acc = tl.zeros([1, BLOCK_N], tl.float32)
-    for part in range(SPLITS):
-        acc += tl.load(parts + (part * M + m[:, None]) * N + n[None, :], mask, other=0.0)
+    acc = sum_of_parts(parts, m, n, M, N, mask, SPLITS, 1, BLOCK_N)
     acc = finished(
         acc, m, n, m_there, n_there, a_scale, a_global, b_global, bias, row_step, A_FORMAT, B_FORMAT, HAS_BIAS, LEFT
     )

@@ -28,12 +28,15 @@ from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.dispatch.configuration import Configurable, Configuration, look_up
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
 from kernelhub.ops.gemm.fp8.problem import E8M0, MX, ROW, TENSOR, Fp8GemmProblem
+from kernelhub.runtime.counters import counters_of, no_counters
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
 
 _GROUP_M = 8  # tiles of rows that are gone over together: their 8 x 128 rows of a stay in L2
 _ADDED = 1024  # columns that a program adds up, 8 per thread
+# Whether the launch of the product adds up its parts, too, where there are counters.
+ONE_LAUNCH = True
 _MOST_KEPT = 4096  # numbers of rows whose measured tiles are kept, per adapter
 
 
@@ -69,24 +72,29 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
     ) -> None:
         m, n = out.shape
         tile, programs, splits = self._cut(m)
-        parts = torch.empty(splits, m, n, dtype=torch.float32, device=a.device) if splits > 1 else out
         with device_of(a):
-            self._multiply(tile, programs * splits, splits, a, b, a_scale, b_scale, bias, parts)
-            if splits > 1:
-                stride_bias = 0 if bias is None else bias.stride(0)
-                aligned = not (parts.data_ptr() | out.data_ptr()) & 15
-                self._add(
-                    m * -(-n // _ADDED),
-                    (a.get_device(), out.stride(), stride_bias) if aligned else None,
-                    parts,
-                    out,
-                    bias,
-                    m,
-                    n,
-                    splits,
-                    *out.stride(),
-                    stride_bias,
-                )
+            if splits == 1:
+                self._multiply(tile, programs, 1, a, b, a_scale, b_scale, bias, out, None, None)
+                return
+            parts = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
+            counters = counters_of(out, programs) if ONE_LAUNCH else None
+            self._multiply(tile, programs * splits, splits, a, b, a_scale, b_scale, bias, out, parts, counters)
+            stride_bias = 0 if bias is None else bias.stride(0)
+            aligned = not (parts.data_ptr() | out.data_ptr()) & 15
+            # Calls without counters, such as captured ones, need the second kernel.
+            add = self._add if counters is None else self._add.prepare
+            add(
+                m * -(-n // _ADDED),
+                (a.get_device(), out.stride(), stride_bias) if aligned else None,
+                parts,
+                out,
+                bias,
+                m,
+                n,
+                splits,
+                *out.stride(),
+                stride_bias,
+            )
 
     def workspace_bytes(self, *, num_tokens: int) -> int:
         """Parts of K, in float32. Within a tile's rows more of them take more, and the last rows of a tile the most."""
@@ -148,6 +156,8 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
         b_scale: Tensor,
         bias: Tensor | None,
         out: Tensor,
+        parts: Tensor | None,
+        counters: Tensor | None,
     ) -> None:
         problem = self.problem
         if problem.weight_only is not None:
@@ -158,20 +168,21 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
             a_scale = a_scale.view(torch.uint8)
         if problem.b_scale_dtype == E8M0:
             b_scale = b_scale.view(torch.uint8)
-        of_parts = splits > 1
         strides = (
             0,
             *a.stride(),
             0,
             *b.stride(),
-            *((0, 0, 0) if of_parts else (0, *out.stride())),
+            0,
+            *out.stride(),
             0,
             *((0, 0) if a_scale is None else strides_of_scale(a_scale)),
             0,
             *strides_of_scale(b_scale),
             0 if bias is None else bias.stride(0),
         )
-        aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15
+        aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr() | (0 if parts is None else parts.data_ptr())) & 15
+        of_parts = parts is not None
         launcher = self._launchers.get((tile, of_parts)) or self._launcher(tile, of_parts)
         launcher(
             programs,
@@ -179,6 +190,8 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
             a,
             b,
             out,
+            parts,
+            (no_counters(out) if counters is None else counters) if of_parts else None,
             a_scale,
             b_scale,
             bias,
@@ -186,6 +199,7 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
             problem.n,
             problem.k,
             splits,
+            int(counters is not None),
             *strides,
         )
 
@@ -199,7 +213,7 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
             "SCALING": ROW if problem.scaling == TENSOR else problem.scaling,
             "A_E8M0": problem.a_scale_dtype == E8M0,
             "B_E8M0": problem.b_scale_dtype == E8M0,
-            "HAS_BIAS": problem.bias and not of_parts,
+            "HAS_BIAS": problem.bias,
             "SWAPPED": tile.swapped,
             "EVEN_K": problem.k % tile.block_k == 0,
             "PARTS": of_parts,

@@ -66,6 +66,8 @@ class BmmFp8(BmmFp8Adapter):
                 a,
                 b,
                 out,
+                None,  # no parts
+                None,
                 a_scale,
                 b_scale,
                 None,
@@ -73,6 +75,7 @@ class BmmFp8(BmmFp8Adapter):
                 n,
                 self.problem.k,
                 1,
+                0,
                 *strides,
             )
 

@@ -7,7 +7,8 @@
 Programs go over tiles in groups of rows, so that tiles near in time share operands in L2. With SWAPPED the
 product is made as b . aT: few rows then take the short side of the matrix instruction, whose long side must be 64
 on sm_90 and sm_10x. Where the tiles are fewer than the device's multiprocessors, K is split; parts are stored
-in float32 and added by `add_parts_kernel` in their order, so the same call gives the same bits.
+in float32 and added in their order, so the same call gives the same bits: by the program that is the last of its tile,
+which a counter tells it, or where there are no counters by `add_parts_kernel`.
 
 Before sm_89 there is no product of float8: bytes become the float16 that is 256 times smaller, exactly, and
 2^16 goes into the scale. So they do beside an operand in e5m2, whose bytes are halves of a float16 as they are, and 2^8
@@ -60,11 +61,16 @@ def _mx_values(codes, scales, kept, there, ROWS: tl.constexpr, BLOCK_K: tl.const
     return values * tl.reshape(wide, (ROWS, BLOCK_K))
 
 
-@triton.jit(do_not_specialize=["m", "splits"], do_not_specialize_on_alignment=["a_scale", "b_scale", "bias"])
+@triton.jit(
+    do_not_specialize=["m", "splits", "adds"],
+    do_not_specialize_on_alignment=["a_scale", "b_scale", "bias", "counters"],
+)
 def product_kernel(
     a,
     b,
     out,
+    sums,
+    counters,
     a_scale,
     b_scale,
     bias,
@@ -72,6 +78,7 @@ def product_kernel(
     n,
     k,
     splits,
+    adds,
     stride_ab,
     stride_am,
     stride_ak,
@@ -106,7 +113,9 @@ def product_kernel(
 ):
     """BLOCK_K is 128 where SCALING is "block" or "row_block".
 
-    With PARTS out is [splits, batch, m, n] in float32, contiguous and without the bias; its strides are not read.
+    With PARTS parts are stored to `sums` [splits, batch, m, n] in float32, contiguous and without the bias. If `adds`,
+    there is a zero for each tile in `counters`, which no other launch uses at the same time, and the last program of a
+    tile stores to `out`; else another launch does.
     """
     program = tl.program_id(0)
     m_tiles = tl.cdiv(m, BLOCK_M)
@@ -243,14 +252,35 @@ def product_kernel(
     kept = (rows < m) & (columns < n)
     if PARTS:
         batches = tl.num_programs(0) // splits // tiles
-        at = ((split * batches + batch) * m + rows.to(tl.int64)) * n + columns.to(tl.int64)
-        tl.store(out + at, acc, kept)
+        of_tile = (batch * m + rows.to(tl.int64)) * n + columns.to(tl.int64)
+        size = batches.to(tl.int64) * m * n
+        tl.store(sums + split * size + of_tile, acc, kept)
+        if adds:
+            tl.debug_barrier()  # what all threads stored comes before the counter
+            counter = counters + batch * tiles + tile
+            if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == splits - 1:
+                tl.store(counter, 0)
+                total = tl.load(sums + of_tile, kept, other=0.0)
+                for part in range(1, splits):
+                    total += tl.load(sums + part * size + of_tile, kept, other=0.0)
+                _store(
+                    total, out, bias, batch, rows, columns, n, kept, stride_ob, stride_om, stride_on, stride_bias,
+                    HAS_BIAS,
+                )  # fmt: skip
     else:
-        if HAS_BIAS:
-            acc += tl.load(bias + columns * stride_bias, columns < n, other=0.0).to(tl.float32)
-        # Not the clamped ones, which are not known to be adjacent: each element would be stored by itself.
-        at = batch * stride_ob + rows.to(tl.int64) * stride_om + columns.to(tl.int64) * stride_on
-        tl.store(out + at, acc.to(out.dtype.element_ty), kept)
+        _store(acc, out, bias, batch, rows, columns, n, kept, stride_ob, stride_om, stride_on, stride_bias, HAS_BIAS)
+
+
+@triton.jit
+def _store(
+    total, out, bias, batch, rows, columns, n, kept, stride_ob, stride_om, stride_on, stride_bias,
+    HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    if HAS_BIAS:
+        total += tl.load(bias + columns * stride_bias, columns < n, other=0.0).to(tl.float32)
+    # Not the clamped ones, which are not known to be adjacent: each element would be stored by itself.
+    at = batch * stride_ob + rows.to(tl.int64) * stride_om + columns.to(tl.int64) * stride_on
+    tl.store(out + at, total.to(out.dtype.element_ty), kept)
 
 
 @triton.jit(do_not_specialize=["m", "splits"], do_not_specialize_on_alignment=["bias"])
