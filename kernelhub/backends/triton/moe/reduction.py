@@ -41,7 +41,7 @@ def reduce_kernel(
     n = tl.program_id(0) % across * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = n < N
     total = tl.zeros((BLOCK_N,), dtype=tl.float32)
-    for choice in range(TOP_K):
+    for choice in tl.static_range(TOP_K):  # so that all loads are in flight at once
         pair = token * TOP_K + choice
         expert = experts_of(
             topk_ids, expert_map, pair, pairs, num_global, stride_it, stride_ik, stride_em, TOP_K, EXPERTS, HAS_MAP
