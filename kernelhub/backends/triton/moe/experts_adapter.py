@@ -60,8 +60,8 @@ _FEWEST_ROWS = 16
 # (benchmarks/results/experts_launches_h200.json).
 _PLANES_ROWS = 16
 # Whether the first product makes codes of its result, too, where there are counters, and the rows of a tile up to which
-# it does.
-ONE_LAUNCH = True
+# it does. Not measured on a GPU yet.
+ONE_LAUNCH = False
 _CODED_ROWS = 16
 _LEAST_BINS = 32  # of a histogram: one for each thread of a warp
 _REDUCED_AT_ONCE = 1024
@@ -445,7 +445,7 @@ class Experts(ExpertsAdapter, Configurable):
     def _coded(self, inner: Tensor, pieces: int) -> _Coded:
         """Memory for codes of the first product's result. Without counters a launch makes them."""
         codes, scales = self._inner.memory(inner, None)
-        counters = counters_of(inner, pieces) if ONE_LAUNCH else None
+        counters = counters_of(inner, pieces)
         if counters is None:
             return _Coded(codes, scales, no_counters(inner), False)
         self._inner.prepare_codes(inner)  # other calls, such as captured ones, need it
@@ -455,7 +455,8 @@ class Experts(ExpertsAdapter, Configurable):
         """Programs that make 128 columns of a tile of the first product, if the last makes codes of them; else 0."""
         problem = self.problem
         grouped = self._join is None and problem.activation_groups and problem.intermediate_size % BLOCK == 0
-        return BLOCK // tiles.block_n if grouped and tiles.block_m <= _CODED_ROWS and tiles.block_n <= BLOCK else 0
+        fits = tiles.block_m <= _CODED_ROWS and tiles.block_n <= BLOCK
+        return BLOCK // tiles.block_n if ONE_LAUNCH and grouped and fits else 0
 
     def _stores_planes(self, tiles: Tiles) -> bool:
         """Whether the first product stores its result as the planes that the second reads."""

@@ -35,8 +35,8 @@ if triton.knobs.runtime.interpret:
 
 _GROUP_M = 8  # tiles of rows that are gone over together: their 8 x 128 rows of a stay in L2
 _ADDED = 1024  # columns that a program adds up, 8 per thread
-# Whether the launch of the product adds up its parts, too, where there are counters.
-ONE_LAUNCH = True
+# Whether the launch of the product adds up its parts, too, where there are counters. Not measured on a GPU yet.
+ONE_LAUNCH = False
 _MOST_KEPT = 4096  # numbers of rows whose measured tiles are kept, per adapter
 
 
