@@ -298,7 +298,7 @@ def experts_kernel(
     N: columns of the result, of the gate alone where GATED. A_SCALE: "" (none), "one", "row" or "group".
     ROUTER: "" (none), "input" (before the bias), "output" (after it). FP8: a holds codes of fp8, bytes unless NATIVE.
     PLANES: columns of the result are planes, which another such product reads. CODERS: so many programs make 128
-    columns of a tile. If `coded`, the last of them, which a zero in `counters` tells it, stores `codes` of fp8
+    columns of a tile. If `coded`, the last of them, found by a zero in `counters`, stores `codes` of fp8
     [pairs, N] and `scales` of 1 x 128, too; no other launch uses the counters at the same time.
     Of weights of four bits: `a` holds planes; PTX, LEFT and WIDE are as in `backends/triton/fp4.py`.
     """

@@ -14,8 +14,8 @@ codes in their memory order (QUADS; `backends/triton/fp4.py`). Otherwise both op
 float16 does not hold the powers of two of mxfp4. There BLOCK_K is one group, and its scale multiplies the product.
 
 With few rows of a (SWAP) the tile is that of the weight times that of a, so that the weight's rows fill the 64 rows
-of a matrix instruction; K is then split among programs. The last of a tile, which a counter tells it, adds up the
-parts, always in one order; where there are no counters another kernel does.
+of a matrix instruction; K is then split among programs. The last of a tile, found by a counter, adds up the parts,
+always in one order; where there are no counters another kernel does.
 
 A packed weight is stored in tiles of TILE_N rows x TILE_K elements, codes and scales: a program reads at once what in
 a checkpoint are pieces of 64 and of 8 bytes, K / 2 and K / 16 bytes apart.

@@ -8,7 +8,7 @@ Programs go over tiles in groups of rows, so that tiles near in time share opera
 product is made as b . aT: few rows then take the short side of the matrix instruction, whose long side must be 64
 on sm_90 and sm_10x. Where the tiles are fewer than the device's multiprocessors, K is split; parts are stored
 in float32 and added in their order, so the same call gives the same bits: by the program that is the last of its tile,
-which a counter tells it, or where there are no counters by `add_parts_kernel`.
+by a counter, or where there are no counters by `add_parts_kernel`.
 
 Before sm_89 there is no product of float8: bytes become the float16 that is 256 times smaller, exactly, and
 2^16 goes into the scale. So they do beside an operand in e5m2, whose bytes are halves of a float16 as they are, and 2^8
