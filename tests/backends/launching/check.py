@@ -37,6 +37,7 @@ from kernelhub.backends.triton import launch as of_triton
 from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
 from kernelhub.backends.triton.comm.parts import AllGather, ReduceScatter
+from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
 from kernelhub.backends.triton.comm.workspace import Workspace
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.dispatch.hub import HUB
@@ -965,8 +966,30 @@ def _collectives() -> Iterator[tuple[Any, Any, dict[str, Any], tuple[str, ...]]]
     yield kernelhub.all_reduce, TwoShot(AllReduceProblem(**facets)), reduced, ("out",)
     yield kernelhub.all_reduce_rms_norm, OneShotRmsNorm(of_norm), added, ("out", "residual_out")
     yield kernelhub.all_reduce_rms_norm, TwoShotRmsNorm(of_norm), added, ("out", "residual_out")
+    for form in ("fp8_group", "fp8_tensor", "nvfp4"):
+        problem = dataclasses.replace(of_norm, hidden_size=256, format=form)
+        if form == "fp8_group":
+            problem = dataclasses.replace(problem, column=True)
+        wide = {name: torch.zeros(4, 256, **half) for name in ("x", "residual", "residual_out")}
+        wide |= {"weight": torch.ones(256, **half), "eps": 1e-5, **QUANTISED[form]()}
+        ours = tuple(name for name in wide if name in ("out", "residual_out", "out_scale"))
+        yield kernelhub.all_reduce_rms_norm, OneShotRmsNormQuant(problem), wide, ours
     yield kernelhub.all_gather, AllGather(AllGatherProblem(**facets)), {**x, "out": rows}, ("out",)
     yield kernelhub.reduce_scatter, ReduceScatter(ReduceScatterProblem(**facets)), {**x, "out": part}, ("out",)
+
+
+QUANTISED = {
+    "fp8_group": lambda: {
+        "out": torch.zeros(4, 256).to(torch.float8_e4m3fn),
+        "out_scale": torch.zeros(2, 4).t(),
+    },
+    "fp8_tensor": lambda: {"out": torch.zeros(4, 256).to(torch.float8_e4m3fn), "scale": torch.ones(1)},
+    "nvfp4": lambda: {
+        "out": torch.zeros(4, 128, dtype=torch.uint8),
+        "out_scale": torch.zeros(4, 16).to(torch.float8_e4m3fn),
+        "global_scale": torch.ones(1),
+    },
+}
 
 
 def collectives_again(stub: Stub) -> None:
@@ -991,9 +1014,9 @@ def collectives_again(stub: Stub) -> None:
         memories = [_Workspaces() for _ in groups]
         for group, memory in zip(groups, memories, strict=True):
             getattr(adapter, "parts", adapter).attach(group.group_name, memory.own)
-        launch, met = adapter.launch, []
-        kind = type(adapter)
-        kind.launch = lambda self, *given, launch=kind.launch, met=met: (met.append(given), launch(self, *given))[1]
+        met: list[Any] = []
+        kind, launch = type(adapter), type(adapter).launch
+        kind.launch = lambda *given, launch=launch, met=met: (met.append(given), launch(*given))[1]
         try:
             bound = bind(adapter, adapter.problem, -1, lambda ticks=ticks: ticks.append(0) or 0, refused)
             fresh = {one: value for one, value in good.items() if one not in places}
@@ -1013,8 +1036,8 @@ def collectives_again(stub: Stub) -> None:
                 assert (len(met), len(ticks)) == (calls, ticked + 1), "a call like one before reaches no adapter"
                 [again] = stub.take()
                 assert (again.grid, again.function) == (first.grid, first.function)
-                made = dict(zip(places, results if isinstance(results, tuple) else (results,), strict=True))
-                pointers = {one.data_ptr() for one in (like | made).values() if isinstance(one, torch.Tensor)}
+                made = dict(enumerate(results if isinstance(results, tuple) else (results,)))
+                pointers = {one.data_ptr() for one in (*like.values(), *made.values()) if isinstance(one, torch.Tensor)}
                 own = memories[0].own
                 shared = {own.counters.data_ptr(), own.missing.data_ptr(), *own.slots[:2]}
                 addresses = {struct.unpack("<Q", value)[0] for value in again.parameters if len(value) == 8}
@@ -1022,8 +1045,14 @@ def collectives_again(stub: Stub) -> None:
                 scalars = [value for value in again.parameters if len(value) == 4]
                 assert scalars == [value for value in first.parameters if len(value) == 4]
                 if given is good:  # in the place of an operand
-                    place = {"all_reduce": ("x",), "all_reduce_rms_norm": ("x", "residual")}.get(op.__name__, ())
-                    inside = good | dict(zip(places, (good[one] for one in place), strict=False))
+                    place = {
+                        "all_reduce": {"out": "x"},
+                        "all_reduce_rms_norm": {"out": "x", "residual_out": "residual"},
+                    }
+                    place = place.get(op.__name__, {})
+                    if good["out"].dtype is not torch.bfloat16:  # codes
+                        place = {"residual_out": "residual"}
+                    inside = good | {one: good[operand] for one, operand in place.items()}
                     for _ in range(5 if place else 0):
                         run(groups[0], inside, bound)
                     calls = len(met)
@@ -1053,8 +1082,7 @@ def collectives_again(stub: Stub) -> None:
                 assert set(newer.own.slots[:2]) <= addresses, "prepared anew, over other memory"
                 memories[0] = newer
         finally:
-            del kind.launch
-        del launch
+            kind.launch = launch
 
 
 def exchanges_again(stub: Stub) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.comm.adapter import ConnectedRmsNorm, piece_bytes
-from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
+from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, identified, is_aligned
 from kernelhub.backends.triton.comm.fused_rms_norm_quant import all_reduce_rms_norm_quant_kernel
 from kernelhub.backends.triton.comm.tiles import quantised_row_tile
 from kernelhub.backends.triton.comm.workspace import UNIT, Workspace
@@ -69,10 +69,44 @@ class OneShotRmsNormQuant(ConnectedRmsNorm):
         given_scale: Tensor | None = None,
         scale: Tensor | None = None,
     ) -> None:
-        rows = out.shape[0]
-        if not rows:
+        if not out.shape[0]:
             return
         connection = self.connection(group)
+        given = (x, residual, weight, out, residual_out, given_scale, scale)
+        key, tensors = identified((x.shape, eps, timeout_s), *given)
+        connection.repeated.run(key, tensors, self._launch_anew, connection, *given, eps, timeout_s)
+
+    def repeated(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        residual_out: Tensor,
+        group: ProcessGroup,
+        timeout_s: float,
+        given_scale: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> Any:
+        connection = self._connections.get(group.group_name)
+        given = (x, residual, weight, out, residual_out, given_scale, scale)
+        return connection and connection.repeated.sequence_of(*identified((x.shape, eps, timeout_s), *given))
+
+    def _launch_anew(
+        self,
+        connection: Connection,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        residual_out: Tensor,
+        given_scale: Tensor | None,
+        scale: Tensor | None,
+        eps: float,
+        timeout_s: float,
+    ) -> None:
+        rows = out.shape[0]
         codes, scales = as_bytes(out), None if scale is None else as_bytes(scale)
         targets = [item if is_aligned(item) else fresh(item) for item in (codes, residual_out)]
         source, before, weight = aligned(x), aligned(residual), aligned(weight)
