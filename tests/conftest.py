@@ -85,8 +85,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Importing the tests may have added folders of packages."""
+    """Importing the tests may have added folders of packages, and torch's compiler."""
     session.config.stash[_REMEMBERED].packages_are_where_they_are_now()
+    session.config.stash[_REMEMBERED].measure_no_guards()
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

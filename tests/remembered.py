@@ -31,6 +31,7 @@ class Remembered:
         self._look_for_plugins_once()
         self._look_for_packages_once()
         self._look_for_versions_once()
+        self._read_metadata_once()
         self._look_for_backends_once()
         self._attach_to_the_root_logger_alone()
         from tests.accepted import make_calls_once
@@ -43,6 +44,11 @@ class Remembered:
     def packages_are_where_they_are_now(self) -> None:
         """A test that installs or breaks a package changes one of these, and nothing is remembered meanwhile."""
         self._usual = (list(sys.path), list(sys.meta_path))
+
+    def measure_no_guards(self) -> None:
+        """torch measures the guards of each function that it compiles, for its log, on emptied caches: 20 ms."""
+        if guards := sys.modules.get("torch._dynamo.guards"):
+            self._patch.setattr(guards, "profile_guard_manager", lambda *_: 0.0, raising=False)
 
     def _places(self) -> tuple[Any, ...] | None:
         """When each folder of packages was last changed; None if they are not the usual ones.
@@ -129,6 +135,23 @@ class Remembered:
             return seen[name, places]
 
         self._patch.setattr(distributions, "version_of", version_of)
+
+    def _read_metadata_once(self) -> None:
+        """`kernelhub doctor` reads 200 files of metadata of this environment, in which tests install nothing."""
+        distributions: Any = importlib.import_module("kernelhub.probes.distributions")
+        read, from_disk = distributions._content, distributions.read_bytes
+        seen: dict[tuple[Any, ...], Any] = {}
+
+        def content(found: Any, file: str, most_bytes: int, until: tuple[bytes, ...] = ()) -> Any:
+            place = str(getattr(found, "_path", ""))
+            if not place.startswith(sys.prefix + os.sep) or distributions.read_bytes is not from_disk:
+                return read(found, file, most_bytes, until)
+            key = place, file, most_bytes, until
+            if key not in seen:
+                seen[key] = read(found, file, most_bytes, until)
+            return seen[key]
+
+        self._patch.setattr(distributions, "_content", content)
 
     def _look_for_backends_once(self) -> None:
         """Which folders kernelhub/backends has."""
