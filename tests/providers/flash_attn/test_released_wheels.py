@@ -52,6 +52,7 @@ def test_the_parts_of_fa3_are_read_from_its_own_list(fa3_files, monkeypatch) -> 
     assert fa3_build.library("").ok
 
 
+@pytest.mark.xdist_group("fa2_sources")  # each version is downloaded once for its calls
 @pytest.mark.parametrize("version", FA2_VERSIONS)
 @pytest.mark.parametrize("call", [FA2, FA2_VARLEN, FA2_CACHE], ids=lambda call: call.target)
 def test_fa2_takes_our_calls(call, version) -> None:
