@@ -26,7 +26,8 @@ class DeviceFacts:
         name: marketing name, for display; no decision reads it.
         type: torch device type, ``"cuda"`` (also ROCm) or ``"cpu"``.
         vendor: ``"nvidia"``, ``"amd"`` or ``"cpu"``.
-        arch: ``"sm_90"``, ``"gfx942"`` or the CPU's instruction set, e.g. ``"avx512"``.
+        arch: ``"sm_90"``, ``"gfx942"`` or the CPU's instruction set: ``"avx2"``, ``"avx512"``, ``"amx"`` (AVX-512 and
+            AMX BF16).
         capability: compute capability (major, minor); (0, 0) where there is none.
         num_sms: multiprocessors, compute units or physical cores.
         shared_memory_bytes: most shared memory one block may use (opt-in limit); 0 on a CPU.
@@ -215,9 +216,25 @@ def _cpu_facts() -> DeviceFacts:
 
     import torch
 
-    arch = torch.backends.cpu.get_cpu_capability().lower()
+    arch = with_amx(torch.backends.cpu.get_cpu_capability().lower())
     name = cpu_name()
     return DeviceFacts(name, "cpu", "cpu", arch, num_sms=os.cpu_count() or 1)
+
+
+def with_amx(arch: str) -> str:
+    """The instruction set of the CPU, given the one that torch's kernels are compiled for."""
+    return "amx" if arch == "avx512" and "amx_bf16" in cpu_flags() else arch
+
+
+@functools.cache
+def cpu_flags() -> frozenset[str]:
+    """What Linux says that the CPU has; empty where it does not say."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    except OSError:
+        flags = []
+    return frozenset(flags)
 
 
 def cpu_name() -> str:

@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 
-from kernelhub.probes.device import DeviceFacts, cpu_name, facts_of
+from kernelhub.probes.device import DeviceFacts, cpu_flags, cpu_name, facts_of, with_amx
 from kernelhub.probes.torch_build import torch_build
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
@@ -40,7 +40,7 @@ def cpu() -> DeviceFacts:
     capability = None if "torch" in sys.modules else _read_capability()
     if capability is None:
         return facts_of(-1)
-    return DeviceFacts(cpu_name(), "cpu", "cpu", capability, num_sms=os.cpu_count() or 1)
+    return DeviceFacts(cpu_name(), "cpu", "cpu", with_amx(capability), num_sms=os.cpu_count() or 1)
 
 
 def memory_bytes(index: int) -> int:
@@ -62,12 +62,7 @@ def _read_capability() -> str | None:
     """`torch.backends.cpu.get_cpu_capability` of an x86 CPU with vector units; None where only torch can report it."""
     if platform.machine() != "x86_64" or "ATEN_CPU_CAPABILITY" in os.environ:
         return None
-    try:
-        with open("/proc/cpuinfo") as lines:
-            flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
-    except OSError:
-        return None
-    return next((name for name, needed in _CAPABILITIES.items() if needed <= flags), None)
+    return next((name for name, needed in _CAPABILITIES.items() if needed <= cpu_flags()), None)
 
 
 @functools.cache
