@@ -59,8 +59,8 @@ ATTENTION = (
         "measured on an EPYC (benchmarks/results/attention_cpu.json)",
     ),
     # Where torch multiplies bfloat16 by AMX: sdpa, packed and cpp.split_kv, 8 threads of a Xeon, causal, ms: 512 tokens
-    # of Llama 3.1 8B 3.3, 4.4 and 6.5, 2048 tokens 26.5, 34.3 and 84; 1024 of gpt-oss, which sdpa does not support, 14.0
-    # by packed and 9.2. In float32 512 tokens take 11.7, 10.6 and 7.4.
+    # of Llama 3.1 8B 3.3, 4.4 and 6.5, 2048 tokens 26.5, 34.3 and 84; 1024 of gpt-oss, which sdpa does not support,
+    # 14.0 by packed and 9.2. In float32 512 tokens take 11.7, 10.6 and 7.4.
     *(
         Line(
             "cpu/amx",
