@@ -132,7 +132,7 @@ def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other
         "data_ptr": torch.empty(0, dtype=torch.uint8, device="cpu").data_ptr,
         "stream_of": getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream),
         "failed": _failed,
-        "enter": _enter,
+        "enter": enter,
         "current": getattr(torch._C, "_cuda_getDevice", None),
         "allocate": _allocator() if torch.version.cuda else None,
         "release": None,
@@ -153,6 +153,20 @@ def in_use() -> bool:
 def address(function: Any) -> int:
     """The address of a C function."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def enter(device: int) -> None:
+    """Make a device's context current in a thread that has not used the device yet."""
+    library, context, handle = cuda(), ctypes.c_void_p(), ctypes.c_int()
+    if library is None:
+        return
+    for status in (
+        library.cuDeviceGet(ctypes.byref(handle), device),
+        library.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle),
+        library.cuCtxSetCurrent(context),
+    ):
+        if status != 0:
+            raise _failed(status, f"the context of device {device}")
 
 
 def parameter_sizes(function: int, most: int) -> list[int]:
@@ -231,17 +245,3 @@ def _text(function: str, status: int) -> str:
     if library is not None and getattr(library, function)(status, ctypes.byref(found)) == 0 and found.value:
         return found.value.decode()
     return "unknown error"
-
-
-def _enter(device: int) -> None:
-    """Make a device's context current in a thread that has not used the device yet."""
-    library, context, handle = cuda(), ctypes.c_void_p(), ctypes.c_int()
-    if library is None:
-        return
-    for status in (
-        library.cuDeviceGet(ctypes.byref(handle), device),
-        library.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle),
-        library.cuCtxSetCurrent(context),
-    ):
-        if status != 0:
-            raise _failed(status, f"the context of device {device}")

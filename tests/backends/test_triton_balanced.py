@@ -15,6 +15,7 @@ import kernelhub
 from kernelhub.backends.triton.attention import adapter as adapters
 from kernelhub.backends.triton.attention.balanced import (
     blocks_of,
+    blocks_of_part,
     item_of,
     part_size,
     parts_before_last,
@@ -39,6 +40,7 @@ def _parts(
     num_seqs,
     splits,
     shares,
+    most,
     cu,
     seq_lens,
     q_tokens,
@@ -57,7 +59,7 @@ def _parts(
         left, 0, GROUP, RAGGED, 1, BLOCK_N, CHUNK, HAS_LEFT, True,
     )  # fmt: skip
     sequence, part = item_of(
-        tl.program_id(0), each, slack, num_seqs, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
+        tl.program_id(0), each, slack, most, num_seqs, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
         left, 0, GROUP, RAGGED, 1, BLOCK_N, HAS_LEFT, True,
     )  # fmt: skip
     row = found + tl.program_id(0) * 6
@@ -68,15 +70,16 @@ def _parts(
         sequence, num_seqs, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
         left, 0, GROUP, RAGGED, 1, BLOCK_N, HAS_LEFT, True,
     )  # fmt: skip
-    whole = parts_before_last(blocks, each, slack)
+    whole = parts_before_last(blocks, each, slack, most)
     part = tl.where(part < 0, whole, part)
     before = stored_before(
-        sequence, each, slack, num_seqs, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
+        sequence, each, slack, most, num_seqs, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
         left, 0, GROUP, RAGGED, 1, BLOCK_N, HAS_LEFT, True,
     )  # fmt: skip
     tl.store(row + 1, part)
-    tl.store(row + 2, part * each)
-    tl.store(row + 3, tl.where(part == whole, blocks, (part + 1) * each))
+    size = blocks_of_part(blocks, each, most)
+    tl.store(row + 2, part * size)
+    tl.store(row + 3, tl.where(part == whole, blocks, (part + 1) * size))
     tl.store(row + 4, tl.where(whole > 0, before + part, -1))
     tl.store(row + 5, blocks)
 
@@ -88,6 +91,7 @@ def parts_of(
     window: int | None = None,
     queries: list[int] | None = None,
     room: int = 1 << 20,
+    most: int = 1 << 30,
 ) -> list[tuple[int, ...]]:
     """What each program of the grid of a division finds."""
     programs = Division(Tiles(16, BLOCK, 4, 1), parts, shares).items(len(seq_lens))
@@ -96,7 +100,7 @@ def parts_of(
     lengths = torch.tensor(seq_lens, dtype=torch.int32, device=DEVICE)
     q_tokens = 1 if queries is None else sum(queries)
     _parts[(programs,)](
-        found, len(seq_lens), parts, shares, cu, lengths, q_tokens, room, 16, window or 0,
+        found, len(seq_lens), parts, shares, most, cu, lengths, q_tokens, room, 16, window or 0,
         GROUP=4, RAGGED=queries is not None, BLOCK_N=BLOCK, CHUNK=CHUNK, HAS_LEFT=window is not None,
     )  # fmt: skip
     return [tuple(row) for row in found.tolist()]
@@ -115,14 +119,16 @@ def drawn(seed: int) -> tuple[list[int], int, int]:
 
 class TestParts:
     @pytest.mark.parametrize("seed", range(12))
-    def test_each_key_is_in_one_part_whose_place_is_its_own(self, seed: int) -> None:
+    @pytest.mark.parametrize("most", [6, 1 << 30])
+    def test_each_key_is_in_one_part_whose_place_is_its_own(self, most: int, seed: int) -> None:
         lengths, parts, shares = drawn(seed)
-        found = parts_of(lengths, parts, shares)
+        found = parts_of(lengths, parts, shares, most=most)
         held = [row for row in found if row[0] < len(lengths)]
         for sequence, length in enumerate(lengths):
             own = sorted(row[1:] for row in held if row[0] == sequence)
             assert [row[0] for row in own] == list(range(len(own)))  # at least one, of no keys if it has none
             edges = [row[1] for row in own] + [own[-1][2]]
+            assert len(own) <= most
             assert edges[0] == 0
             assert edges[1:] == [row[2] for row in own]
             assert edges[-1] == -(-length // BLOCK)
@@ -208,7 +214,11 @@ class TestUnequalLengths:
         ],
         ids=str,
     )
-    def test_it_gives_the_reference_whatever_was_in_the_memory_of_parts(self, heads, more, monkeypatch) -> None:
+    @pytest.mark.parametrize("one_launch", [True, False])
+    def test_it_gives_the_reference_whatever_was_in_the_memory_of_parts(
+        self, one_launch, heads, more, monkeypatch
+    ) -> None:
+        monkeypatch.setattr(adapters, "ONE_LAUNCH", one_launch)
         empty = torch.empty
         monkeypatch.setattr(torch, "empty", lambda *shape, **of: poisoned(empty(*shape, **of)))
         inputs, features = dict(more), {}

@@ -176,15 +176,51 @@ class TestOneLaunch:
         monkeypatch.setattr(adapters, "counters_of", lambda q, count: None)  # as for a captured call
         assert launches() == 1
 
-    def test_each_stream_has_counters_of_its_own(self, monkeypatch) -> None:
-        zeros = torch.zeros
+
+class TestCounters:
+    """Those of streams and captures, with a driver that is not here."""
+
+    @pytest.fixture(autouse=True)
+    def driver(self, monkeypatch) -> None:
         monkeypatch.setattr(counters, "_kept", {})
-        monkeypatch.setattr(torch, "zeros", lambda *shape, device, **of: zeros(*shape, device="cpu", **of))
+        monkeypatch.setattr(counters, "_arenas", {})
+        monkeypatch.setattr(counters, "STREAMS", 4)
+        monkeypatch.setattr(counters, "_zeros", lambda device, stream: torch.zeros(4, counters.MOST, dtype=torch.int32))
+        monkeypatch.setattr(counters, "_capture_of", lambda stream: self.capture)
+
+    capture = 0
+
+    def captured(self, device: int, capture: int, stream: int) -> int:
+        self.capture = capture
+        found = counters._of_capture(device, stream)
+        return 0 if found is None else found.data_ptr()
+
+    def test_each_stream_has_counters_of_its_own(self) -> None:
         first, second = (counters.address_of_stream(0, stream) for stream in (0, 77))
         assert 0 != first != second != 0
         assert counters.address_of_stream(0, 77) == second
-        assert counters.address_of_stream(1, 77) not in (first, second)
+        assert counters.address_of_stream(1, 77) not in (0, first, second)
         assert counters.address_of_stream(0, counters.PER_THREAD) == 0
+
+    def test_a_capture_shares_counters_with_no_other_and_with_no_stream(self) -> None:
+        eager = counters.address_of_stream(0, 77)
+        first = self.captured(0, 5, 77)
+        assert self.captured(0, 5, 77) == first
+        others = [self.captured(0, 6, 77), self.captured(0, 5, 78)]
+        assert len({0, eager, first, *others}) == 5
+
+    def test_there_are_none_for_a_capture_before_any_other_call_or_when_all_are_taken(self) -> None:
+        assert self.captured(0, 5, 77) == 0
+        taken = [counters.address_of_stream(0, stream) for stream in range(3, 7)]
+        assert 0 not in taken
+        assert self.captured(0, 5, 77) == 0
+        assert counters.address_of_stream(0, 99) == 0
+        assert [counters.address_of_stream(0, stream) for stream in range(3, 7)] == taken
+
+    def test_a_driver_without_memory_or_captures_gives_none(self, monkeypatch) -> None:
+        monkeypatch.setattr(counters, "_zeros", lambda device, stream: None)
+        assert counters.address_of_stream(0, 77) == 0
+        assert self.captured(0, 0, 77) == 0
 
 
 def noting(kernel: Any, calls: list[Any]) -> Any:

@@ -50,13 +50,15 @@ MOST_SPLITS = 64
 FIXED_SPLITS = 16
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 PARTS = 16
-# Whether one launch makes and merges few parts. On an H200 its numbers were right; that eager calls on several streams
-# have counters of their own was not shown there, so calls make two.
-ONE_LAUNCH = False
+# Whether one launch makes and merges few parts.
+ONE_LAUNCH = True
 # The last program of a sequence merges few parts: up to so many reads one after another, each of so many elements for
-# a warp. More would take registers from all programs.
+# a warp. More would take registers from all programs: 512 let three of the small tiles of `splits.HOPPER` run on a
+# multiprocessor instead of four. Where lengths share keys out, few sequences have many parts, so more reads are worth
+# the launch that they spare.
 MOST_READS = 4
-MERGED_ELEMENTS = 512
+MOST_READS_OF_FEW = 32
+MERGED_ELEMENTS = 256
 
 
 class Geometry(NamedTuple):
@@ -326,14 +328,14 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         """Sequences of up to `rows` query rows, their keys in parts, which are then merged.
 
         The first call of a variant compiles the other kinds of tiles, too: another batch may select those. So it does
-        the second kernel of parts that one launch merges: a captured call has two.
+        the second kernel, which other calls may need: those of more parts, and of streams without counters.
         """
         launches = list(self._split_launches(q, k, v, at, values, out, lse, rows, division))
         for launcher, *given in launches:
             launcher(*given)
         variant = launches[0][2]
         kinds = {kind.tiles for kind in self._kinds if division.tiles.block_m == MEASURED_ROWS}
-        if (len(kinds) > 1 or self._merges(division)) and variant not in self._prepared:
+        if variant not in self._prepared:
             self._prepared.add(variant)
             for tiles in kinds | {division.tiles}:
                 both = Division(tiles, 2)
@@ -364,7 +366,9 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         part_out = torch.empty(parts, self.shape["DV_PAD"], dtype=torch.float32, device=q.device)
         part_lse = torch.empty(parts, dtype=torch.float32, device=q.device)
         row_blocks = at.num_seqs * kv_heads * (max_rows // tiles.block_m)
-        counters = counters_of(q, row_blocks) if self._merges(division) and not two else None
+        merged = 0 if two else self._merged_parts(division)
+        counters = counters_of(q, row_blocks) if merged else None
+        most = NO_LIMIT if counters is None else merged
         windows = (min(values.window_left, NO_LIMIT), min(values.window_right, NO_LIMIT))
         strides = strides_of_operands(q, k, v, out, self.problem.ragged, self.heads_first)
         lse_strides = strides_of_lse(lse, self.problem.ragged)
@@ -398,6 +402,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             splits,
             at.num_seqs,
             shares,
+            most,
             room,
             int(counters is not None),
             *windows,
@@ -425,16 +430,21 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
                 splits,
                 at.num_seqs,
                 shares,
+                most,
                 room,
                 *windows,
                 *strides[12:],
                 *lse_strides,
             )
 
-    def _merges(self, division: Division) -> bool:
-        """Whether the launch that makes the parts merges them, too."""
+    def _merged_parts(self, division: Division) -> int:
+        """Most parts of a sequence that the launch which makes them merges, too; 0 if another launch does."""
         rows, parts = self._read_at_once(division.tiles)
-        return rows > 0 and (division.parts > 1 or division.shares > 0) and division.parts <= MOST_READS * parts
+        if not rows or division.parts > MOST_READS * parts:
+            return 0
+        if not division.shares:
+            return division.parts if division.parts > 1 else 0
+        return min(MOST_SPLITS, MOST_READS_OF_FEW * parts)
 
     def _read_at_once(self, tiles: Tiles) -> tuple[int, int]:
         """Rows, and parts of each, that the program which merges reads at once; (0, 0) where none does."""
@@ -442,7 +452,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             return 0, 0
         problem = self.problem
         one = problem.q_len == ONE and not problem.ragged
-        rows = min(tiles.block_m, power_of_two(problem.group_size)) if one else tiles.block_m
+        rows = min(tiles.block_m, 1 << (problem.group_size - 1).bit_length()) if one else tiles.block_m
         return rows, max(1, tiles.num_warps * MERGED_ELEMENTS // (rows * self.shape["DV_PAD"]))
 
     def _split_tiles(self, rows: int) -> Tiles:
@@ -532,8 +542,8 @@ class SplitKVFixed(SplitKV):
         super().__init__(problem)
         self._balances = False
 
-    def _merges(self, division: Division) -> bool:
-        return False
+    def _merged_parts(self, division: Division) -> int:
+        return 0
 
     def divide(self, num_seqs: int, rows: int, kv_bound: int) -> Division:
         return Division(self._split_tiles(rows), max(1, min(FIXED_SPLITS, -(-kv_bound // CHUNK))))

@@ -95,9 +95,15 @@ def part_size(
 
 
 @triton.jit
-def parts_before_last(blocks, each, slack):
-    """Whole parts before the last one."""
-    return tl.maximum(tl.cdiv(blocks - slack, each) - 1, 0)
+def blocks_of_part(blocks, each, most):
+    """Blocks of a whole part of a sequence, which has `most` parts at most."""
+    return tl.maximum(each, tl.cdiv(blocks, most))
+
+
+@triton.jit
+def parts_before_last(blocks, each, slack, most):
+    """Whole parts of a sequence before its last one."""
+    return tl.maximum(tl.cdiv(blocks - slack, blocks_of_part(blocks, each, most)) - 1, 0)
 
 
 @triton.jit
@@ -105,6 +111,7 @@ def item_of(
     item,
     each,
     slack,
+    most,
     num_seqs,
     cu_seqlens_q,
     cu_seqlens_k,
@@ -131,7 +138,7 @@ def item_of(
             places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
             window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
-        whole = parts_before_last(blocks, each, slack)
+        whole = parts_before_last(blocks, each, slack, most)
         number = tl.sum(whole, 0)
         if (item >= before) & (item < before + number):
             passed = before + tl.cumsum(whole, 0) <= item
@@ -147,6 +154,7 @@ def stored_before(
     sequence,
     each,
     slack,
+    most,
     num_seqs,
     cu_seqlens_q,
     cu_seqlens_k,
@@ -171,6 +179,6 @@ def stored_before(
             places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
             window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
-        whole = parts_before_last(blocks, each, slack)
+        whole = parts_before_last(blocks, each, slack, most)
         stored += tl.sum(tl.where((places < sequence) & (whole > 0), whole + 1, 0), 0)
     return stored

@@ -21,7 +21,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.attention.balanced import item_of, part_size, parts_before_last, stored_before
+from kernelhub.backends.triton.attention.balanced import (
+    blocks_of_part,
+    item_of,
+    part_size,
+    parts_before_last,
+    stored_before,
+)
 from kernelhub.backends.triton.attention.softmax import (
     LN2,
     LOG2E,
@@ -43,6 +49,7 @@ _VARYING = [
     "splits",
     "num_seqs",
     "shares",
+    "most",
     "room",
     "merges",
     "window_left",
@@ -114,6 +121,7 @@ def split_kernel(
     splits,
     num_seqs,
     shares,
+    most,
     room,
     merges,
     window_left,
@@ -167,12 +175,11 @@ def split_kernel(
     """One program per split of a row block.
 
     With `merges` the last program of a row block merges its parts, the first ROWS rows; ROWS is 0 where none does so.
-    `counters` has a zero for each
-    row block then; no other launch may use them at the same time.
+    `counters` has a zero for each row block then; no other launch may use them at the same time.
     `max_rows`, a multiple of BLOCK_M, bounds the rows of a sequence; ragged sequences of more are left to the
     prefill kernel. With BALANCED, and `shares` above 0, a row block holds all rows of a sequence, and the lengths share
-    the keys out; memory has `room` for so many parts of a KV head. SCALES: 0 folded in by the host, 1 one element, 2
-    one per KV head.
+    the keys out, in `most` parts of a sequence at most; memory has `room` for so many parts of a KV head.
+    SCALES: 0 folded in by the host, 1 one element, 2 one per KV head.
     SIGN is that of the scores' scale, as far as the host knows it.
     """
     program = tl.program_id(0)
@@ -192,8 +199,8 @@ def split_kernel(
                 window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
             sequence, split = item_of(
-                program // KV_HEADS, each, slack, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
-                max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+                program // KV_HEADS, each, slack, most, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens,
+                kv_tokens, max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
         if sequence >= num_seqs:
             return
@@ -208,12 +215,12 @@ def split_kernel(
     used, keys_each = split_bounds(low, high, splits, BLOCK_N, CHUNK)
     before = 0
     if BALANCED and shares > 0:
-        used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack) + 1
-        keys_each = each * BLOCK_N
+        used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack, most) + 1
+        keys_each = blocks_of_part(tl.cdiv(high - low, BLOCK_N), each, most) * BLOCK_N
         split = tl.where(split < 0, used - 1, split)
         if used > 1:
             before = stored_before(
-                sequence, each, slack, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
+                sequence, each, slack, most, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
                 max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
     if split >= used:
@@ -293,17 +300,18 @@ def split_kernel(
         counter = counters + (sequence * KV_HEADS + kv_head) * row_blocks + block
         if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == used - 1:
             tl.store(counter, 0)
-            rows = block * BLOCK_M + tl.arange(0, ROWS)
-            token = rows // GROUP
-            head = kv_head * GROUP + rows % GROUP
-            valid = token < q_len
-            part = (number.to(tl.int64) * max_rows + rows) * stride_part + before
-            acc, m, total = merged_rows(part_out, part_lse, part, valid, used, ROWS, PARTS, DV_PAD)
+            row = block * BLOCK_M + tl.arange(0, ROWS)
+            its_token = row // GROUP
+            its_head = kv_head * GROUP + row % GROUP
+            there = its_token < q_len
+            first_part = (number.to(tl.int64) * max_rows + row) * stride_part + before
+            merged, best, weight = merged_rows(part_out, part_lse, first_part, there, used, ROWS, PARTS, DV_PAD)
             if HAS_LSE and not RAGGED:
                 lse += sequence.to(tl.int64) * stride_lb
             store_rows(
-                acc, m, total, out, token.to(tl.int64) * stride_ot + head.to(tl.int64) * stride_oh, stride_od,
-                lse, (q_start + token) * stride_lt + head.to(tl.int64) * stride_lh, sinks, head, valid, 1.0,
+                merged, best, weight, out,
+                its_token.to(tl.int64) * stride_ot + its_head.to(tl.int64) * stride_oh, stride_od, lse,
+                (q_start + its_token) * stride_lt + its_head.to(tl.int64) * stride_lh, sinks, its_head, there, 1.0,
                 DV, DV_PAD, HAS_SINKS, HAS_LSE,
             )  # fmt: skip
 
@@ -325,6 +333,7 @@ def merge_kernel(
     splits,
     num_seqs,
     shares,
+    most,
     room,
     window_left,
     window_right,
@@ -375,12 +384,12 @@ def merge_kernel(
             num_seqs, splits, shares, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
             window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
-        used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack) + 1
+        used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack, most) + 1
         stride_part = room
         number = kv_head
         if used > 1:
             before = stored_before(
-                sequence, each, slack, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
+                sequence, each, slack, most, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
                 max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
     if used == 1:
