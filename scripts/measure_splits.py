@@ -90,10 +90,11 @@ def resident(count: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(prompt + 1 + draw.randrange(output) for prompt, output in held)
 
 
-def _named(division: Division) -> str:
-    """``KEYS.WARPS.STAGES/PARTS``, with ``+SHARES`` where the lengths share keys out."""
+def _named(division: Division, one_launch: bool = False) -> str:
+    """``KEYS.WARPS.STAGES/PARTS``, ``+SHARES`` where lengths share keys out, `` once`` where one launch merges, too."""
     tiles, parts, shares = division
-    return f"{tiles.block_n}.{tiles.num_warps}.{tiles.num_stages}/{parts}" + (f"+{shares}" if shares else "")
+    name = f"{tiles.block_n}.{tiles.num_warps}.{tiles.num_stages}/{parts}"
+    return name + (f"+{shares}" if shares else "") + (" once" if one_launch else "")
 
 
 def arguments_of(model: AttentionModel, lengths: tuple[int, ...], room: int, fp8: bool) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def arguments_of(model: AttentionModel, lengths: tuple[int, ...], room: int, fp8
 
 def measure_shared(until: float) -> list[dict[str, Any]]:
     """Times in ms, by division, of the host's rule and of shares; "error" is the largest difference of results."""
-    model, usual, chosen = SHAPES["llama-3.1-8b"], SplitKV.divide, adapters.BALANCE
+    model, usual, chosen = SHAPES["llama-3.1-8b"], SplitKV.divide, (adapters.BALANCE, adapters.ONE_LAUNCH)
     rows: list[dict[str, Any]] = []
     mixed = [(MIXED_ROOM, resident(count)) for count in MIXED]
     equal = [(keys, (keys,) * count) for count, keys in BATCHES] + [(MIXED_ROOM, (700,) * 128)]
@@ -127,27 +128,29 @@ def measure_shared(until: float) -> list[dict[str, Any]]:
         row: dict[str, Any] = {"sequences": count, "room": room, "kv_dtype": problem.kv_dtype}
         row |= {"total_keys": sum(lengths), "longest": max(lengths), "host": _named(host), "rule": _named(shared)}
         row |= {"ms": {}, "error": 0.0}
-        divisions = [host, shared]
+        tried = list(itertools.product((host, shared), (False, True)))
         if len(set(lengths)) > 1:
             for kind in adapter._kinds:
                 filling = kind.programs * problem.device.num_sms / model.num_kv_heads
-                divisions += [Division(kind.tiles, host.parts, int(filling * rounds)) for rounds in (2, 3, 4, 6, 8)]
+                for rounds in (1, 1.5, 2, 3, 4):
+                    tried.append((Division(kind.tiles, host.parts, int(filling * rounds)), True))
         want = None
-        for division in dict.fromkeys(divisions):
+        for division, one_launch in dict.fromkeys(tried):
             SplitKV.divide = lambda *_, division=division: division
-            adapters.BALANCE = division.shares > 0
+            adapters.BALANCE, adapters.ONE_LAUNCH = division.shares > 0, one_launch
             kernelhub.paged_attention.op._forget()
             out = kernelhub.paged_attention(**arguments, backend="triton.split_kv").float()
             want = out if want is None else want
             row["error"] = max(row["error"], (out - want).abs().nan_to_num(torch.inf).max().item())
             call = functools.partial(kernelhub.paged_attention, **arguments, backend="triton.split_kv")
-            row["ms"][_named(division)] = round(graph_ms(call), 5)
-        SplitKV.divide, adapters.BALANCE = usual, chosen
+            row["ms"][_named(division, one_launch)] = round(graph_ms(call), 5)
+        SplitKV.divide, (adapters.BALANCE, adapters.ONE_LAUNCH) = usual, chosen
         rows.append(row)
         best = min(row["ms"], key=row["ms"].get)
         label = f"{problem.kv_dtype:14} {count:4} of {sum(lengths):7}, room {room:6}"
-        ours, theirs = row["ms"][_named(shared)], row["ms"][_named(host)]
-        print(f"{label}: {_named(host):12} {theirs} ms, {_named(shared):16} {ours} ms ({ours / theirs:.3f}),", end=" ")
+        times = [row["ms"][_named(*one)] for one in itertools.product((host, shared), (False, True))]
+        over = ", ".join(f"{time / times[0]:.3f}" for time in times[1:])
+        print(f"{label}: {_named(host):12} {times[0]} ms; once, {_named(shared)} twice, once: {over};", end=" ")
         print(f"best {best} {row['ms'][best]} ms, error {row['error']:.4f}", flush=True)
     return rows
 

@@ -368,7 +368,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         row_blocks = at.num_seqs * kv_heads * (max_rows // tiles.block_m)
         merged = 0 if two else self._merged_parts(division)
         counters = counters_of(q, row_blocks) if merged else None
-        most = NO_LIMIT if counters is None else merged
+        limit = (NO_LIMIT if counters is None else merged).bit_length() - 1
         windows = (min(values.window_left, NO_LIMIT), min(values.window_right, NO_LIMIT))
         strides = strides_of_operands(q, k, v, out, self.problem.ragged, self.heads_first)
         lse_strides = strides_of_lse(lse, self.problem.ragged)
@@ -402,7 +402,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             splits,
             at.num_seqs,
             shares,
-            most,
+            limit,
             room,
             int(counters is not None),
             *windows,
@@ -430,7 +430,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
                 splits,
                 at.num_seqs,
                 shares,
-                most,
+                limit,
                 room,
                 *windows,
                 *strides[12:],

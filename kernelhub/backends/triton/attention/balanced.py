@@ -25,7 +25,10 @@ import triton.language as tl
 
 from kernelhub.backends.triton.attention.softmax import key_range, sequence_bounds
 
-LANES = tl.constexpr(256)  # sequences at a time
+# Each warp reads all lengths: sums over its 32 lanes need neither shared memory nor a barrier. READS reads of it are
+# under way at once.
+LANES = tl.constexpr(32)
+READS = tl.constexpr(8)
 
 
 @triton.jit
@@ -77,33 +80,38 @@ def part_size(
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
 ):
-    """(blocks of a whole part, blocks by which a last part may exceed it)."""
-    total = 0
-    longest = 0
-    for start in tl.range(0, num_seqs, LANES, num_stages=1):
-        blocks = blocks_of(
-            start + tl.arange(0, LANES), num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-            window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-        )  # fmt: skip
-        total += tl.sum(blocks, 0)
-        longest = tl.maximum(longest, tl.max(blocks, 0))
-    wanted = tl.maximum(tl.minimum(tl.cdiv(longest * BLOCK_N, CHUNK), splits), 1)
-    alike = longest * 8 <= tl.cdiv(total, num_seqs) * 9
-    shared = tl.maximum(tl.cdiv(total, shares), tl.cdiv(CHUNK, BLOCK_N))
-    each = tl.where(alike, tl.maximum(tl.cdiv(longest, wanted), 1), shared)
-    return each, tl.where(alike, 0, each // 4)
+    """(blocks of a whole part, blocks by which a last part may exceed it, blocks of the longest sequence)."""
+    totals = tl.zeros([LANES], tl.int32)
+    longest = tl.zeros([LANES], tl.int32)
+    for start in tl.range(0, num_seqs, LANES * READS, num_stages=1):
+        for read in tl.static_range(READS):
+            places = start + read * LANES + tl.arange(0, LANES)
+            blocks = blocks_of(
+                places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+                window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+            )  # fmt: skip
+            totals += blocks
+            longest = tl.maximum(longest, blocks)
+    total = tl.sum(totals, 0)
+    most = tl.max(longest, 0)
+    # One division: what is divided is selected first.
+    alike = most.to(tl.float32) * num_seqs * 8.0 <= (total + num_seqs).to(tl.float32) * 9.0
+    wanted = tl.maximum(tl.minimum(tl.cdiv(most * BLOCK_N, CHUNK), splits), 1)
+    each = tl.cdiv(tl.where(alike, most, total), tl.where(alike, wanted, shares))
+    each = tl.maximum(each, tl.where(alike, 1, (CHUNK + BLOCK_N - 1) // BLOCK_N))
+    return each, tl.where(alike, 0, each // 4), most
 
 
 @triton.jit
-def blocks_of_part(blocks, each, most):
-    """Blocks of a whole part of a sequence, which has `most` parts at most."""
-    return tl.maximum(each, tl.cdiv(blocks, most))
+def blocks_of_part(blocks, each, limit):
+    """Blocks of a whole part of a sequence, which has 2^limit parts at most."""
+    return tl.maximum(each, (blocks >> limit) + ((blocks & ((1 << limit) - 1)) > 0).to(tl.int32))
 
 
 @triton.jit
-def parts_before_last(blocks, each, slack, most):
+def parts_before_last(blocks, each, slack, limit):
     """Whole parts of a sequence before its last one."""
-    return tl.maximum(tl.cdiv(blocks - slack, blocks_of_part(blocks, each, most)) - 1, 0)
+    return tl.maximum(tl.cdiv(blocks - slack, blocks_of_part(blocks, each, limit)) - 1, 0)
 
 
 @triton.jit
@@ -111,7 +119,8 @@ def item_of(
     item,
     each,
     slack,
-    most,
+    longest,
+    limit,
     num_seqs,
     cu_seqlens_q,
     cu_seqlens_k,
@@ -129,24 +138,32 @@ def item_of(
     HAS_RIGHT: tl.constexpr,
 ):
     """(sequence, part) of an item; the part is -1 for the last one; the sequence is `num_seqs` or more for no item."""
-    before = 0
-    sequence = 0
-    first = 0
-    for start in tl.range(0, num_seqs, LANES, num_stages=1):
-        places = start + tl.arange(0, LANES)
-        blocks = blocks_of(
-            places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-            window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-        )  # fmt: skip
-        whole = parts_before_last(blocks, each, slack, most)
-        number = tl.sum(whole, 0)
-        if (item >= before) & (item < before + number):
-            passed = before + tl.cumsum(whole, 0) <= item
-            sequence = start + tl.sum(passed.to(tl.int32), 0)
-            first = before + tl.sum(tl.where(passed, whole, 0), 0)
-        before += number
-    is_last = item >= before
-    return tl.where(is_last, item - before, sequence), tl.where(is_last, -1, item - first)
+    before = 0  # whole parts
+    reached = 0  # of those, how many before the sequences that hold the item
+    first = 0  # of these sequences
+    held = tl.zeros([LANES], tl.int32)  # their whole parts
+    if longest - slack > each:
+        for start in tl.range(0, num_seqs, LANES * READS, num_stages=1):
+            for read in tl.static_range(READS):
+                places = start + read * LANES + tl.arange(0, LANES)
+                blocks = blocks_of(
+                    places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+                    window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+                )  # fmt: skip
+                whole = parts_before_last(blocks, each, slack, limit)
+                number = tl.sum(whole, 0)
+                here = (item >= before) & (item < before + number)
+                held = tl.where(here, whole, held)
+                first = tl.where(here, start + read * LANES, first)
+                reached = tl.where(here, before, reached)
+                before += number
+    sequence = item - before
+    part = -1
+    if item < before:
+        passed = reached + tl.cumsum(held, 0) <= item
+        sequence = first + tl.sum(passed.to(tl.int32), 0)
+        part = item - reached - tl.sum(tl.where(passed, held, 0), 0)
+    return sequence, part
 
 
 @triton.jit
@@ -154,7 +171,7 @@ def stored_before(
     sequence,
     each,
     slack,
-    most,
+    limit,
     num_seqs,
     cu_seqlens_q,
     cu_seqlens_k,
@@ -172,13 +189,14 @@ def stored_before(
     HAS_RIGHT: tl.constexpr,
 ):
     """Parts that are stored of the sequences before one: all of those that have more than one."""
-    stored = 0
-    for start in tl.range(0, sequence, LANES, num_stages=1):
-        places = start + tl.arange(0, LANES)
-        blocks = blocks_of(
-            places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-            window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-        )  # fmt: skip
-        whole = parts_before_last(blocks, each, slack, most)
-        stored += tl.sum(tl.where((places < sequence) & (whole > 0), whole + 1, 0), 0)
-    return stored
+    stored = tl.zeros([LANES], tl.int32)
+    for start in tl.range(0, sequence, LANES * READS, num_stages=1):
+        for read in tl.static_range(READS):
+            places = start + read * LANES + tl.arange(0, LANES)
+            blocks = blocks_of(
+                places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+                window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+            )  # fmt: skip
+            whole = parts_before_last(blocks, each, slack, limit)
+            stored += tl.where((places < sequence) & (whole > 0), whole + 1, 0)
+    return tl.sum(stored, 0)

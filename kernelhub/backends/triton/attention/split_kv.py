@@ -49,7 +49,7 @@ _VARYING = [
     "splits",
     "num_seqs",
     "shares",
-    "most",
+    "limit",
     "room",
     "merges",
     "window_left",
@@ -121,7 +121,7 @@ def split_kernel(
     splits,
     num_seqs,
     shares,
-    most,
+    limit,
     room,
     merges,
     window_left,
@@ -178,32 +178,32 @@ def split_kernel(
     `counters` has a zero for each row block then; no other launch may use them at the same time.
     `max_rows`, a multiple of BLOCK_M, bounds the rows of a sequence; ragged sequences of more are left to the
     prefill kernel. With BALANCED, and `shares` above 0, a row block holds all rows of a sequence, and the lengths share
-    the keys out, in `most` parts of a sequence at most; memory has `room` for so many parts of a KV head.
+    the keys out, in 2^`limit` parts of a sequence at most; memory has `room` for so many parts of a KV head.
     SCALES: 0 folded in by the host, 1 one element, 2 one per KV head.
     SIGN is that of the scores' scale, as far as the host knows it.
     """
     program = tl.program_id(0)
-    split = program % splits
     row_blocks = max_rows // BLOCK_M
-    block = program // splits % row_blocks
-    kv_head = program // (splits * row_blocks) % KV_HEADS
-    sequence = program // (splits * row_blocks * KV_HEADS)
     each = 0
     slack = 0
-    if BALANCED:
-        if shares > 0:
-            block = 0
-            kv_head = program % KV_HEADS
-            each, slack = part_size(
-                num_seqs, splits, shares, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-                window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
-            )  # fmt: skip
-            sequence, split = item_of(
-                program // KV_HEADS, each, slack, most, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens,
-                kv_tokens, max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-            )  # fmt: skip
-        if sequence >= num_seqs:
-            return
+    if BALANCED and shares > 0:
+        block = 0
+        kv_head = program % KV_HEADS
+        each, slack, longest = part_size(
+            num_seqs, splits, shares, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+            window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
+        )  # fmt: skip
+        sequence, split = item_of(
+            program // KV_HEADS, each, slack, longest, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens,
+            q_tokens, kv_tokens, max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+        )  # fmt: skip
+    else:
+        split = program % splits
+        block = program // splits % row_blocks
+        kv_head = program // (splits * row_blocks) % KV_HEADS
+        sequence = program // (splits * row_blocks * KV_HEADS)
+    if BALANCED and sequence >= num_seqs:
+        return
     q_start, q_len, kv_start, kv_len = sequence_bounds(
         sequence, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, RAGGED, PAGE
     )
@@ -212,17 +212,19 @@ def split_kernel(
     first = block * BLOCK_M // GROUP
     last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, q_len - 1)
     low, high = key_range(first, last, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-    used, keys_each = split_bounds(low, high, splits, BLOCK_N, CHUNK)
     before = 0
     if BALANCED and shares > 0:
-        used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack, most) + 1
-        keys_each = blocks_of_part(tl.cdiv(high - low, BLOCK_N), each, most) * BLOCK_N
+        blocks = tl.cdiv(high - low, BLOCK_N)
+        used = parts_before_last(blocks, each, slack, limit) + 1
+        keys_each = blocks_of_part(blocks, each, limit) * BLOCK_N
         split = tl.where(split < 0, used - 1, split)
         if used > 1:
             before = stored_before(
-                sequence, each, slack, most, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
+                sequence, each, slack, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
                 max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
+    else:
+        used, keys_each = split_bounds(low, high, splits, BLOCK_N, CHUNK)
     if split >= used:
         return
 
@@ -333,7 +335,7 @@ def merge_kernel(
     splits,
     num_seqs,
     shares,
-    most,
+    limit,
     room,
     window_left,
     window_right,
@@ -375,23 +377,24 @@ def merge_kernel(
     first = block * BLOCK_M // GROUP
     last = tl.minimum((block * BLOCK_M + BLOCK_M - 1) // GROUP, q_len - 1)
     low, high = key_range(first, last, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-    used, _ = split_bounds(low, high, splits, BLOCK_N, CHUNK)
+    before = 0
     stride_part = splits
     number = sequence * KV_HEADS + kv_head
-    before = 0
     if BALANCED and shares > 0:
-        each, slack = part_size(
+        each, slack, _ = part_size(
             num_seqs, splits, shares, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
             window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
-        used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack, most) + 1
+        used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack, limit) + 1
         stride_part = room
         number = kv_head
         if used > 1:
             before = stored_before(
-                sequence, each, slack, most, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
+                sequence, each, slack, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
                 max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
+    else:
+        used, _ = split_bounds(low, high, splits, BLOCK_N, CHUNK)
     if used == 1:
         return
     head = kv_head * GROUP + row % GROUP

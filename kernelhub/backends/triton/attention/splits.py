@@ -79,9 +79,9 @@ _ENOUGH_KIB = 125
 _MERGE_BYTES = 150_000
 _MERGE_FACTOR = 1.05
 _NEAR = 1.02
-_MOST_ROUNDS = 4  # more parts than fill so many rounds gain nothing
+_MOST_ROUNDS = 2  # more parts than fill so many rounds gain nothing
 # Parts of unequal lengths fill the device so many times: a long last part then idles it for a fraction of the whole.
-ROUNDS = 4
+ROUNDS = 2
 
 
 @functools.lru_cache(maxsize=4096)
