@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kernelhub.runtime import launch
+from kernelhub.runtime.driver import cuda, enter
 
 MOST = 4096  # counters of a stream
 STREAMS = 256  # of a device, those of captures included
@@ -106,10 +106,10 @@ def _next(place: _Place) -> Tensor | None:
 
 def _zeros(device: int, stream: int) -> Tensor | None:
     """Counters for all streams of the current device, zero by the time of return."""
-    library = launch.cuda()
+    library = cuda()
     if library is None:
         return None
-    launch.enter(device)
+    enter(device)
     address, size = ctypes.c_uint64(), ctypes.c_size_t(4 * MOST * STREAMS)
     mode = ctypes.c_int(_RELAXED)  # another thread may capture
     library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
@@ -123,7 +123,7 @@ def _zeros(device: int, stream: int) -> Tensor | None:
             return None
     finally:
         library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    return torch.as_tensor(_Memory(address.value), device=f"cuda:{device}")
+    return torch.as_tensor(_Memory(address.value), dtype=torch.int32, device=f"cuda:{device}")
 
 
 class _Memory:
@@ -140,7 +140,7 @@ class _Memory:
 
 def _capture_of(stream: int) -> int:
     """The number of the capture that a stream is in; 0 if it is in none, or the driver does not say."""
-    library = launch.cuda()
+    library = cuda()
     if library is None or not hasattr(library, "cuStreamGetCaptureInfo_v2"):
         return 0
     status, capture = ctypes.c_int(), ctypes.c_uint64()

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.work import JOURNAL
+from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
 VERSION = 6  # of the extension's interface, as `launch.c` gives it
@@ -73,16 +74,6 @@ def extension() -> Extension:
     return Extension(module, "built" if module is not None else "", reason)
 
 
-@functools.cache
-def cuda() -> ctypes.CDLL | None:
-    """The CUDA driver; None if there is none, or one before CUDA 12.4."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    return library if hasattr(library, "cuLaunchKernelEx") and hasattr(library, "cuFuncGetParamInfo") else None
-
-
 class Native(NamedTuple):
     """The launcher of a process, ready to make kernels.
 
@@ -131,7 +122,7 @@ def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other
         "tensor": torch._C.TensorBase,
         "data_ptr": torch.empty(0, dtype=torch.uint8, device="cpu").data_ptr,
         "stream_of": getattr(torch._C, "_cuda_getCurrentRawStream", _no_stream),
-        "failed": _failed,
+        "failed": failed,
         "enter": enter,
         "current": getattr(torch._C, "_cuda_getDevice", None),
         "allocate": _allocator() if torch.version.cuda else None,
@@ -153,20 +144,6 @@ def in_use() -> bool:
 def address(function: Any) -> int:
     """The address of a C function."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
-
-
-def enter(device: int) -> None:
-    """Make a device's context current in a thread that has not used the device yet."""
-    library, context, handle = cuda(), ctypes.c_void_p(), ctypes.c_int()
-    if library is None:
-        return
-    for status in (
-        library.cuDeviceGet(ctypes.byref(handle), device),
-        library.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle),
-        library.cuCtxSetCurrent(context),
-    ):
-        if status != 0:
-            raise _failed(status, f"the context of device {device}")
 
 
 def parameter_sizes(function: int, most: int) -> list[int]:
@@ -232,16 +209,3 @@ def _counters_of(device: int, stream: int) -> int:
 def _no_stream(device: int) -> int:
     """A torch without CUDA has no streams but the default one."""
     return 0
-
-
-def _failed(status: int, kernel: str) -> RuntimeError:
-    """What a launch raises; `dispatch.lost` reads from its text whether the device is lost."""
-    name, text = (_text(function, status) for function in ("cuGetErrorName", "cuGetErrorString"))
-    return RuntimeError(f"CUDA error: {text} ({name}, {status}) at the launch of {kernel}")
-
-
-def _text(function: str, status: int) -> str:
-    library, found = cuda(), ctypes.c_char_p()
-    if library is not None and getattr(library, function)(status, ctypes.byref(found)) == 0 and found.value:
-        return found.value.decode()
-    return "unknown error"

@@ -50,7 +50,10 @@ STATE: dict[str, dict[str, str]] = {
         "_restore": "puts torch's settings back",
         "_turns": "how often they were changed",
     },
-    "runtime.counters": {"_kept": "zeros, some for each device and stream, which launches leave zero"},
+    "runtime.counters": {
+        "_arenas": "memory of the counters, for each device",
+        "_kept": "zeros, some for each device and stream, which launches leave zero",
+    },
     "runtime.caches.lock": {
         "_thread_locks": "one for each locked file; emptied after a fork",
         "_thread_locks_guard": "a lock, made anew after a fork",
