@@ -20,7 +20,6 @@ from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.tolerance import compare
 from kernelhub.probes.device import facts, simulated
-from kernelhub.runtime.counters import MOST, counters_of
 from tests.conftest import DEVICE
 
 pytestmark = pytest.mark.device
@@ -128,13 +127,8 @@ class TestFewLaunches:
         arguments["topk_ids"][2], arguments["topk_ids"][5, 0] = -1, -1
         arguments["x"][3] = 0.0
         arguments["x"] = torch.cat([arguments["x"]] * 2, 1)[:, :160]  # rows apart
-        monkeypatch.setattr(experts_adapter, "ONE_LAUNCH", True)
         kernelhub.fused_moe.op._forget()
         got = kernelhub.fused_moe(**arguments, backend="triton.experts")
-        counters = counters_of(got, MOST)
-        assert counters is not None
-        assert not counters.any(), "zero for the next launch"
-        monkeypatch.setattr(experts_adapter, "ONE_LAUNCH", False)
         monkeypatch.setattr(experts_adapter, "_PLANES_ROWS", 0)
         monkeypatch.setattr(Formats, "_form", lambda self, static: NO_FORM)
         kernelhub.fused_moe.op._forget()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
@@ -103,24 +103,10 @@ class Activations:
             planes = rows.new_empty((count, self._width))
             programs = count * -(-self._width // (4 * PLANES_AT_ONCE))
             return Formed(programs, variant, (rows, None, planes, None), sizes, (planes, scale))
-        codes, scales = self.memory(rows, scale)
-        made = self.as_codes(codes)
+        codes, scales = self._memory(rows, scale)
+        made = codes.view(torch.float8_e4m3fn) if self._native else codes
         programs = -(-count * self.pieces // self._block)
         return Formed(programs, variant, (rows, scale, codes, scales), sizes, (made, scales))
-
-    def memory(self, rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        """For codes of rows, as bytes, and for scales or those that are given."""
-        codes = rows.new_empty(rows.shape, dtype=torch.uint8)
-        scales = scale if scale is not None else rows.new_empty(rows.shape[0] * self.pieces, dtype=torch.float32)
-        return codes, scales
-
-    def as_codes(self, codes: Tensor) -> Tensor:
-        """Bytes as the product takes them."""
-        return codes.view(torch.float8_e4m3fn) if self._native else codes
-
-    def prepare_codes(self, rows: Tensor) -> None:
-        """Compile what quantises such rows by a launch of its own."""
-        self._code(self._launcher.prepare, rows, None, *self.memory(rows, None))
 
     def bytes_of(self, rows: int) -> int:
         """Bytes of so many rows."""
@@ -146,15 +132,10 @@ class Activations:
         return out
 
     def _quantized(self, rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
-        codes, scales = self.memory(rows, scale)
-        self._code(self._launcher, rows, scale, codes, scales)
-        return self.as_codes(codes), scales
-
-    def _code(
-        self, launch: Callable[..., None], rows: Tensor, scale: Tensor | None, codes: Tensor, scales: Tensor
-    ) -> None:
-        count, aligned, of_rows = rows.shape[0], not rows.data_ptr() & 15, rows.stride()
-        launch(
+        count = rows.shape[0]
+        codes, scales = self._memory(rows, scale)
+        aligned, of_rows = not rows.data_ptr() & 15, rows.stride()
+        self._launcher(
             -(-count * self.pieces // self._block),
             (rows.get_device(), of_rows) if aligned else None,
             rows,
@@ -164,6 +145,13 @@ class Activations:
             count,
             *of_rows,
         )
+        return (codes.view(torch.float8_e4m3fn) if self._native else codes), scales
+
+    def _memory(self, rows: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
+        """For codes, and for scales or those that are given."""
+        codes = rows.new_empty(rows.shape, dtype=torch.uint8)
+        scales = scale if scale is not None else rows.new_empty(rows.shape[0] * self.pieces, dtype=torch.float32)
+        return codes, scales
 
     def _form(self, static: dict[str, Any]) -> dict[str, Any]:
         """Static arguments of a launch that makes the form, too; `static` are those of codes."""

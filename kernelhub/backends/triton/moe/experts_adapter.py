@@ -39,8 +39,7 @@ from kernelhub.ops.moe.experts.problem import (
     PLAIN,
     ExpertsProblem,
 )
-from kernelhub.ops.moe.experts.weights import BLOCK, Matrix
-from kernelhub.runtime.counters import counters_of, no_counters
+from kernelhub.ops.moe.experts.weights import Matrix
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
@@ -59,10 +58,6 @@ _FEWEST_ROWS = 16
 # it reads does so for each tile of columns, and layers of Qwen3 30B and DeepSeek V3.2 took 1.1 to 1.5 times as long
 # (benchmarks/results/experts_launches_h200.json).
 _PLANES_ROWS = 16
-# Whether the first product makes codes of its result, too, where there are counters, and the rows of a tile up to which
-# it does. Not measured on a GPU yet.
-ONE_LAUNCH = False
-_CODED_ROWS = 16
 _LEAST_BINS = 32  # of a histogram: one for each thread of a warp
 _REDUCED_AT_ONCE = 1024
 _MOST_ROUNDS = 1024  # numbers of tokens, kept per adapter
@@ -78,7 +73,6 @@ class _Round(NamedTuple):
         counted: another launch counts the pairs of every expert in each piece before they are sorted. Else the launch
             that sorts them brings the tokens into the form of the first product, too.
         taken: the second product takes what the first stores as it is.
-        coded: pieces of 128 columns that the first product makes codes of, too; 0 if it does not.
         results: sizes of what the sort writes, which share an allocation: pairs, experts of tiles, rows, counts.
         programs: of the first product, the second and the sum.
     """
@@ -89,21 +83,8 @@ class _Round(NamedTuple):
     pieces: int
     counted: bool
     taken: bool
-    coded: int
     results: tuple[int, int, int, int]
     programs: tuple[int, int, int]
-
-
-class _Coded(NamedTuple):
-    """Where the first product stores codes of its result and their scales, and the counters that it takes for that."""
-
-    codes: Tensor | None
-    scales: Tensor | None
-    counters: Tensor | None
-    coded: bool
-
-
-_NOT_CODED = _Coded(None, None, None, False)
 
 
 class Experts(ExpertsAdapter, Configurable):
@@ -257,9 +238,7 @@ class Experts(ExpertsAdapter, Configurable):
         )
         results = (most_rows, most_tiles, 1, self._size_of_counts(pairs))
         taken = self._stores_planes(choice.second)
-        coded = most_tiles * (problem.intermediate_size // BLOCK) if self._coders(first_tiles) else 0
-        pieces = -(-pairs // piece)
-        return _Round(launchers[0], launchers[1], sorter, pieces, counted, taken, coded, results, programs)
+        return _Round(launchers[0], launchers[1], sorter, -(-pairs // piece), counted, taken, results, programs)
 
     def _launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
@@ -276,18 +255,15 @@ class Experts(ExpertsAdapter, Configurable):
         a, a_scale = formed.made or self._tokens(x, values.a1_scale)
         inner = x.new_empty((pairs, self._columns), dtype=self._inner_dtype)
         first, second, reduced = round_.programs
-        coded = self._coded(inner, round_.coded) if round_.coded else _NOT_CODED
-        self._multiply(round_.first, first, a, a_scale, w13, rows, topk_weights, values, inner, coded)
-        if coded.coded and coded.codes is not None:
-            a, a_scale = self._inner.as_codes(coded.codes), coded.scales
-        elif round_.taken:
+        self._multiply(round_.first, first, a, a_scale, w13, rows, topk_weights, values, inner)
+        if round_.taken:
             a, a_scale = inner, values.a2_scale
         elif self._join is None:
             a, a_scale = self._inner(inner, values.a2_scale)
         else:
             a, a_scale = self._join(inner, values.alpha, values.limit)
         added = x.new_empty((pairs, problem.hidden_size), dtype=self._added_dtype)
-        self._multiply(round_.second, second, a, a_scale, w2, rows, topk_weights, values, added, _NOT_CODED)
+        self._multiply(round_.second, second, a, a_scale, w2, rows, topk_weights, values, added)
         of_residual = (0, 0) if residual is None else residual.stride()
         of_out = out.stride()
         aligned = not (out.data_ptr() | (0 if residual is None else residual.data_ptr())) & 15
@@ -349,7 +325,6 @@ class Experts(ExpertsAdapter, Configurable):
         router: Tensor,
         values: Values,
         out: Tensor,
-        coded: _Coded,
     ) -> None:
         """One product of all experts."""
         weight, scale, channels, bias = matrix
@@ -385,10 +360,8 @@ class Experts(ExpertsAdapter, Configurable):
             router,
             *rows,
             out,
-            *coded[:3],
             pairs,
             most_tiles,
-            int(coded.coded),
             values.alpha,
             values.limit,
             *of_a,
@@ -428,7 +401,6 @@ class Experts(ExpertsAdapter, Configurable):
                 "ROUTER": where,
                 "FP8": quantized,
                 "PLANES": first and self._stores_planes(tiles),
-                "CODERS": self._coders(tiles) if first else 0,
                 "NATIVE": self._native,
                 "PTX": ptx,
                 "WIDE": in_words,
@@ -441,22 +413,6 @@ class Experts(ExpertsAdapter, Configurable):
             tiles.num_warps,
             tiles.num_stages,
         )
-
-    def _coded(self, inner: Tensor, pieces: int) -> _Coded:
-        """Memory for codes of the first product's result. Without counters a launch makes them."""
-        codes, scales = self._inner.memory(inner, None)
-        counters = counters_of(inner, pieces)
-        if counters is None:
-            return _Coded(codes, scales, no_counters(inner), False)
-        self._inner.prepare_codes(inner)  # other calls, such as captured ones, need it
-        return _Coded(codes, scales, counters, True)
-
-    def _coders(self, tiles: Tiles) -> int:
-        """Programs that make 128 columns of a tile of the first product, if the last makes codes of them; else 0."""
-        problem = self.problem
-        grouped = self._join is None and problem.activation_groups and problem.intermediate_size % BLOCK == 0
-        fits = tiles.block_m <= _CODED_ROWS and tiles.block_n <= BLOCK
-        return BLOCK // tiles.block_n if ONE_LAUNCH and grouped and fits else 0
 
     def _stores_planes(self, tiles: Tiles) -> bool:
         """Whether the first product stores its result as the planes that the second reads."""

@@ -23,9 +23,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernelhub.backends.triton.formats import LOG2E, e4m3_scaled, e8m0_to_float, float_to_e4m3
+from kernelhub.backends.triton.formats import LOG2E, e4m3_scaled, e8m0_to_float
 from kernelhub.backends.triton.fp4 import group_factor, plus_quads, quads, spread, words_at
-from kernelhub.backends.triton.moe.quantize import scale_of
 from kernelhub.backends.triton.two_scales import LEFT_OF_BOTH, of_both, times_both
 
 _LEFT_OF_BOTH = tl.constexpr(LEFT_OF_BOTH)
@@ -200,36 +199,10 @@ def _products(
     return gate, up
 
 
-@triton.jit
-def _code(
-    out, codes, scales, counters, coded, pairs_at, rows, pairs, tile, block_n, N: tl.constexpr, CODERS: tl.constexpr
-):
-    """Codes of 128 columns of a tile by the last of the programs that make them: those of `quantize_kernel`.
-
-    Eight rows at a time: all 16 take 94 registers where the product takes 72.
-    """
-    if coded:
-        tl.debug_barrier()  # what all threads stored comes before the counter
-        pieces: tl.constexpr = N // 128
-        piece = block_n // CODERS
-        counter = counters + tile * pieces + piece
-        if tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == CODERS - 1:
-            tl.store(counter, 0)
-            for first in range(0, rows, 8):
-                row = tl.load(pairs_at + first + tl.arange(0, 8)).to(tl.int64)
-                inside = row < pairs
-                at = row[:, None] * N + (piece * 128 + tl.arange(0, 128))[None, :]
-                values = tl.load(out + at, inside[:, None], other=0.0).to(tl.float32)
-                scale = scale_of(values)
-                tl.store(scales + row * pieces + piece, scale, inside)
-                quotient = tl.div_rn(values, tl.broadcast_to(scale[:, None], values.shape))
-                tl.store(codes + at, float_to_e4m3(quotient), inside[:, None])
-
-
-_VARYING = ["pairs", "tiles", "coded", "alpha", "limit", "stride_cn", "stride_bn", "stride_rt", "stride_rk"]
+_VARYING = ["pairs", "tiles", "alpha", "limit", "stride_cn", "stride_bn", "stride_rt", "stride_rk"]
 _METADATA = [
     *("w_scale", "channel_scale", "bias", "router", "a_scale"),
-    *("sorted_pairs", "tile_experts", "num_rows", "scales", "counters"),
+    *("sorted_pairs", "tile_experts", "num_rows"),
 ]
 
 
@@ -246,12 +219,8 @@ def experts_kernel(
     tile_experts,
     num_rows,
     out,
-    codes,
-    scales,
-    counters,
     pairs,
     tiles,
-    coded,
     alpha,
     limit,
     stride_am,
@@ -283,7 +252,6 @@ def experts_kernel(
     ROUTER: tl.constexpr,
     FP8: tl.constexpr,
     PLANES: tl.constexpr,
-    CODERS: tl.constexpr,
     NATIVE: tl.constexpr,
     PTX: tl.constexpr,
     WIDE: tl.constexpr,
@@ -297,9 +265,7 @@ def experts_kernel(
 
     N: columns of the result, of the gate alone where GATED. A_SCALE: "" (none), "one", "row" or "group".
     ROUTER: "" (none), "input" (before the bias), "output" (after it). FP8: a holds codes of fp8, bytes unless NATIVE.
-    PLANES: columns of the result are planes, which another such product reads. CODERS: so many programs make 128
-    columns of a tile. If `coded`, the last of them, found by a zero in `counters`, stores `codes` of fp8
-    [pairs, N] and `scales` of 1 x 128, too; no other launch uses the counters at the same time.
+    PLANES: columns of the result are planes, which another such product reads.
     Of weights of four bits: `a` holds planes; PTX, LEFT and WIDE are as in `backends/triton/fp4.py`.
     """
     program = tl.program_id(0)
@@ -367,8 +333,3 @@ def experts_kernel(
     place = n % 4 * (N // 4) + n // 4 if PLANES else n
     at = out + pair.to(tl.int64)[:, None] * N + place[None, :]
     tl.store(at, result.to(out.dtype.element_ty), there[:, None] & in_n[None, :])
-    if CODERS > 0:
-        _code(
-            out, codes, scales, counters, coded, sorted_pairs + tile * BLOCK_M, tl.sum(there.to(tl.int32), 0), pairs,
-            tile, block_n, N, CODERS,
-        )  # fmt: skip

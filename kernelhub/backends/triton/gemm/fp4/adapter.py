@@ -33,8 +33,9 @@ _FEW_OF_QUADS = 64
 # with each of five layers, by 1.1 to 1.9 (384 rows: from 0.9 to 2.1).
 DECODED_FROM = 512
 _SUM_BLOCK = 1024
-# Whether the launch of the product adds up its parts, too, where there are counters. Not measured on a GPU yet.
-ONE_LAUNCH = False
+# Rows up to which the launch of the product adds up its parts, too, where there are counters. H200, one launch / two,
+# us, 1, 16 and 32 rows: 4096 x 4096 9.1 / 10.3, 10.2 / 11.0 and 12.0 / 12.1 (benchmarks/results/one_launch_h200.json).
+ONE_LAUNCH_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -213,7 +214,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         tiles_of_out = -(-rows // tiles.block_m) * -(-n // tiles.block_n)
         if splits > 1:
             parts = out.new_empty((splits, rows, n), dtype=torch.float32)
-            counters = counters_of(out, tiles_of_out) if ONE_LAUNCH else None
+            counters = counters_of(out, tiles_of_out) if rows <= ONE_LAUNCH_ROWS else None
         if self._quads:
             with device_of(out):
                 codes = self._planes(codes)

@@ -35,8 +35,10 @@ if triton.knobs.runtime.interpret:
 
 _GROUP_M = 8  # tiles of rows that are gone over together: their 8 x 128 rows of a stay in L2
 _ADDED = 1024  # columns that a program adds up, 8 per thread
-# Whether the launch of the product adds up its parts, too, where there are counters. Not measured on a GPU yet.
-ONE_LAUNCH = False
+# Rows up to which the launch of the product adds up its parts, too, where there are counters. H200, one launch / two,
+# us, 1, 16 and 64 rows: in blocks 2112 x 7168 8.8 / 10.0, 9.3 / 10.2 and 12.8 / 12.1, 576 x 7168 5.3 / 7.0, 5.6 / 7.2
+# and 9.6 / 8.5; by row 4096 x 4096 8.5 / 9.2, 8.5 / 9.1 and 10.8 / 10.7 (benchmarks/results/one_launch_h200.json).
+ONE_LAUNCH_ROWS = 16
 _MOST_KEPT = 4096  # numbers of rows whose measured tiles are kept, per adapter
 
 
@@ -77,7 +79,7 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
                 self._multiply(tile, programs, 1, a, b, a_scale, b_scale, bias, out, None, None)
                 return
             parts = torch.empty(splits, m, n, dtype=torch.float32, device=a.device)
-            counters = counters_of(out, programs) if ONE_LAUNCH else None
+            counters = counters_of(out, programs) if m <= ONE_LAUNCH_ROWS else None
             self._multiply(tile, programs * splits, splits, a, b, a_scale, b_scale, bias, out, parts, counters)
             stride_bias = 0 if bias is None else bias.stride(0)
             aligned = not (parts.data_ptr() | out.data_ptr()) & 15
