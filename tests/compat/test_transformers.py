@@ -31,6 +31,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 
 from kernelhub.compat.transformers import attend, register  # noqa: E402
 from kernelhub.compat.transformers_mask import key_mask  # noqa: E402
+from kernelhub.probes.device import facts_of  # noqa: E402
 from tests.compat.models import DECODERS, FAMILIES, LAYERS, TEXTS, batch, build, by, installed, tokens  # noqa: E402
 
 transformers.logging.set_verbosity_error()
@@ -185,8 +186,12 @@ class TestDecoders:
         assert calls() == LAYERS
         for field, value in FAMILIES[family].problem.items():
             assert any(row.problem[field] == value for row in rows), field
-        if DEVICE == "cpu":
-            assert {row.kernel for row in rows} == {FAMILIES[family].kernel}
+        if DEVICE == "cpu":  # whose order differs where torch multiplies bfloat16 by AMX
+            found = {row.kernel for row in rows}
+            assert len(found) == 1
+            assert found <= (
+                {"torch.sdpa", "cpp.split_kv"} if facts_of(-1).arch == "amx" else {FAMILIES[family].kernel}
+            )
 
     def test_full_sequences_need_no_mask_and_padded_ones_a_small_one(self, family: str) -> None:
         (ids, mask), model = batch("left"), build(family)

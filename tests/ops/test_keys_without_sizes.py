@@ -32,7 +32,8 @@ SAME = [
             )
         ],
     ),
-    ("topk_indices", [topk_inputs(tokens=tokens, keys=keys, k=8) for tokens, keys in ((1, 1), (3, 90), (40, 4100))]),
+    ("topk_indices", [topk_inputs(tokens=tokens, keys=keys, k=8) for tokens, keys in ((1, 1), (3, 90), (31, 4100))]),
+    ("topk_indices", [topk_inputs(tokens=tokens, keys=keys, k=8) for tokens, keys in ((32, 1), (40, 4100))]),
     ("linear_attention", [linear_inputs(LINEAR, batch=batch, tokens=tokens) for batch, tokens in ((1, 2), (3, 90))]),
     ("linear_attention", [linear_inputs(LINEAR, batch=batch, tokens=1) for batch in (1, 9)]),
     ("linear_attention", [linear_inputs(LINEAR, lengths=lengths) for lengths in ((1,), (1, 1), (90, 0, 4))]),
