@@ -256,7 +256,9 @@ class TestRule:
         adapter = adapters.SplitKV(self.problem())
         assert adapter.divide(256, 4, 9472).shares > 0
         assert adapter.divide(2, 4, 9472).shares > 0
+        assert adapter.divide(256, 4, 2048).shares > 0
         assert adapter.divide(1, 4, 9472).shares == 0
+        assert adapter.divide(8, 4, 4096).shares == 0
         assert adapter.divide(256, 4, 512).shares == 0
         assert adapter.divide(256, 100, 9472).shares == 0  # more rows than a tile has
 
