@@ -18,11 +18,11 @@ from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_ker
 from kernelhub.backends.triton.attention.splits import (
     HOPPER,
     MEASURED_ROWS,
-    ROUNDS,
     Division,
     Kind,
     cheapest,
     full_waves,
+    shares_of,
 )
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
@@ -495,7 +495,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         fills = programs * division.parts >= at_once * num_sms
         if not self._balances or blocks > 1 or num_seqs == 1 or kv_bound < (UNEQUAL if fills else FAR):
             return division
-        return division._replace(shares=max(1, ROUNDS * at_once * num_sms // self.problem.num_kv_heads))
+        return division._replace(shares=shares_of(at_once * num_sms // self.problem.num_kv_heads, num_seqs))
 
     def split_bytes(self, num_seqs: int, rows: int, division: Division) -> int:
         """Memory of the parts."""

@@ -81,7 +81,19 @@ _MERGE_FACTOR = 1.05
 _NEAR = 1.02
 _MOST_ROUNDS = 2  # more parts than fill so many rounds gain nothing
 # Parts of unequal lengths fill the device so many times: a long last part then idles it for a fraction of the whole.
-ROUNDS = 2
+_ROUNDS = 2
+
+
+def shares_of(room: int, num_seqs: int) -> int:
+    """How many parts the keys of a batch are shared out into, where so many items run at once.
+
+    One round where it has room for a part and the rest of each sequence, else `_ROUNDS`. Programs beyond the first
+    round displace working ones even if they have no keys: on an H200 32 x 4096 takes 1.02 of its time with 49 items,
+    of which the device runs 49 at once, and 1.11 with 56. With 8, 16 and 32 sequences of unequal lengths one round
+    takes 0.77, 0.64 and 0.74 of the time of the host's parts, two rounds 0.78, 0.60 and 0.58.
+    """
+    one = room - num_seqs
+    return one if one >= num_seqs else max(1, _ROUNDS * room)
 
 
 @functools.lru_cache(maxsize=4096)
