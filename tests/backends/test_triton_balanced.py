@@ -258,7 +258,17 @@ class TestRule:
         assert adapter.divide(2, 4, 9472).shares > 0
         assert adapter.divide(256, 4, 2048).shares > 0
         assert adapter.divide(1, 4, 9472).shares == 0
-        assert adapter.divide(8, 4, 4096).shares == 0
+        assert adapter.divide(32, 4, 4096).shares == 0
+        assert adapter.divide(32, 4, 9472).shares > 0
+
+    def test_a_grid_of_few_sequences_fits_at_once(self) -> None:
+        """Beyond that a multiprocessor may get three programs where another gets one."""
+        adapter = adapters.SplitKV(self.problem())
+        for count in (2, 4, 8, 16, 24):
+            for bound in (4096, 16384, 1 << 17):
+                division = adapter.divide(count, 4, bound)
+                assert division.shares > 0
+                assert division.items(count) * 8 <= 3 * 132
         assert adapter.divide(256, 4, 512).shares == 0
         assert adapter.divide(256, 100, 9472).shares == 0  # more rows than a tile has
 

@@ -71,6 +71,12 @@ class TestSplits:
         keys = [adapter.divide(batch, 4, 1 << 14).tiles.block_n for batch in (16, 32, 48, 64, 256)]
         assert keys == ([128, 128, 128, 64, 64] if kv_dtype == "bfloat16" else [128] * 5)
 
+    def test_parts_of_fp8_fill_up_to_four_rounds(self) -> None:
+        """24 x 4096 keys took 0.096 ms in 4 parts on an H200, 0.106 in one."""
+        facets = {"num_q_heads": 32, "num_kv_heads": 8, "kv_dtype": "float8_e4m3fn", "kv_scale": "tensor"}
+        adapter = adapters.SplitKV(kernelhub.explain("paged_attention", device="H200", **facets).problem)
+        assert [adapter.divide(batch, 4, 4096).parts for batch in (24, 48)] == [4, 2]
+
     def test_batch_invariant_tiles_are_the_same_for_every_batch(self) -> None:
         problem = kernelhub.explain("paged_attention", device="H200", num_q_heads=32, num_kv_heads=8).problem
         adapter = adapters.SplitKVFixed(problem)

@@ -45,11 +45,9 @@ CHUNK = 256
 # Whether the lengths of a batch, which are on the device, share its keys out. Time over that of the host's parts, one
 # launch each, on an H200, bfloat16, lengths of ShareGPT-like requests: 8, 32, 64, 128 and 256 sequences 0.77, 0.59,
 # 0.58, 0.89 and 0.79, fp8 keys 0.57 to 0.92. Equal lengths: 0.95 to 1.03; but 1.07 to 1.14 where bfloat16 makes 256
-# programs, as 32 x 4096 does (benchmarks/results/splits_shared_h200.json). So a batch whose programs do not fill the
-# device needs a bound of FAR keys, any other one of UNEQUAL: below that each sequence has few parts anyway.
+# programs, as 32 x 4096 does (benchmarks/results/splits_shared_h200.json), which `shares_of` avoids since.
 BALANCE = True
-UNEQUAL = 4 * CHUNK
-FAR = 32 * CHUNK
+UNEQUAL = 4 * CHUNK  # of sequences of fewer keys each has few parts anyway
 MOST_SPLITS = 64
 FIXED_SPLITS = 16
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
@@ -492,10 +490,10 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             # Keys count as whole chunks, so that a cache that grows asks anew once in a chunk.
             division = cheapest(programs, num_sms, self._kinds, most * CHUNK, self._row_bytes, most)
             at_once = next(kind.programs for kind in self._kinds if kind.tiles == division.tiles)
-        fills = programs * division.parts >= at_once * num_sms
-        if not self._balances or blocks > 1 or num_seqs == 1 or kv_bound < (UNEQUAL if fills else FAR):
+        if not self._balances or blocks > 1 or num_seqs == 1 or kv_bound < UNEQUAL:
             return division
-        return division._replace(shares=shares_of(at_once * num_sms // self.problem.num_kv_heads, num_seqs))
+        heads = self.problem.num_kv_heads
+        return division._replace(shares=shares_of(num_seqs, division.parts, at_once, num_sms, heads, kv_bound))
 
     def split_bytes(self, num_seqs: int, rows: int, division: Division) -> int:
         """Memory of the parts."""

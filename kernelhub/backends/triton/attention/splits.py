@@ -79,21 +79,10 @@ _ENOUGH_KIB = 125
 _MERGE_BYTES = 150_000
 _MERGE_FACTOR = 1.05
 _NEAR = 1.02
-_MOST_ROUNDS = 2  # more parts than fill so many rounds gain nothing
+_MOST_ROUNDS = 4  # more parts than fill so many rounds gain nothing
 # Parts of unequal lengths fill the device so many times: a long last part then idles it for a fraction of the whole.
 _ROUNDS = 2
-
-
-def shares_of(room: int, num_seqs: int) -> int:
-    """How many parts the keys of a batch are shared out into, where so many items run at once.
-
-    One round where it has room for a part and the rest of each sequence, else `_ROUNDS`. Programs beyond the first
-    round displace working ones even if they have no keys: on an H200 32 x 4096 takes 1.02 of its time with 49 items,
-    of which the device runs 49 at once, and 1.11 with 56. With 8, 16 and 32 sequences of unequal lengths one round
-    takes 0.77, 0.64 and 0.74 of the time of the host's parts, two rounds 0.78, 0.60 and 0.58.
-    """
-    one = room - num_seqs
-    return one if one >= num_seqs else max(1, _ROUNDS * room)
+_FAR = 8192  # keys; of tables with so much room, lengths differ much
 
 
 @functools.lru_cache(maxsize=4096)
@@ -138,3 +127,29 @@ def _busy(programs: int, kind: Kind) -> float:
     """How much longer `programs` on one multiprocessor take than their bytes at full bandwidth, times their number."""
     share = 0.5 if programs == 1 else min(1.0, programs * kind.loads_kib / _ENOUGH_KIB)
     return programs / share
+
+
+def shares_of(num_seqs: int, parts: int, at_once: int, num_sms: int, num_kv_heads: int, kv_bound: int) -> int:
+    """How many parts the keys of a batch are shared out into, for each KV head; 0 for the host's parts.
+
+    One round where it has room for a part and the rest of each sequence. Programs beyond the first round displace
+    working ones even if they have no keys, where more than two run at once: on an H200 32 x 4096 takes 1.02 of its time
+    with 49 items, of which the device runs 49 at once, and 1.11 with 56. With 8, 16 and 32 sequences of unequal lengths
+    one round takes 0.77, 0.64 and 0.74 of the time of the host's parts, two rounds 0.78, 0.60 and 0.58. More
+    sequences, whose parts do not fill a round, are shared out if the bound lets lengths differ much: 32 and 48 into
+    49 parts in 0.51 and 0.53 of the time, into 99 in 0.59 and 0.58.
+
+    Args:
+        num_seqs: sequences.
+        parts: of each, by the host's rule.
+        at_once: programs that run at once on a multiprocessor.
+        num_sms: multiprocessors of the device.
+        num_kv_heads: KV heads.
+        kv_bound: most keys of a sequence.
+    """
+    room = at_once * num_sms // num_kv_heads
+    if 2 * num_seqs <= room:
+        return room - num_seqs
+    if at_once <= 2 or num_seqs * parts >= room:
+        return max(1, _ROUNDS * room)
+    return room if kv_bound >= _FAR else 0
