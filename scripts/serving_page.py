@@ -8,9 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "serving_default_mode_h100.json"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+ON_H100, ON_H200 = "serving_default_mode_h100.json", "serving_by_lengths_h200.json"
 BACKENDS = {
     "CUSTOM": "kernelhub",
+    "CUSTOM, parts by the host": "kernelhub, parts by the host",
     "FLASH_ATTN": "FlashAttention-3",
     "FLASHINFER": "FlashInfer",
     "TRITON_ATTN": "Triton",
@@ -21,29 +23,30 @@ Rows = list[dict[str, Any]]
 Table = Callable[[tuple[str, ...], list[tuple[str, ...]]], str]
 
 
-def cells() -> dict[tuple[str, int], dict[str, Rows]]:
+def cells(results: str) -> dict[tuple[str, int], dict[str, Rows]]:
     """Runs by (workload, clients) and backend, in the order of the tables."""
     found: dict[tuple[str, int], dict[str, Rows]] = {}
-    for row in json.loads(RESULTS.read_text())["rows"]:
+    for row in json.loads((RESULTS / results).read_text())["rows"]:
         found.setdefault((row["workload"], row["concurrency"]), {}).setdefault(row["backend"], []).append(row)
     by_load = sorted(found, key=lambda cell: (WORKLOADS.index(cell[0]), cell[1]))
     return {cell: {name: found[cell][name] for name in BACKENDS if name in found[cell]} for cell in by_load}
 
 
-def throughput(table: Table) -> str:
+def throughput(table: Table, results: str) -> str:
     """Output tokens/s by cell and backend; the best is bold."""
-    rows = []
-    for (load, clients), backends in cells().items():
+    found, rows = cells(results), []
+    names = [name for name in BACKENDS if any(name in backends for backends in found.values())]
+    for (load, clients), backends in found.items():
         values = {name: median(runs, "output_tokens_per_s") for name, runs in backends.items()}
-        shown = [mark(values[name], max(values.values()), digits=4) if name in values else "" for name in BACKENDS]
+        shown = [mark(values[name], max(values.values()), digits=4) if name in values else "" for name in names]
         rows.append((f"{load}, {clients}", *shown))
-    return table(("input/output tokens, clients", *BACKENDS.values()), rows)
+    return table(("input/output tokens, clients", *(BACKENDS[name] for name in names)), rows)
 
 
-def latencies(table: Table) -> str:
+def latencies(table: Table, results: str) -> str:
     """Every figure, with runs and spread."""
     rows = []
-    for (load, clients), backends in cells().items():
+    for (load, clients), backends in cells(results).items():
         best = {
             figure: min(median(runs, figure) for runs in backends.values())
             for figure in ("ttft_ms_p50", "itl_ms_p50", "tpot_ms_p50")

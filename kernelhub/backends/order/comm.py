@@ -27,7 +27,8 @@ _H200 = (
     f"in CUDA graphs on 4 NVIDIA H200, 2026-11-26, {_VERSIONS}, 8 KB, 64 KB, 256 KB, 1 MB and 8 MB: Triton's one-shot "
     "takes 3.7, 4.3, 5.9, 13.6 and 84.2 us, its two-shot 6.2, 6.9, 7.4, 10.3 and 53.5, FlashInfer's one-shot 3.6, 4.2, "
     "6.0 and 13.2, torch's two-shot 10.4, 13.1, 14.0, 17.3 and 54.9, NCCL 14.3, 15.7, 16.0, 22.7 and 67.1 "
-    "(benchmarks/results/comm_4_ranks_h200.json); more than 8 MB was not measured"
+    "(benchmarks/results/comm_4_ranks_h200.json); 32 MB: Triton's two-shot 172, torch's 185, NCCL 195 "
+    "(benchmarks/results/comm_parts_4_ranks_h200.json)"
 )
 _QUANTISED = (
     f"in CUDA graphs on 2 NVIDIA H100, 2026-11-26, {_VERSIONS}, rows of 4096, 8 KB and 1 MB: triton.one_shot_quant "
@@ -59,7 +60,7 @@ _FIRST = {
             "256KB": _ONE_FIRST,
             "1MB": _TWO_FIRST,
             "8MB": _TWO_OF_FOUR,
-            "32MB": (_TWO, _PUSH_TWO, _NCCL),
+            "32MB": (_PUSH_TWO, _TWO, _NCCL),
             "more": (_NCCL,),
         },
         _H200,
@@ -113,9 +114,24 @@ _PARTS = (
     "reduce_scatter 2.5, 3.1, 3.2, 4.4 and 14.8, and 12.7, 13.5, 13.6, 16.5 and 37.0 "
     "(benchmarks/results/comm_parts_h200.json)"
 )
+_PARTS_OF_FOUR = (
+    f"in CUDA graphs on 4 NVIDIA H200, 2026-11-26, {_VERSIONS}, 8 KB, 64 KB, 1 MB and 8 MB of a rank: all_gather by "
+    "triton.one_shot takes 4.0, 4.5, 13.2 and 87 us, by NCCL 15.6, 15.8, 41.7 and 115; reduce_scatter 3.7, 3.8, 6.2 "
+    "and 32.0, and 14.5, 15.1, 18.0 and 44.3, 32 MB 94 and 112 (benchmarks/results/comm_parts_4_ranks_h200.json)"
+)
 _OF_PARTS = (
-    Line("*", "*", (_NCCL, _PUSH_ONE), f"triton.one_shot of these ops ran on 2 ranks of Hopper only; {_PARTS}"),
+    Line("*", "*", (_NCCL, _PUSH_ONE), f"triton.one_shot of these ops ran on 2 and 4 ranks of Hopper only; {_PARTS}"),
     *(Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _NCCL), _PARTS) for bucket in ("32KB", "256KB", "1MB", "8MB")),
+    *(
+        Line("hopper", f"4 ranks, {bucket}", (_PUSH_ONE, _NCCL), _PARTS_OF_FOUR)
+        for bucket in ("32KB", "256KB", "1MB", "8MB", "32MB")
+    ),
+)
+_NORM_OF_FOUR = (
+    f"in CUDA graphs on 4 NVIDIA H200, 2026-11-26, {_VERSIONS}, 8 KB, 64 KB, 1 MB, 8 MB and 32 MB: Triton's one-shot "
+    "5.3, 5.5, 16.2, 96 and 385 us, its two-shot 8.8, 10.7, 13.5, 57.6 and 179, NCCL with the norm 33.7, 39.9, 54.8, "
+    "166 and 553 (benchmarks/results/comm_parts_4_ranks_h200.json); FlashInfer's one-shot took 14.6 for 1 MB "
+    "(benchmarks/results/comm_4_ranks_h200.json)"
 )
 
 ORDER = {
@@ -155,6 +171,10 @@ ORDER = {
         *(
             Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _QUANT, _PUSH_TWO, _NCCL, *_FUSED), _QUANTISED)
             for bucket in ("32KB", "256KB", "1MB")
+        ),
+        *(
+            Line("hopper", f"4 ranks, {bucket}", (_PUSH_TWO, _PUSH_ONE, _NCCL, *_FUSED, _QUANT), _NORM_OF_FOUR)
+            for bucket in ("1MB", "8MB", "32MB")
         ),
     ),
     "all_reduce": (

@@ -37,8 +37,9 @@ _NORM_STANDINGS = (
     verified(
         "hopper",
         evidence="NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, the norm in two "
-        "shots: 7 tests passed, none failed, 10,000 calls and more (benchmarks/results/comm_norm_h200.json); not run "
-        "with other numbers of ranks",
+        "shots: 7 tests passed, none failed, 10,000 calls and more (benchmarks/results/comm_norm_h200.json); four "
+        "ranks over NVLink, the norm in two shots: 7 tests passed, none failed, 1000 calls "
+        "(benchmarks/results/comm_parts_4_ranks_h200.json); not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
@@ -56,8 +57,10 @@ _PART_STANDINGS = (
     verified(
         "hopper",
         evidence="NVIDIA H100 80GB HBM3, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, gather "
-        "and reduce-scatter: 14 tests passed, none failed, 2000 calls of each (benchmarks/results/comm_h100.json); not "
-        "run with other numbers of ranks",
+        "and reduce-scatter: 14 tests passed, none failed, 2000 calls of each (benchmarks/results/comm_h100.json); "
+        "NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, four ranks over NVLink, gather and reduce-scatter: "
+        "14 tests passed, none failed, 1000 calls of each (benchmarks/results/comm_parts_4_ranks_h200.json); not run "
+        "with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
