@@ -271,7 +271,9 @@ def missed_goals(result: dict[str, Any], slack: float = 1.0) -> dict[str, str]:
         slower = max(1.0, result[name]["ns"] / result[name]["ratio"] / USUAL_EMPTY_CALL_NS) if slack > 1.0 else 1.0
         for unit, limit in goal.items():
             allowed = rare if name in RARE else slack * (1.0 if unit == "ratio" else slower)
-            if result[name][unit] > limit * allowed:
+            # The goal is a microsecond; so many empty calls are that where one takes `USUAL_EMPTY_CALL_NS`.
+            met = slack > 1.0 and unit == "ratio" and result[name]["ns"] <= goal["ns"] * slack
+            if result[name][unit] > limit * allowed and not met:
                 missed[f"{name}, {unit}"] = f"{name}: {result[name][unit]:g} {unit}, goal at most {limit:g}"
     for op, cost in result["ops"].items():
         if slack > 1.0:  # clocks change within a run: each op has an empty call of its own

@@ -151,7 +151,6 @@ ONE_OF_FULL: dict[str, int] = {
     "tests/docs/test_types.py::test_a_type_checker_sees_each_result_and_flags_misspelt_names": 2,
     "tests/evidence/test_contract_liars.py::test_wrong_kernels_are_detected_and_right_ones_pass": 24,
     "tests/evidence/test_contract_liars.py::test_wrong_quantisers_are_detected_by_a_check": 4,
-    "tests/evidence/test_liars.py::TestOfAttention::test_is_caught_by_its_code_and_the_next_kernel_is_chosen": 3,
     "tests/evidence/test_memory_liars.py::test_what_reads_other_memory_is_detected": 4,
     "tests/evidence/test_right_kernels.py::test_kernels_of_triton_pass_quick_checks_under_its_interpreter": 5,
     "tests/evidence/test_right_kernels.py::test_the_kernel_that_a_cpu_gets_passes_quick_checks": 4,
