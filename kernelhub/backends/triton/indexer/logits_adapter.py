@@ -182,7 +182,8 @@ class PagedLogits(PagedLogitsAdapter):
         shape = more[-1].shape
         if k_scale_cache is None:
             return (shape, False), (q, k_cache, *more)
-        behind = k_cache[0].numel() * k_cache.element_size() if k_cache.shape[0] else -1
+        pages = k_cache.shape[0]
+        behind = k_cache.numel() // pages * k_cache.element_size() if pages else -1
         by_page = k_scale_cache.stride(0) * k_scale_cache.element_size(), k_scale_cache.stride(1)
         if (
             k_scale_cache.data_ptr() - k_cache.data_ptr() == behind
