@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,12 @@ class Fp8GemmAdapter(abc.ABC):
 
         Scales are as the user gave them, in any of the forms that the problem's scaling means; e8m0 may be uint8.
         """
+
+    @staticmethod
+    def identified(*given: Tensor | None) -> tuple[Hashable, tuple[Tensor, ...]]:
+        """The key and the tensors of a call whose launches may be repeated: what is given, `out` last."""
+        tensors = tuple(one for one in given if one is not None)
+        return tensors[-1].shape[0], tensors
 
     def repeated(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> Any:
         """Of a launch with these arguments what `KnownCalls.attach` takes, or None."""

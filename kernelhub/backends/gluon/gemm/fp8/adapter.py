@@ -31,10 +31,10 @@ class Fp8Gemm(Fp8GemmAdapter):
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         given = (a, b, a_scale, b_scale, bias, out)
-        self._repeated.run(out.shape[0], _present(given), self._launch_anew, *given)
+        self._repeated.run(*self.identified(*given), self._launch_anew, *given)
 
     def repeated(self, *given: Any) -> Any:
-        return self._repeated.sequence_of(given[-1].shape[0], _present(given))
+        return self._repeated.sequence_of(*self.identified(*given))
 
     def _launch_anew(
         self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor
@@ -94,10 +94,6 @@ class Fp8Gemm(Fp8GemmAdapter):
         }
         launcher = self._launchers[tile, by_tma] = Launcher(product_kernel, static)
         return launcher
-
-
-def _present(given: tuple[Tensor | None, ...]) -> list[Tensor]:
-    return [one for one in given if one is not None]
 
 
 def _reached(scale: Tensor) -> Tensor:

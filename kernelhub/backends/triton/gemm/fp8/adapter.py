@@ -63,11 +63,11 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
     def _launch(
         self, a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, bias: Tensor | None, out: Tensor
     ) -> None:
-        tensors = _tensors(a, b, a_scale, b_scale, bias, out)
-        self._repeated.run(out.shape[0], tensors, self._launch_anew, a, b, a_scale, b_scale, bias, out)
+        given = (a, b, a_scale, b_scale, bias, out)
+        self._repeated.run(*self.identified(*given), self._launch_anew, *given)
 
     def repeated(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> Any:
-        return self._repeated.sequence_of(out.shape[0], _tensors(a, b, a_scale, b_scale, bias, out))
+        return self._repeated.sequence_of(*self.identified(a, b, a_scale, b_scale, bias, out))
 
     def _launch_anew(
         self, a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, bias: Tensor | None, out: Tensor
@@ -227,13 +227,3 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
         launcher = Launcher(product_kernel, static, num_warps=tile.num_warps, num_stages=tile.num_stages)
         self._launchers[tile, of_parts] = launcher
         return launcher
-
-
-def _tensors(
-    a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, bias: Tensor | None, out: Tensor
-) -> tuple[Tensor, ...]:
-    """Those that a launch reads or writes."""
-    tensors: tuple[Tensor, ...] = (a, b, b_scale, out)
-    if a_scale is not None:
-        tensors = (*tensors, a_scale)
-    return tensors if bias is None else (*tensors, bias)
