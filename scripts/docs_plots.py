@@ -39,7 +39,7 @@ def pages() -> dict[str, str]:
     made["performance/serving_h200.svg"], machine = serving_plot()
     parts.append(
         f"## Serving on an H200\n\n{machine}. Each backend of vLLM, and the example engine. A bar is the median of the "
-        "runs, a line spans them. [Engines](../engines.md) says how these were measured.\n\n"
+        "runs, a line spans them. [Serving engines, measured](../engines_measured.md) says how these were measured.\n\n"
         "![tokens per second and latencies of serving](serving_h200.svg)"
     )
     sections, pictures = comm_plots.pages()

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/engines.md from what `benchmarks/serving.py` measured of vLLM's server."""
+"""The tables of README.md and docs/engines_measured.md from what `benchmarks/serving.py` measured of vLLM's server."""
 
 from __future__ import annotations
 
