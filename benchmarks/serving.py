@@ -9,7 +9,8 @@ a run. A cell is a workload at a concurrency C: all of --workloads at all of --c
 2 C prompts to warm up (--warm-rounds, --warm-output), then 10 C (--rounds, or a cell's own: 1k/8k@8x1; at least 4, at
 most --most-prompts), C at a time, each a list of seeded token ids, `ignore_eos`, streamed. Results go to --out after
 each cell; a later command with the same --out goes on with what is missing, so that commands with a --budget add up.
-`--show` prints the table, `--plot` draws it.
+`--show` prints the table, `--plot` draws it. --vllm-cells are measured by `vllm bench serve`, too, on the same server
+(vllm_bench.py): rows with a "client".
 
 TTFT: from sending a request to its first token. ITL: between two events of a stream. TPOT: the time of a request after
 its first token over its other tokens. Output tokens are those that were asked for. Tokens per event: above 1 the
@@ -41,7 +42,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import vllm_bench
+
 ROOT = Path(__file__).parents[1]
+VLLM = "vllm bench serve"
 FIGURES = ("ttft_ms_p50", "ttft_ms_p99", "itl_ms_p50", "itl_ms_p99", "tpot_ms_p50", "output_tokens_per_s")
 JOINED = 1.05  # tokens per event, above which streams were late
 HIGHER_IS_BETTER = {"output_tokens_per_s", "total_tokens_per_s"}
@@ -323,14 +327,19 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     results.setdefault("machine", machine())
     done = {_key(row) for row in results["rows"]}
     cells = given.cells or [Cell(name, clients) for name in given.workloads for clients in given.concurrency]
-    for cell in cells:
+    for cell in (*cells, *given.vllm_cells):
         workload(cell.workload, cell.clients, given.max_len)  # wrong names end here, not after a server has started
     for backend, run in order(given.backends, given.runs):
         row = {"engine": given.engine, "model": given.model, "backend": backend, "run": run}
         missing = [
             cell for cell in cells if _key({**row, "workload": cell.workload, "concurrency": cell.clients}) not in done
         ]
-        if not missing:
+        checks = [
+            cell
+            for cell in given.vllm_cells
+            if _key({**row, "client": VLLM, "workload": cell.workload, "concurrency": cell.clients}) not in done
+        ]
+        if not missing and not checks:
             continue
         longest = max([item["server_start_s"] for item in results["rows"]], default=0.0)
         if _left(begun, given.budget) < longest:
@@ -354,12 +363,27 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 prompts = workload(name, count, given.max_len)
                 found = figures(drive(running.address, running.model, prompts, clients, 2, given.vocab), given.price)
                 measured = {**row, "workload": name, "concurrency": clients, "server_start_s": running.start_s, **found}
-                measured["cell_s"] = round(time.monotonic() - since, 2)
-                results["rows"].append(measured)
-                given.out.parent.mkdir(parents=True, exist_ok=True)
-                given.out.write_text(json.dumps(results, indent=1) + "\n")
-                print(json.dumps(measured), flush=True)
+                _keep(measured, results, since, given.out)
+            for name, clients, rounds in checks:
+                own = [item for item in results["rows"] if (item["workload"], item["concurrency"]) == (name, clients)]
+                if _left(begun, given.budget) < max([item["cell_s"] for item in own], default=0.0):
+                    break
+                since = time.monotonic()
+                sizes = workload(name, 1, given.max_len)[0]
+                count = max((rounds or given.rounds) * clients, 4)
+                found = vllm_bench.served(running.address, running.model, given.model, tuple(sizes), count, clients)
+                measured = {**row, "client": VLLM, "workload": name, "concurrency": clients, **found}
+                _keep({**measured, "server_start_s": running.start_s}, results, since, given.out)
     return results
+
+
+def _keep(row: dict[str, Any], results: dict[str, Any], since: float, out: Path) -> None:
+    """Add a row to the results, and to their file."""
+    row["cell_s"] = round(time.monotonic() - since, 2)
+    results["rows"].append(row)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    print(json.dumps(row), flush=True)
 
 
 def _left(begun: float, budget: float | None) -> float:
@@ -367,7 +391,10 @@ def _left(begun: float, budget: float | None) -> float:
 
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("engine", "model", "backend", "run", "workload", "concurrency"))
+    return (
+        row.get("client"),
+        *(row[name] for name in ("engine", "model", "backend", "run", "workload", "concurrency")),
+    )
 
 
 Cells = dict[tuple[Any, ...], dict[str, list[dict[str, Any]]]]
@@ -379,6 +406,7 @@ def cells_of(results: dict[str, Any]) -> Cells:
     for row in results["rows"]:
         cell = cells.setdefault((row["model"], row["workload"], row["concurrency"]), {})
         name = f"example: {row['backend']}" if row.get("engine") == "example" else row["backend"]
+        name += f" by {row['client']}" if "client" in row else ""
         cell.setdefault(name, []).append(row)
     return cells
 
@@ -478,6 +506,9 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         default=[],
         help="WORKLOAD@C,... in place of --workloads and --concurrency; WORKLOAD@CxR has R rounds",
     )
+    parser.add_argument(
+        "--vllm-cells", type=_fixed_cells, default=[], help="cells that `vllm bench serve` measures, too, as --cells"
+    )
     parser.add_argument("--rounds", type=int, default=10, help="prompts of a cell, for each client")
     parser.add_argument("--warm-rounds", type=int, default=2, help="prompts before a cell, for each client")
     parser.add_argument("--warm-output", type=int, help="most output tokens of a prompt of these; else the workload's")
@@ -510,6 +541,14 @@ def _cells(text: str) -> list[Cell]:
         if shape is None:
             raise argparse.ArgumentTypeError(f"{part!r} is not WORKLOAD@C or WORKLOAD@CxR, such as 1k/1k@8")
         cells.append(Cell(shape[1], int(shape[2]), int(shape[3]) if shape[3] else None))
+    return cells
+
+
+def _fixed_cells(text: str) -> list[Cell]:
+    """Cells whose prompts are alike: `vllm bench serve` has no ShareGPT-like lengths of ours."""
+    cells = _cells(text)
+    if any(cell.workload == "sharegpt" for cell in cells):
+        raise argparse.ArgumentTypeError("`vllm bench serve` measures INPUT/OUTPUT alone, such as 1k/1k@8")
     return cells
 
 

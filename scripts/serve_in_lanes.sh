@@ -5,7 +5,7 @@
 #
 # Run r of backend i uses GPU (i + r) modulo the number of GPUs, since GPUs of one machine differ by some percent.
 # Each run has a server of its own and each backend has caches of its own, so that its first run is the first start of a machine.
-# CELLS, SERVER_OPTIONS, BUDGET (seconds of a run) and PRICE override what is measured. RESULTS/BACKEND.RUN.json are
+# CELLS, VLLM_CELLS, SERVER_OPTIONS, BUDGET (seconds of a run) and PRICE override what is measured. RESULTS/BACKEND.RUN.json are
 # results of benchmarks/serving.py; RESULTS/BACKEND.RUN.log is what it and the server printed.
 set -euo pipefail
 
@@ -32,7 +32,7 @@ lane() {
             export CUDA_VISIBLE_DEVICES=$gpu PYTHONPATH=$extra${PYTHONPATH:-} TMPDIR=$cache/tmp
             export VLLM_CACHE_ROOT=$cache/vllm XDG_CACHE_HOME=$cache/xdg TORCHINDUCTOR_CACHE_DIR=$cache/inductor TRITON_CACHE_DIR=$cache/triton
             taskset -c "$((gpu * cpus))-$(((gpu + 1) * cpus - 1))" python3 benchmarks/serving.py --engine vllm --model "$MODEL" \
-                --backends "$backend" --runs 1 --cells "$CELLS" --rounds 2 --warm-rounds 1 --warm-output 64 --max-len 9472 \
+                --backends "$backend" --runs 1 --cells "$CELLS" --vllm-cells "${VLLM_CELLS:-}" --rounds 2 --warm-rounds 1 --warm-output 64 --max-len 9472 \
                 --port "$((8100 + gpu))" --price "$PRICE" --budget "$BUDGET" --start-timeout 260 \
                 --engine-options "$SERVER_OPTIONS" --out "$RESULTS/$backend.$run.json" >"$RESULTS/$backend.$run.log" 2>&1 ||
                 echo "run $run of $backend on GPU $gpu ended with $?"

@@ -27,6 +27,8 @@ def cells(results: str) -> dict[tuple[str, int], dict[str, Rows]]:
     """Runs by (workload, clients) and backend, in the order of the tables."""
     found: dict[tuple[str, int], dict[str, Rows]] = {}
     for row in json.loads((RESULTS / results).read_text())["rows"]:
+        if "client" in row:  # a check of the client, not a run
+            continue
         found.setdefault((row["workload"], row["concurrency"]), {}).setdefault(row["backend"], []).append(row)
     by_load = sorted(found, key=lambda cell: (WORKLOADS.index(cell[0]), cell[1]))
     return {cell: {name: found[cell][name] for name in BACKENDS if name in found[cell]} for cell in by_load}

@@ -210,3 +210,71 @@ def test_a_port_of_another_server_is_refused(serving, slow, tmp_path) -> None:
     options = ["--out", str(tmp_path / "out.json"), "--runs", "1", "--workloads", "8/4", "--port", str(slow[1])]
     with pytest.raises(SystemExit, match=f"port {slow[1]} is in use by another server.*--port"):
         serving.measure(serving.parsed(options))
+
+
+VLLM = """#!{python}
+import json, sys, pathlib
+given = dict(zip(sys.argv[3::1], sys.argv[4::1]))
+if "broken" in given.values():
+    sys.exit("no such backend")
+if sys.argv[1:3] == ["bench", "serve"]:
+    found = {{"output_throughput": 123.4, "median_ttft_ms": 5.0, "completed": int(given["--num-prompts"])}}
+    pathlib.Path(given["--result-dir"], given["--result-filename"]).write_text(json.dumps(found))
+elif sys.argv[2] == "latency":
+    pathlib.Path(given["--output-json"]).write_text(json.dumps({{"latencies": [0.5, 0.4, 0.9]}}))
+else:
+    count = int(given["--num-prompts"])
+    found = {{"num_requests": count, "elapsed_time": 2.0, "tokens_per_second": count * 12 / 2}}
+    pathlib.Path(given["--output-json"]).write_text(json.dumps(found))
+"""
+
+
+@pytest.fixture
+def vllm(tmp_path, monkeypatch) -> None:
+    """A `vllm` that writes the results that vLLM 0.33's benchmarks write."""
+    command = tmp_path / "bin" / "vllm"
+    command.parent.mkdir()
+    command.write_text(VLLM.format(python=sys.executable))
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(command.parent), prepend=":")
+
+
+@pytest.mark.full
+def test_a_cell_is_measured_by_vllm_s_client_on_the_same_server(serving, tmp_path, capsys, port, vllm) -> None:
+    out = tmp_path / "serving.json"
+    arguments = ["--port", port, "--backends", "torch", "--cells", "8/4@1x4", "--vllm-cells", "8/4@2x3", "--runs", "1"]
+    arguments += ["--max-len", "64", "--out", str(out), "--engine-options", "--max-tokens 16 --num-pages 32"]
+    serving.main(arguments)
+    own, theirs = json.loads(out.read_text())["rows"]
+    assert "client" not in own
+    assert (theirs["client"], theirs["concurrency"], theirs["requests"]) == ("vllm bench serve", 2, 6)
+    assert (theirs["output_tokens_per_s"], theirs["ttft_ms_p50"]) == (123.4, 5.0)
+    assert "example: torch by vllm bench serve" in capsys.readouterr().out
+    serving.main(arguments)
+    assert len(json.loads(out.read_text())["rows"]) == 2
+
+
+def test_vllm_s_client_has_no_lengths_of_ours(serving, capsys) -> None:
+    with pytest.raises(SystemExit):
+        serving.parsed(["--vllm-cells", "sharegpt@8"])
+    assert "INPUT/OUTPUT alone" in capsys.readouterr().err
+
+
+def test_vllm_s_latency_and_throughput_of_each_backend(serving, tmp_path, vllm) -> None:
+    bench, out = serving.vllm_bench, tmp_path / "results.json"
+    given = ["--model", "m", "--backends", "A,B", "--workload", "8/4", "--out", str(out)]
+    bench.main(["latency", *given, "--batch", "2"])
+    bench.main(["throughput", *given, "--prompts", "10"])
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["what"], row["backend"]) for row in rows] == [
+        ("latency", "A"),
+        ("latency", "B"),
+        ("throughput", "A"),
+        ("throughput", "B"),
+    ]
+    assert (rows[0]["batch_s_p50"], rows[0]["batch_s_max"], rows[0]["output_tokens_per_s"]) == (0.5, 0.9, 16.0)
+    assert (rows[2]["seconds"], rows[2]["total_tokens_per_s"], rows[2]["output_tokens_per_s"]) == (2.0, 60.0, 20.0)
+    bench.main(["latency", *given, "--batch", "2"])
+    assert json.loads(out.read_text())["rows"] == rows
+    with pytest.raises(SystemExit, match="vllm bench latency ended with 1:\nno such backend"):
+        bench.main(["latency", *given, "--backends", "broken"])
