@@ -6,7 +6,7 @@
 
 Every backend gets a server of its own, started fresh, in the order A B C C B A; one pass of all cells on one server is
 a run. A cell is a workload at a concurrency C: all of --workloads at all of --concurrency, or those of --cells. It has
-2 C prompts to warm up (--warm-rounds, --warm-output), then 10 C (--rounds, or a cell's own: 1k/8k@8x1; at least 4, at
+2 C prompts to warm up (--warm-rounds, --warm-output), then 10 C (--rounds and at least 4, or its own: 1k/8k@8x1; at
 most --most-prompts), C at a time, each a list of seeded token ids, `ignore_eos`, streamed. Results go to --out after
 each cell; a later command with the same --out goes on with what is missing, so that commands with a --budget add up.
 `--show` prints the table, `--plot` draws it. --vllm-cells are measured by `vllm bench serve`, too, on the same server
@@ -354,7 +354,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 if _left(begun, given.budget) < max(took, default=0.0):
                     break
                 since = time.monotonic()
-                count = min(max((rounds or given.rounds) * clients, 4), given.most_prompts)
+                count = min(rounds * clients if rounds else max(given.rounds * clients, 4), given.most_prompts)
                 first = [
                     Prompt(prompt.length, min(prompt.output, given.warm_output or prompt.output))
                     for prompt in workload(name, given.warm_rounds * clients, given.max_len)
@@ -370,7 +370,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                     break
                 since = time.monotonic()
                 sizes = workload(name, 1, given.max_len)[0]
-                count = max((rounds or given.rounds) * clients, 4)
+                count = rounds * clients if rounds else max(given.rounds * clients, 4)
                 found = vllm_bench.served(running.address, running.model, given.model, tuple(sizes), count, clients)
                 measured = {**row, "client": VLLM, "workload": name, "concurrency": clients, **found}
                 _keep({**measured, "server_start_s": running.start_s}, results, since, given.out)

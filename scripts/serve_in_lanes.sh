@@ -3,7 +3,8 @@
 #
 #   MODEL=/models/llama8b RESULTS=/tmp/results scripts/serve_in_lanes.sh RUNS BACKEND[=EXTRA_PYTHONPATH] ...
 #
-# Run r of backend i uses GPU (i + r) modulo the number of GPUs, since GPUs of one machine differ by some percent.
+# RUNS is a number of runs, or their numbers such as "2 3". GPUS names the GPUs, such as "0 1 2". Run r of backend i
+# uses the GPU at place (i + r) modulo their number, since GPUs of one machine differ by some percent.
 # Each run has a server of its own and each backend has caches of its own, so that its first run is the first start of a machine.
 # CELLS, VLLM_CELLS, SERVER_OPTIONS, BUDGET (seconds of a run) and PRICE override what is measured. RESULTS/BACKEND.RUN.json are
 # results of benchmarks/serving.py; RESULTS/BACKEND.RUN.log is what it and the server printed.
@@ -12,18 +13,21 @@ set -euo pipefail
 runs=$1
 shift
 backends=("$@")
-gpus=$(nvidia-smi -L | wc -l)
-cpus=$(($(nproc) / gpus))
+[[ $runs == *" "* ]] || runs=$(seq -s " " 0 $((runs - 1)))
+present=$(nvidia-smi -L | wc -l)
+cpus=$(($(nproc) / present))
+read -ra gpus <<<"${GPUS:-$(seq -s " " 0 $((present - 1)))}"
 : "${MODEL:?a folder with a model}" "${RESULTS:=build/serving}" "${BUDGET:=300}" "${PRICE:=2.5}"
 : "${CELLS:=sharegpt@32x8,sharegpt@128x4,1k/1k@32,8k/1k@8,1k/1k@128,1k/8k@8x1,1k/1k@1}"
-: "${SERVER_OPTIONS:=--load-format dummy --kernel-config {\"enable_jit_warmup\":false} --max-num-batched-tokens 8192 --gpu-memory-utilization 0.85}"
+options='--load-format dummy --kernel-config {"enable_jit_warmup":false} --max-num-batched-tokens 8192 --gpu-memory-utilization 0.85'
+options=${SERVER_OPTIONS:-$options}
 mkdir -p "$RESULTS"
 
 lane() {
     local index=$1 backend=${2%%=*} extra="" run gpu
     [[ $2 == *=* ]] && extra=${2#*=}:
-    for ((run = 0; run < runs; run++)); do
-        gpu=$(((index + run) % gpus))
+    for run in $runs; do
+        gpu=${gpus[$(((index + run) % ${#gpus[@]}))]}
         (
             flock 9 # the backend before may still serve on this GPU
             echo "$gpu" >"$RESULTS/$backend.$run.gpu"
@@ -34,9 +38,8 @@ lane() {
             taskset -c "$((gpu * cpus))-$(((gpu + 1) * cpus - 1))" python3 benchmarks/serving.py --engine vllm --model "$MODEL" \
                 --backends "$backend" --runs 1 --cells "$CELLS" --vllm-cells "${VLLM_CELLS:-}" --rounds 2 --warm-rounds 1 --warm-output 64 --max-len 9472 \
                 --port "$((8100 + gpu))" --price "$PRICE" --budget "$BUDGET" --start-timeout 260 \
-                --engine-options "$SERVER_OPTIONS" --out "$RESULTS/$backend.$run.json" >"$RESULTS/$backend.$run.log" 2>&1 ||
+                --engine-options "$options" --out "$RESULTS/$backend.$run.json" >"$RESULTS/$backend.$run.log" 2>&1 ||
                 echo "run $run of $backend on GPU $gpu ended with $?"
-
         ) 9>"${TMPDIR:-/tmp}/lane.gpu$gpu"
     done
 }
