@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.cpp.requirements import MACHINE
+from kernelhub.backends.cpp.requirements import MACHINE, STANDINGS
 from kernelhub.dispatch.constraint import anything, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
-from kernelhub.dispatch.standing import untested
 from kernelhub.ops.attention.problem import FLOATS, FP8, QUANTISED
 
-_STANDINGS = (untested("cpu"),)
 _SUMMARY = "keys and values are read once, in place, pieces of a sequence at the same time"
 _MASKS = frozenset({"ragged", "causal", "window_left", "window_right", "softcap", "sinks", "lse"})
 _KV_SCALES = frozenset({"kv_scale=value", "kv_scale=tensor", "kv_scale=head"})
@@ -24,7 +22,7 @@ KERNELS = (
         constraints=(*MACHINE, *_KV, anything("num_q_heads", "num_kv_heads", "q_len", "head_dim_qk", "head_dim_vo")),
         features=_MASKS | _KV_SCALES,
         deterministic=True,
-        standings=_STANDINGS,
+        standings=STANDINGS,
     ),
     Kernel(
         op="paged_attention",
@@ -39,7 +37,7 @@ KERNELS = (
         ),
         features=_MASKS | _KV_SCALES | {"kv_layout=HND"},
         deterministic=True,
-        standings=_STANDINGS,
+        standings=STANDINGS,
     ),
     Kernel(
         op="mla_attention",
@@ -55,6 +53,6 @@ KERNELS = (
         ),
         features=frozenset({"ragged", "causal", "sparse", "sinks", "lse", "kv_scale=value", "kv_scale=tensor"}),
         deterministic=True,
-        standings=_STANDINGS,
+        standings=STANDINGS,
     ),
 )

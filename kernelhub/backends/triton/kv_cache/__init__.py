@@ -6,7 +6,7 @@ from kernelhub.backends.triton import standings
 from kernelhub.backends.triton.requirements import MACHINE
 from kernelhub.dispatch.constraint import Between, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import untested, verified
+from kernelhub.dispatch.standing import verified
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
 from kernelhub.ops.kv_cache.problem import ROPE, STYLES
 
@@ -50,7 +50,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
-        standings=(_CPU, _H100, standings.STATED_ELSEWHERE),
+        standings=(_CPU, _H100, *standings.AHEAD_ELSEWHERE),
     ),
     Kernel(
         op="write_kv_cache",
@@ -72,6 +72,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="RoFormer (2021), section 3.2.2",
-        standings=(_ROPE_CPU, _ROPE_H100, untested("ampere", "ada", "blackwell", "blackwell_rtx")),
+        standings=(_ROPE_CPU, _ROPE_H100, *standings.AHEAD_ELSEWHERE),
     ),
 )

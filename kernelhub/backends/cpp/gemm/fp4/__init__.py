@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.cpp.requirements import MACHINE
+from kernelhub.backends.cpp.requirements import MACHINE, STANDINGS
 from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.kernel import Band, Kernel
-from kernelhub.dispatch.standing import untested
 
 KERNELS = (
     Kernel(
@@ -20,6 +19,6 @@ KERNELS = (
         ),
         features=frozenset({"bias"}),
         deterministic=True,
-        standings=(untested("cpu"),),
+        standings=STANDINGS,
     ),
 )
