@@ -312,3 +312,21 @@ def killed(plan: Any, given: dict[str, Any], rank: int) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def stopped(rank: int, size: int) -> dict[str, str]:
+    """The last rank stops between a dispatch and its combine."""
+    with variables(KERNELHUB_COMM_TIMEOUT_S=str(TIMEOUT_S)):
+        kernelhub.reload()
+        given, group = tokens_of(rank, "random"), dist.group.WORLD
+        plan = kernelhub.moe_dispatch.prepare(**given, group=group, num_experts=EXPERTS, max_tokens=MOST)
+        sent = plan.run(**given)
+        combine = kernelhub.moe_combine.prepare(sent.x, sent.handle, group)
+        combine.run(sent.x, sent.handle)
+        if rank == size - 1:
+            end_this_process(signal.SIGSTOP)
+        try:
+            combine.run(sent.x, sent.handle)
+        except RuntimeError as error:
+            return {"message": str(error)}
+        return {}

@@ -94,3 +94,11 @@ def test_a_killed_rank_is_named_by_the_others(world):
     for answers in (world[0], world[2]):
         assert "rank 1 of 3 is dead or did not join" in answers["killed"]
         assert "KERNELHUB_COMM_TIMEOUT_S" in answers["killed"]
+
+
+def test_a_stopped_rank_ends_the_combine_of_the_others(tmp_path):
+    first, second, last = run_world(SIZE, expert_scenes.stopped, tmp_path, limit_s=120)
+    assert last is None
+    for answer in (first, second):
+        assert "rank 2 of 3 is dead or did not join" in answer["message"]
+        assert "KERNELHUB_COMM_TIMEOUT_S" in answer["message"]

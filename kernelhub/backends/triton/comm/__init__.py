@@ -48,8 +48,10 @@ _QUANT_STANDINGS = (
         "hopper",
         evidence="NVIDIA H100 80GB HBM3, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, "
         "quantised norms: 28 tests passed, none failed, 500 calls of each of nvfp4, mxfp8, fp8_token and fp8_tensor "
-        "(benchmarks/results/comm_quant_h100.json); fp8_group on 2 NVIDIA H200, 2026-11-26, 1000 calls; not run with "
-        "other numbers of ranks",
+        "(benchmarks/results/comm_quant_h100.json); fp8_group on 2 NVIDIA H200, 2026-11-26, 1000 calls; "
+        "NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, two ranks over NVLink, known calls: 14 tests passed, none "
+        "failed, 400 calls of fp8_group and of nvfp4 (benchmarks/results/comm_checks_h200.json); not run with other "
+        "numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )

@@ -29,8 +29,9 @@ _STANDINGS = (
         "hopper",
         evidence="NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink: 7 tests passed, "
         "none failed, 3000 calls (benchmarks/results/expert_comm_h200.json); four ranks over NVLink: 7 tests passed, "
-        "none failed, 5000 calls (benchmarks/results/expert_comm_4_ranks_h200.json); not run with other numbers of "
-        "ranks",
+        "none failed, 5000 calls (benchmarks/results/expert_comm_4_ranks_h200.json); two ranks over NVLink, repeated "
+        "launches: 6 tests passed, none failed, and four ranks over NVLink, repeated launches: 4 tests passed, none "
+        "failed, 1000 calls each (benchmarks/results/comm_checks_h200.json); not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
@@ -38,8 +39,9 @@ _EXACT_STANDINGS = (
     verified(
         "hopper",
         evidence="NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, without a "
-        "capacity: 5 tests passed, none failed, 500 calls (benchmarks/results/expert_comm_models_h200.json); not run "
-        "with other numbers of ranks",
+        "capacity: 5 tests passed, none failed, 500 calls (benchmarks/results/expert_comm_models_h200.json); four "
+        "ranks over NVLink, without a capacity: 4 tests passed, none failed, 500 calls "
+        "(benchmarks/results/comm_checks_h200.json); not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )

@@ -1,0 +1,262 @@
+"""What a call of a collective, of a dispatch or of a combine keeps the host, by Triton's kernels over NVLink.
+
+    python benchmarks/comm_host.py --ranks 2 [--json FILE]           # on GPUs
+    python benchmarks/comm_host.py --stub [--against CHECKOUT]       # without
+
+On GPUs: microseconds of 20 calls in a row, which the queue never fills, the least of several rounds, on the slowest
+rank. `out` is a run of a plan into given memory, `run` one that allocates its results, `call` a direct call with the
+same arguments. `fill` is what torch takes to fill one element: a launch and little else; `empty` an allocation.
+
+`--stub` needs no GPU: a stub takes the place of the driver (see `host_stub`), and one process is rank 0 of two. Its
+figures are empty Python calls, and only compare two versions on one machine. `--against` measures another checkout as
+well, in the order before, after, after, before, and prints after over before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import date, timedelta
+from pathlib import Path
+from typing import Any
+
+# Before CUDA and NCCL start: multicast over NVLink is off in every kernel here.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
+
+import torch
+import torch.distributed as dist
+
+import kernelhub
+from kernelhub.ops.comm.experts.inputs import dispatch_inputs
+from kernelhub.ops.comm.experts.problem import FORMATS
+
+SAMPLE, ROUNDS = 20, 25
+HIDDEN, EXPERTS, TOP_K, TOKENS = 2048, 128, 8, 64  # of Qwen3-30B-A3B
+COLLECTIVE = ["triton.one_shot", "torch.distributed"]  # the second for messages that the first does not take
+Calls = dict[str, Callable[[], Any]]
+
+
+def ways() -> list[tuple[str, torch.dtype]]:
+    """Formats and dtypes of a dispatch."""
+    return [*((format, torch.bfloat16) for format in FORMATS), (FORMATS[1], torch.float8_e4m3fn)]
+
+
+def exchanged(device: torch.device, group: Any, format: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Arguments of a dispatch."""
+    return dispatch_inputs(
+        tokens=TOKENS,
+        hidden_size=HIDDEN,
+        num_experts=EXPERTS,
+        top_k=TOP_K,
+        dtype=dtype,
+        format=format,
+        max_tokens=TOKENS,
+        device=device,
+        group=group,
+    )
+
+
+def on_gpus(rank: int, size: int, port: int, place: Path | None) -> None:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=120)
+    )
+    names = {"device": torch.cuda.get_device_name(device), "ranks": size, "date": date.today().isoformat()}
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    found: dict[str, Any] = {**names, **versions, "host_us": {}}
+    for name, call in gpu_calls(device).items():
+        found["host_us"][name] = slowest(host_us(call))
+        if rank == 0:
+            print(f"{name:44} {found['host_us'][name]:8.2f} us", flush=True)
+            if place is not None:
+                place.write_text(json.dumps(found, indent=1) + "\n")
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def gpu_calls(device: torch.device) -> Calls:
+    """What is timed, by name."""
+    group: Any = dist.group.WORLD
+    one = torch.empty(1, dtype=torch.float32, device=device)
+    calls: Calls = {"torch, fill": one.zero_, "torch, empty": lambda: torch.empty_like(one)}
+    x = torch.ones(2, HIDDEN, dtype=torch.bfloat16, device=device)
+    residual, weight, out, residual_out = x.clone(), x[0].clone(), torch.empty_like(x), torch.empty_like(x)
+    total = kernelhub.all_reduce.prepare(x, group, backend=COLLECTIVE).run
+    norm = kernelhub.all_reduce_rms_norm.prepare(x, residual, weight, 1e-5, group, backend=COLLECTIVE).run
+    calls |= {
+        "all_reduce, out": lambda: total(x, out=out),
+        "all_reduce, run": lambda: total(x),
+        "all_reduce, call": lambda: kernelhub.all_reduce(x, group, out=out),
+        "all_reduce_rms_norm, out": lambda: norm(x, residual, weight, 1e-5, out=out, residual_out=residual_out),
+        "all_reduce_rms_norm, run": lambda: norm(x, residual, weight, 1e-5),
+    }
+    for format, dtype in ways():
+        given = exchanged(device, group, format, dtype)
+        plan = kernelhub.moe_dispatch.prepare(**given, backend="triton.push")
+        operands = [given["x"], given["topk_ids"], given["topk_weights"], given.get("scales")]
+        sent = plan.run(*operands)
+        y = sent.x.to(torch.bfloat16)
+        combine = kernelhub.moe_combine.prepare(y, sent.handle, group, backend="triton.push").run
+        label = f"{format}, {str(dtype)[6:]}"
+        calls[f"moe_dispatch, {label}, run"] = lambda run=plan.run, operands=operands: run(*operands)
+        if format == FORMATS[0]:
+            calls[f"moe_dispatch, {label}, call"] = lambda given=given: kernelhub.moe_dispatch(**given)
+        place = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16, device=device)
+        calls[f"moe_combine, {label}, out"] = lambda run=combine, y=y, sent=sent, place=place: run(
+            y, sent.handle, out=place
+        )
+        calls[f"moe_combine, {label}, run"] = lambda run=combine, y=y, sent=sent: run(y, sent.handle)
+    return calls
+
+
+def host_us(call: Callable[[], Any]) -> float:
+    """Microseconds of a call of the host, the least of short samples, which all ranks begin together."""
+    for _ in range(6):
+        call()
+    least_s = float("inf")
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(SAMPLE):
+            call()
+        least_s = min(least_s, (time.perf_counter() - begin) / SAMPLE)
+    torch.cuda.synchronize()
+    return 1e6 * least_s
+
+
+def slowest(value: float) -> float:
+    found = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return round(float(found), 2)
+
+
+def on_stub(profiled: str | None) -> dict[str, float]:
+    """Empty Python calls of each call on a stub of the driver."""
+    from host import in_empty_calls, profile
+    from host_stub import install_stub
+
+    install_stub()
+    calls = stub_calls()
+    if profiled:
+        print(profile(calls[profiled]))
+        return {}
+    return {name: round(in_empty_calls(call), 1) for name, call in calls.items()}
+
+
+def stub_calls() -> Calls:
+    """The same calls, of a kernel that is bound for rank 0 of two; memory is the CPU's."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm
+    from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
+    from kernelhub.backends.triton.comm.workspace import Workspace
+    from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
+    from kernelhub.ops.comm.problem import AllReduceProblem, AllReduceRmsNormProblem
+    from kernelhub.probes.device import simulated
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    group: Any = dist.group.WORLD
+    memories = [torch.zeros(8 << 20, dtype=torch.uint8, device="cpu") for _ in range(2)]
+    workspace = Workspace(0, memories[0], [memory.data_ptr() for memory in memories], 1 << 17)
+    facets = {"device": simulated("H200"), "link": "nvlink", "peers": "atomics", "world_size": 2}
+
+    def bound(function: Any, adapter: Any) -> Any:
+        adapter.attach(group.group_name, workspace)
+        return function.op.contract.bind(adapter, adapter.problem, -1, int, int)
+
+    x = torch.zeros(2, HIDDEN, dtype=torch.bfloat16, device="cpu")
+    residual, weight, out, residual_out = x.clone(), x[0].clone(), torch.empty_like(x), torch.empty_like(x)
+    total = bound(kernelhub.all_reduce, OneShot(AllReduceProblem(**facets, dtype="bfloat16", message="32KB")))
+    norm = bound(
+        kernelhub.all_reduce_rms_norm,
+        OneShotRmsNorm(
+            AllReduceRmsNormProblem(
+                **facets, dtype="bfloat16", weight_dtype="bfloat16", hidden_size=HIDDEN, message="32KB"
+            )
+        ),
+    )
+    rest = (None, None, None)  # no format
+    calls: Calls = {
+        "all_reduce, out": lambda: total(x, group, out),
+        "all_reduce, run": lambda: total(x, group, None),
+        "all_reduce_rms_norm, out": lambda: norm(x, residual, weight, 1e-5, group, out, residual_out, *rest),
+        "all_reduce_rms_norm, run": lambda: norm(x, residual, weight, 1e-5, group, None, None, *rest),
+    }
+    facets |= {"capacity": "few", "hidden_size": HIDDEN, "top_k": TOP_K, "num_experts": EXPERTS}
+    for format, dtype in ways():
+        given = exchanged(torch.device("cpu"), group, format, dtype)
+        scales = given.get("scales")
+        problem = DispatchProblem(**facets, dtype=str(dtype)[6:], format=format, scales=scales is not None)
+        run = bound(kernelhub.moe_dispatch, PushRows(problem))
+        operands = [given["x"], given["topk_ids"], given["topk_weights"], group, EXPERTS, scales, format, TOKENS]
+        sent = run(*operands)
+        y = torch.zeros(sent.x.shape, dtype=torch.bfloat16, device="cpu")
+        of_y = CombineProblem(**facets, dtype="bfloat16", format=format, rows="fixed")
+        combine = bound(kernelhub.moe_combine, PushSums(of_y))
+        place = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16, device="cpu")
+        label = f"{format}, {str(dtype)[6:]}"
+        calls[f"moe_dispatch, {label}, run"] = lambda run=run, operands=operands: run(*operands)
+        calls[f"moe_combine, {label}, out"] = lambda run=combine, y=y, sent=sent, place=place: run(
+            y, sent.handle, group, place
+        )
+        calls[f"moe_combine, {label}, run"] = lambda run=combine, y=y, sent=sent: run(y, sent.handle, group, None)
+    one = torch.empty(1, dtype=torch.float32, device="cpu")
+    return {"torch, empty": lambda: torch.empty_like(one), **calls}
+
+
+def against(before: Path) -> dict[str, tuple[float, float, float]]:
+    """For each call after over before: of the means of two runs each, then least and most of pairs of runs."""
+    runs = []
+    after = Path(__file__).parent.parent
+    for folder in (before.resolve(), after, after, before.resolve()):
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        command = [sys.executable, str(after / "benchmarks" / "comm_host.py"), "--stub"]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+        runs.append(json.loads(done.stdout))
+    found = {}
+    for name in runs[1]:
+        first, second, third, fourth = (run[name] for run in runs)
+        pairs = [new / old for new in (second, third) for old in (first, fourth)]
+        found[name] = (round((second + third) / (first + fourth), 2), round(min(pairs), 2), round(max(pairs), 2))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--json", type=Path, help="file for the results, rewritten after each row")
+    parser.add_argument("--stub", action="store_true", help="on a stub of the driver, in empty calls of Python")
+    parser.add_argument("--profile", metavar="CALL", help="with --stub: where this call spends its time")
+    parser.add_argument("--against", type=Path, help="with --stub: a checkout of another version, to compare with")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.stub and options.against:
+        for name, ratios in against(options.against).items():
+            print(f"{name:44} " + "{:.2f} ({:.2f}-{:.2f})".format(*ratios))
+        return
+    if options.stub:
+        print(json.dumps(on_stub(options.profile), indent=1))
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(on_gpus, (options.ranks, port, options.json), nprocs=options.ranks)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# On a machine with 2 or 4 GPUs: what collectives and exchanges of tokens take, their conformance, compute-sanitizer.
+#
+#     scripts/verify_comm_on_gpus.sh [RANKS [PART...]]
+#
+# Parts, one after the other, or with TOGETHER=1 at once: `host` and `graphs` measure; processes of `push`, `sums`, `parts`,
+# `norms` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share the GPUs. Each process has LIMIT seconds (60);
+# one that ends there is reported, and what it had found is kept. KERNELS and FORMATS name fewer for the sanitizer and for
+# the quantised norms. Logs and JSON go into RUN (build/gpu_comm), and where $OUT is set into an archive of that name
+# there. NVLink multicast stays off.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+RUN=${RUN:-build/gpu_comm}
+rm -rf "$RUN"
+mkdir -p "$RUN"
+export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+export KERNELHUB_COMM_TIMEOUT_S=${KERNELHUB_COMM_TIMEOUT_S:-12}  # what the scene `missing` waits
+export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
+PYTHON=${PYTHON:-python3}
+RANKS=${1:-$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')}
+PARTS=("${@:2}")
+[ ${#PARTS[@]} -gt 0 ] || PARTS=(host graphs push sums parts norms sanitizer)
+LIMIT=${LIMIT:-60}
+STARTED=$SECONDS
+
+part() {  # part NAME COMMAND...
+    local name=$1 began=$SECONDS
+    shift
+    timeout --kill-after=5 "$LIMIT" "$@" >"$RUN/$name.log" 2>"$RUN/$name.err"
+    local code=$?
+    echo "== $name of $RANKS: exit $code, $((SECONDS - began)) s of $LIMIT, at $((SECONDS - STARTED)) s"
+    "$PYTHON" scripts/summary_of_comm_run.py "$RUN/$name.log" | cut -c1-300
+    [ "$code" = 0 ] || tail -n 3 "$RUN/$name.err" | cut -c1-300
+    [ -z "${OUT:-}" ] || (flock 9; tar -czf "$OUT/$(basename "$RUN").tgz" -C "$RUN" .) 9>"$RUN/.lock"
+}
+
+experts() {  # experts NAME KERNEL ARGUMENTS...
+    local name=$1 kernel=$2
+    shift 2
+    part "$name" "$PYTHON" -m tests.gpu.expert_conformance "$kernel" "$kernel" --ranks "$RANKS" \
+        --limit-s "$((LIMIT - 5))" "$@"
+}
+
+collective() {  # collective NAME OP KERNEL ARGUMENTS...
+    local name=$1 op=$2 kernel=$3
+    shift 3
+    part "$name" "$PYTHON" -m tests.gpu.comm_conformance "$op" "$kernel" --ranks "$RANKS" --calls "${CALLS:-1000}" \
+        --most-rows "${MOST_ROWS:-600}" --limit-s "$((LIMIT - 4))" "$@"
+}
+
+sanitized() {  # sanitized TOOL KERNEL...: only functions named *_kernel, where the tool can tell them apart
+    local tool=$1 only=()
+    shift
+    compute-sanitizer --help 2>&1 | grep -q -e --kernel-regex && only=(--kernel-regex kns=_kernel)
+    # The CUDA runtime, NCCL and the launcher ask the driver for what it may refuse: no error of a kernel.
+    part "$tool" compute-sanitizer --tool "$tool" --report-api-errors no --print-limit 1000 --target-processes all \
+        "${only[@]}" "$PYTHON" -m tests.gpu.comm_sanitized --ranks "$RANKS" --limit-s "$((LIMIT - 6))" --only "$@"
+}
+
+nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c
+for which in "${PARTS[@]}"; do
+    case $which in
+        host) part host "$PYTHON" benchmarks/comm_host.py --ranks "$RANKS" --json "$RUN/host.json" ;;
+        graphs)
+            part graphs "$PYTHON" benchmarks/comm.py --ranks "$RANKS" --ops all_reduce all_reduce_rms_norm \
+                --kernels triton.one_shot triton.two_shot --sizes 8192 65536 262144 1048576 --json "$RUN/graphs.json"
+            ;;
+        push)
+            experts push triton.push --calls 1000 --scenes many side_streams delayed graphs large missing \
+                --dtypes bfloat16 &
+            experts push_exchanges triton.push --scenes exchanges &
+            experts push_exact triton.push_exact --exact --calls 500 --scenes many side_streams delayed large exchanges &
+            ;;
+        sums)
+            collective all_reduce_one_shot all_reduce triton.one_shot &
+            collective all_reduce_two_shot all_reduce triton.two_shot &
+            collective norm_one_shot all_reduce_rms_norm triton.one_shot &
+            collective norm_two_shot all_reduce_rms_norm triton.two_shot &
+            ;;
+        parts)
+            collective gather all_gather triton.one_shot &
+            collective scatter reduce_scatter triton.one_shot &
+            ;;
+        norms)
+            for format in ${FORMATS:-fp8_group mxfp8 nvfp4 fp8_token fp8_tensor}; do
+                collective "norm_$format" all_reduce_rms_norm triton.one_shot_quant --format "$format" &
+            done
+            ;;
+        sanitizer)
+            sanitized memcheck ${KERNELS:-triton} &
+            sanitized racecheck ${KERNELS:-triton} &
+            ;;
+        memcheck | racecheck) sanitized "$which" ${KERNELS:-triton} & ;;
+    esac
+    [ -n "${TOGETHER:-}" ] || wait
+done
+wait
+echo "total $((SECONDS - STARTED)) s"
