@@ -19,90 +19,13 @@
 
 #include <algorithm>
 
+#include "attention_amx.h"
+#include "attention_call.h"
 #include "numbers.h"
 #include "threads.h"
 #include "vectors.h"
 
 namespace {
-
-constexpr int64_t CHUNK = 32;    // keys whose scores are held at once
-constexpr int64_t PIECE = 1024;  // keys of one task, of calls with few rows
-constexpr int64_t GROUP = 4;     // keys whose values are added while results are in registers and others are asked for
-constexpr int64_t ROWS = 64;     // rows of a task, unless the heads of one token are more
-constexpr int64_t FEW_ROWS = 512;
-constexpr int64_t TOGETHER = 64;  // rows of all heads of a task: with their results 64 KB
-
-struct Rows {  // strides in elements
-    int64_t batch, token, head, element;
-
-    int64_t at(int64_t b, int64_t t, int64_t h) const { return b * batch + t * token + h * head; }
-};
-
-struct Keys {
-    const char *memory;
-    int64_t batch, page, token, head, element;  // strides in bytes
-};
-
-struct Call {
-    const void *q;
-    Keys k, v;
-    const int32_t *table, *lengths, *starts_q, *starts_k;  // or null
-    const int32_t *listed;                                 // positions that a query token sees, -1 for none
-    const float *sinks, *k_scale, *v_scale;                // or null
-    void *out;
-    float *lse;  // or null
-    float scale, softcap;
-    Rows of_q, of_out, of_lse;
-    int64_t num_seqs, tokens, num_tokens, keys, num_keys, heads, kv_heads, width, value_width, page_size, num_pages,
-        max_pages;
-    int64_t table_row, k_scale_step, v_scale_step, left, right, kind, kv_kind, num_listed, listed_row, listed_step;
-
-    int64_t group() const { return heads / kv_heads; }
-    bool sparse() const { return num_listed >= 0; }
-
-    // Metadata may change after it was checked; what it says is kept within the memory that there is.
-    int64_t first_query(int64_t b) const { return starts_q ? within(starts_q[b], num_tokens) : 0; }
-    int64_t queries(int64_t b) const {
-        return starts_q ? std::max<int64_t>(0, within(starts_q[b + 1], num_tokens) - first_query(b)) : tokens;
-    }
-    int64_t first_key(int64_t b) const { return starts_k ? within(starts_k[b], num_keys) : 0; }
-    int64_t length(int64_t b) const {
-        if (table) return num_pages ? within(lengths[b], max_pages * page_size) : 0;
-        return starts_k ? std::max<int64_t>(0, within(starts_k[b + 1], num_keys) - first_key(b)) : keys;
-    }
-    static int64_t within(int64_t value, int64_t most) { return std::min(std::max<int64_t>(value, 0), most); }
-};
-
-// Keys that a query token sees; of listed ones their places in its list.
-struct Range {
-    int64_t low, high;
-
-    Range(const Call &c, int64_t length, int64_t position) : low(0), high(c.sparse() ? c.num_listed : length) {
-        if (c.sparse()) return;
-        if (c.right >= 0) high = std::min(high, position + c.right + 1);
-        if (c.left >= 0) low = std::max(low, position - c.left);
-        low = std::max<int64_t>(0, std::min(low, length));
-        high = std::max(high, low);
-    }
-};
-
-// What a task does: tokens of a sequence, some KV heads, keys [low, high) of it. Of several pieces, each leaves its results
-// in memory from `partial` on: the pieces of all rows, row by row.
-struct Task {
-    int64_t sequence, first, count, kv_head, kv_heads, low, high, pieces, piece, partial;
-};
-
-// A thread's memory, from the front.
-struct Cursor {
-    char *at;
-
-    template <class T>
-    T *take(int64_t count) {
-        T *taken = reinterpret_cast<T *>(at);
-        at += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
-        return taken;
-    }
-};
 
 inline int64_t padded(int64_t width) { return (width + 2 * WIDE - 1) / (2 * WIDE) * (2 * WIDE); }
 
@@ -134,77 +57,6 @@ struct Source {
             for (int64_t d = 0; d < width; d++) memcpy(into + d * Of::BYTES, given + d * where.element, Of::BYTES);
         }
         return into;
-    }
-};
-
-// Where the rows of keys from `first` on are, those of the task's first head, as many as a chunk has, before `end`.
-struct Places {
-    const char *k[CHUNK], *v[CHUNK];
-    int64_t count = 0;
-
-    void find(const Call &c, const Task &task, int64_t first, int64_t end) {
-        count = std::min(CHUNK, end - first);
-        if (c.sparse()) return find_listed(c, task, first);
-        const int64_t of_k = task.kv_head * c.k.head, of_v = task.kv_head * c.v.head;
-        if (c.table) {
-            const int32_t *table = c.table + task.sequence * c.table_row;
-            int64_t page = first / c.page_size, slot = first % c.page_size;
-            int64_t number = count > 0 ? Call::within(table[page], c.num_pages - 1) : 0;
-            for (int64_t j = 0; j < count; j++) {
-                k[j] = c.k.memory + number * c.k.page + slot * c.k.token + of_k;
-                v[j] = c.v.memory + number * c.v.page + slot * c.v.token + of_v;
-                if (++slot == c.page_size && j + 1 < count) {
-                    slot = 0;
-                    number = Call::within(table[++page], c.num_pages - 1);
-                }
-            }
-        } else {
-            const int64_t token = c.first_key(task.sequence) + first;
-            const char *k0 = c.k.memory + task.sequence * c.k.batch + token * c.k.token + of_k;
-            const char *v0 = c.v.memory + task.sequence * c.v.batch + token * c.v.token + of_v;
-            for (int64_t j = 0; j < count; j++) k[j] = k0 + j * c.k.token, v[j] = v0 + j * c.v.token;
-        }
-    }
-
-    // Of so many entries of the list of the task's token those that it sees, which may be none.
-    void find_listed(const Call &c, const Task &task, int64_t first) {
-        const int64_t b = task.sequence, length = c.length(b);
-        const int64_t last = c.right < 0 ? length : length - c.queries(b) + task.first;
-        if (count <= 0) return;
-        const int64_t row = (c.starts_q ? c.first_query(b) : b * c.tokens) + task.first, entries = count;
-        const int32_t *list = c.listed + row * c.listed_row, *table = c.table + b * c.table_row;
-        count = 0;
-        for (int64_t j = 0; j < entries; j++) {
-            const int64_t position = list[(first + j) * c.listed_step];
-            if (position < 0 || position >= length || position > last) continue;
-            const int64_t page = Call::within(table[position / c.page_size], c.num_pages - 1), slot = position % c.page_size;
-            k[count] = c.k.memory + page * c.k.page + slot * c.k.token + task.kv_head * c.k.head;
-            v[count++] = c.v.memory + page * c.v.page + slot * c.v.token + task.kv_head * c.v.head;
-        }
-    }
-};
-
-// Asks for the lines of a chunk's keys and values, some at a time, in the order of memory.
-struct Ahead {
-    const Places *next;
-    int64_t of_k, of_v;  // bytes of a token: all heads of the task
-    int64_t place = 0, offset = 0, each = 0;
-
-    // To be called so many times.
-    Ahead(const Places &places, int64_t k_bytes, int64_t v_bytes, int64_t calls)
-        : next(&places), of_k(k_bytes), of_v(v_bytes) {
-        const int64_t lines = places.count * ((of_k + 63) / 64 + (of_v + 63) / 64);
-        each = (lines + calls - 1) / calls;
-    }
-
-    void ask() {
-        for (int64_t i = 0; i < each && place < 2 * next->count; i++) {
-            const bool value = place & 1;
-            const char *const *rows = value ? next->v : next->k;
-            __builtin_prefetch(rows[place / 2] + offset, 0, 2);
-            offset += 64;
-            if (offset >= (value ? of_v : of_k)) offset = 0, place++;
-        }
     }
 };
 
@@ -361,7 +213,7 @@ __attribute__((noinline)) void tile(const Call &c, const State &state, int64_t r
     }
 }
 
-// A result: its sum, largest score and sink make the divisor.
+// A result: its sum, largest score and sink make the divisor. `places` are those of columns, null: in order.
 __attribute__((noinline)) void finish(const Call &c, int64_t b, int64_t token, int64_t head, const float *o, float largest,
                                       float sum, const int64_t *places) {
     const int64_t t = c.first_query(b) + token, batch = c.starts_q ? 0 : b;
@@ -381,6 +233,10 @@ __attribute__((noinline)) void finish(const Call &c, int64_t b, int64_t token, i
         const int64_t step = c.of_out.element;
         if (sum == 0.0f)
             for (int64_t d = 0; d < c.value_width; d++) into[d * step] = Of::held(0.0f);
+        else if (step == 1 && !places)
+            for (int64_t d = 0; d < c.value_width; d++) into[d] = Of::held(o[d] * factor);
+        else if (!places)
+            for (int64_t d = 0; d < c.value_width; d++) into[d * step] = Of::held(o[d] * factor);
         else
             for (int64_t d = 0; d < c.value_width; d++) into[d * step] = Of::held(o[places[d]] * factor);
     });
@@ -392,11 +248,17 @@ struct Attention {
     const Call &c;
     int64_t group, q_width, o_width, together = 1;
     List<Task> tasks;
-    List<int64_t> places;  // where an element of a row is, of q and of results
-    int64_t partial = 0;   // rows of partial results
+    List<int64_t> places;    // where an element of a row is, of q and of results
+    int64_t partial = 0;     // rows of partial results
+    int64_t most_lines = 0;  // of a task
+    bool on_tiles = false;
 
     Attention(const Call &call, int threads)
         : c(call), group(call.group()), q_width(padded(call.width)), o_width(padded(call.value_width)) {
+#if defined(KERNELHUB_ATTENTION_AMX)
+        on_tiles = c.amx && OnTiles<Of>::takes(c);
+        if (on_tiles) o_width = 16 * OnTiles<Of>::v_tiles_of(c);
+#endif
         const int64_t wider = std::max(q_width, o_width);
         for (int64_t d = 0; d < wider; d++) places.add(Of::place(d));
         together = threads > 1 || c.kv_heads > 1 ? heads_at_once(threads) : 1;
@@ -404,7 +266,7 @@ struct Attention {
     }
 
     void divide(int64_t b, int64_t heads) {
-        const int64_t queries = c.queries(b), length = c.length(b), each = tokens_at_once();
+        const int64_t queries = c.queries(b), length = c.length(b), each = tokens_at_once(queries);
         for (int64_t first = 0; first < queries; first += each) {
             const int64_t count = std::min(each, queries - first), position = length - queries + first;
             const Range begin(c, length, position), last(c, length, position + count - 1);
@@ -412,6 +274,7 @@ struct Attention {
             const int64_t pieces = pieces_of(queries, high - low);
             for (int64_t h = 0; h < c.kv_heads; h += heads) {
                 const int64_t some = std::min(heads, c.kv_heads - h);
+                most_lines = std::max(most_lines, count * group * some);
                 for (int64_t p = 0; p < pieces; p++) {
                     const int64_t from = low + p * PIECE, to = p + 1 < pieces ? from + PIECE : high;
                     tasks.add({b, first, count, h, some, from, to, pieces, p, partial});
@@ -421,7 +284,10 @@ struct Attention {
         }
     }
 
-    int64_t tokens_at_once() const { return c.sparse() ? 1 : std::max<int64_t>(1, ROWS / group); }
+    int64_t tokens_at_once(int64_t queries) const {
+        const int64_t rows = !on_tiles ? ROWS : queries * group > FEW_ROWS ? 4 * ROWS : 2 * ROWS;
+        return c.sparse() ? 1 : std::max<int64_t>(1, rows / group);
+    }
 
     int64_t pieces_of(int64_t queries, int64_t seen) const {
         return queries * group <= FEW_ROWS ? std::max<int64_t>(1, (seen + PIECE - 1) / PIECE) : 1;
@@ -432,8 +298,8 @@ struct Attention {
         if (c.k.head > c.k.token || c.v.head > c.v.token) return 1;
         int64_t most = 1, units = 0;
         for (int64_t b = 0; b < c.num_seqs; b++) {
-            const int64_t queries = c.queries(b), blocks = (queries + tokens_at_once() - 1) / tokens_at_once();
-            most = std::max(most, std::min(queries, tokens_at_once()) * group);
+            const int64_t queries = c.queries(b), each = tokens_at_once(queries), blocks = (queries + each - 1) / each;
+            most = std::max(most, std::min(queries, each) * group);
             units += blocks * pieces_of(queries, c.length(b));
         }
         int64_t heads = std::max<int64_t>(1, std::min(c.kv_heads, TOGETHER / most));
@@ -444,6 +310,9 @@ struct Attention {
     // Bytes of a thread's memory; of a task's rows at most.
     int64_t bytes() const {
         const int64_t rows = std::max(ROWS, group), lines = rows * together, ends = 64 * 8;
+#if defined(KERNELHUB_ATTENTION_AMX)
+        if (on_tiles) return OnTiles<Of>::bytes(c, most_lines, together) + o_width * 4 + 64;
+#endif
         return lines * (q_width + o_width + 2) * 4 + rows * 2 * 8 + ends + Source<Of>::bytes(c.k, c.width) +
                Source<Of>::bytes(c.v, c.value_width) + Widened<Of>::bytes(rows, q_width, o_width);
     }
@@ -451,7 +320,13 @@ struct Attention {
     void run(int threads) {
         Buffer kept;
         float *pieces = partial ? kept.take<float>(partial * (o_width + 2)) : nullptr;
-        parallel_for(tasks.count, threads, [&](int64_t i) { attend(tasks[i], pieces); });
+        parallel_for(tasks.count, threads, [&](int64_t i) {
+#if defined(KERNELHUB_ATTENTION_AMX)
+            if constexpr (OnTiles<Of>::From::EXACT)
+                if (on_tiles) return attend_on_tiles(tasks[i], pieces);
+#endif
+            attend(tasks[i], pieces);
+        });
         if (!partial) return;
         List<int64_t> several;
         for (int64_t i = 0; i < tasks.count; i++)
@@ -472,13 +347,13 @@ struct Attention {
         const Widened<Of> widened(rows, q_width, o_width, cursor);
         for (int64_t h = 0; h < task.kv_heads; h++) prepare(task, h, of_head(all, h, rows));
         Places both[2];
-        both[0].find(c, task, task.low, task.high);
+        both[0].find(c, task, task.low, task.high, CHUNK);
         const int64_t of_k = (task.kv_heads - 1) * c.k.head + c.width * c.k.element;
         const int64_t of_v = (task.kv_heads - 1) * c.v.head + c.value_width * c.v.element;
         int now = 0;
         for (int64_t first = task.low; first < task.high; first += CHUNK, now = 1 - now) {
             const Places &here = both[now];
-            both[1 - now].find(c, task, first + CHUNK, task.high);
+            both[1 - now].find(c, task, first + CHUNK, task.high, CHUNK);
             if (!here.count) continue;  // nothing of a list is seen
             Ahead ahead(both[1 - now], of_k, of_v, 2 * here.count * task.kv_heads);
             for (int64_t h = 0; h < task.kv_heads; h++) {
@@ -500,12 +375,50 @@ struct Attention {
             if (task.pieces == 1) {
                 result(task, line, all.o + line * o_width, all.largest[line], all.sum[line]);
             } else {
-                float *into = pieces + (task.partial + line * task.pieces + task.piece) * (o_width + 2);
+                float *into = of_piece(task, line, pieces);
                 into[0] = all.largest[line], into[1] = all.sum[line];
                 memcpy(into + 2, all.o + line * o_width, o_width * sizeof(float));
             }
         }
     }
+
+    // Where a piece of a row's results is kept: its largest score, its sum, its results.
+    float *of_piece(const Task &task, int64_t line, float *pieces) const {
+        return pieces + (task.partial + line * task.pieces + task.piece) * (o_width + 2);
+    }
+
+#if defined(KERNELHUB_ATTENTION_AMX)
+    void attend_on_tiles(const Task &task, float *pieces) const {
+        thread_local Buffer memory;
+        Cursor cursor{memory.take<char>(bytes())};
+        float *row = cursor.take<float>(o_width);
+        OnTiles<Of> tiles(c, task, cursor);
+        const Tiles of_thread(true);
+        tiles.begin();
+        Places both[2];
+        both[0].find(c, task, task.low, task.high, tiles.block);
+        const int64_t of_k = (task.kv_heads - 1) * c.k.head + c.width * c.k.element;
+        const int64_t of_v = tiles.shared() ? 0 : (task.kv_heads - 1) * c.v.head + c.value_width * c.v.element;
+        int now = 0;
+        for (int64_t first = task.low; first < task.high; first += tiles.block, now = 1 - now) {
+            both[1 - now].find(c, task, first + tiles.block, task.high, tiles.block);
+            if (!both[now].count) continue;  // nothing of a list is seen
+            Ahead ahead(both[1 - now], of_k, of_v, tiles.asks(both[now].count));
+            tiles.pack(both[now], ahead);
+            for (int64_t h = 0; h < task.kv_heads; h++) tiles.attend(both[now], first - task.low, h, ahead);
+        }
+        for (int64_t line = 0; line < task.count * group * task.kv_heads; line++) {
+            if (task.pieces == 1) {
+                tiles.results(line, row);
+                result(task, line, row, tiles.largest_of(line), tiles.sum_of(line));
+            } else {
+                float *into = of_piece(task, line, pieces);
+                into[0] = tiles.largest_of(line), into[1] = tiles.sum_of(line);
+                tiles.results(line, into + 2);
+            }
+        }
+    }
+#endif
 
     template <class Held>
     void tiles(const State &state, int64_t rows, int64_t first, int64_t count, const char *const *k, const char *const *v,
@@ -527,7 +440,7 @@ struct Attention {
     void result(const Task &task, int64_t line, const float *o, float largest, float sum) const {
         const int64_t rows = task.count * group, row = line % rows,
                       head = (task.kv_head + line / rows) * group + row % group;
-        finish(c, task.sequence, task.first + row / group, head, o, largest, sum, places.begin());
+        finish(c, task.sequence, task.first + row / group, head, o, largest, sum, on_tiles ? nullptr : places.begin());
     }
 
     // Queries in float32, times what scores are multiplied by.
@@ -582,11 +495,21 @@ struct Attention {
 
 extern "C" {
 
+// Whether AMX, where it is asked for, multiplies such q and such keys and values; weights are rounded to bfloat16 then.
+int64_t KERNELHUB(attention_has_amx)(int64_t kind, int64_t kv_kind) {
+#if defined(KERNELHUB_ATTENTION_AMX)
+    return kind == BFLOAT16 && kv_kind != FLOAT16 && kv_kind != FLOAT32 && has_amx();
+#else
+    return (void)kind, (void)kv_kind, 0;
+#endif
+}
+
 // sizes: 0 num_seqs, 1 tokens of a sequence, 2 tokens of all, 3 keys of a sequence, 4 keys of all, 5 heads, 6 kv_heads, 7
 // width, 8 value width, 9 page size, 10 pages, 11 pages of a row of the table, 12 stride of the table, 13 window left, 14
 // right, 15 kind of q and out, 16 kind of k and v, 17 and 18 strides of scales; in elements: 19 q (batch, token, head,
 // element), 23 out (the same), 27 lse (batch, token, head); in bytes: 30 k (batch, page, token, head, element), 35 v; 40
-// positions listed for each token of q, over pages, -1 if all are seen; in elements: 41 strides of the lists
+// positions listed for each token of q, over pages, -1 if all are seen; in elements: 41 strides of the lists; 43 whether AMX
+// multiplies, of q in bfloat16 and k and v in bfloat16 or fp8, where there is AMX
 void KERNELHUB(attention)(const void *q, const void *k, const void *v, const int32_t *table, const int32_t *lengths,
                           const int32_t *starts_q, const int32_t *starts_k, const int32_t *listed, const float *sinks,
                           const float *k_scale, const float *v_scale, void *out, float *lse, const double *numbers,
@@ -602,7 +525,7 @@ void KERNELHUB(attention)(const void *q, const void *k, const void *v, const int
     c.of_q = {s[19], s[20], s[21], s[22]}, c.of_out = {s[23], s[24], s[25], s[26]}, c.of_lse = {s[27], s[28], s[29], 1};
     c.k = {static_cast<const char *>(k), s[30], s[31], s[32], s[33], s[34]};
     c.v = {static_cast<const char *>(v), s[35], s[36], s[37], s[38], s[39]};
-    c.num_listed = s[40], c.listed_row = s[41], c.listed_step = s[42];
+    c.num_listed = s[40], c.listed_row = s[41], c.listed_step = s[42], c.amx = s[43];
     const int count = static_cast<int>(threads);
     switch (c.kv_kind) {
         case BFLOAT16: Attention<OfBfloat16>(c, count).run(count); break;

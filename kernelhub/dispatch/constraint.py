@@ -76,7 +76,7 @@ class OnDevice:
     @cached_property
     def _text(self) -> str:
         if self.vendor == "cpu":
-            return "CPUs"
+            return f"CPUs with {', '.join(self.arch).upper()}" if self.arch else "CPUs"
         vendor = {"nvidia": "NVIDIA", "amd": "AMD"}.get(self.vendor, self.vendor)
         if self.arch:
             return f"{vendor} {', '.join(self.arch)}"

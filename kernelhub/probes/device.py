@@ -100,6 +100,7 @@ SIMULATED = {
     "RTX5090": _nvidia("NVIDIA GeForce RTX 5090", (12, 0), 170),
     "MI300X": DeviceFacts("AMD Instinct MI300X", "cuda", "amd", "gfx942", (9, 4), 304, 65536, simulated=True),
     "CPU": DeviceFacts("a CPU", "cpu", "cpu", "cpu", simulated=True),
+    "XEON": DeviceFacts("a CPU with AMX", "cpu", "cpu", "amx", simulated=True),
 }
 
 

@@ -11,6 +11,7 @@ import torch
 
 import kernelhub
 from kernelhub.ops.attention.inputs import paged_attention_inputs
+from kernelhub.probes.device import facts_of
 from kernelhub.probes.toolchain import cxx_compiler
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.mla_attention import MlaContract
@@ -31,6 +32,29 @@ class TestPaged(PagedContract):
 class TestLatent(MlaContract):
     fewest_cases = 40
     kernel = "cpp.split_kv"
+    device = "cpu"
+
+
+AMX = facts_of(-1).arch == "amx"
+needs_amx = pytest.mark.skipif(not AMX, reason="this CPU has no AMX: all cases of cpp.amx")
+
+
+@needs_amx
+class TestDenseByAmx(DenseContract):
+    kernel = "cpp.amx"
+    device = "cpu"
+
+
+@needs_amx
+class TestPagedByAmx(PagedContract):
+    kernel = "cpp.amx"
+    device = "cpu"
+
+
+@needs_amx
+class TestLatentByAmx(MlaContract):
+    fewest_cases = 20
+    kernel = "cpp.amx"
     device = "cpu"
 
 
@@ -66,17 +90,18 @@ def test_calls_of_several_threads_do_not_disturb_each_other() -> None:
         assert all(threads.map(call, range(200)))
 
 
+@pytest.mark.parametrize("kernel", ["cpp.split_kv", pytest.param("cpp.amx", marks=needs_amx)])
 @pytest.mark.parametrize("threads", [2, 5])
-def test_neither_threads_nor_the_batch_change_a_bit(threads: int) -> None:
+def test_neither_threads_nor_the_batch_change_a_bit(threads: int, kernel: str) -> None:
     """Of sequences in several pieces and in one."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         arguments = paged_attention_inputs("llama-3.1-8b", seq_lens=(2500, 1, 1024, 1025))
-        want = kernelhub.paged_attention(**arguments, backend="cpp.split_kv")
+        want = kernelhub.paged_attention(**arguments, backend=kernel)
         torch.set_num_threads(threads)
-        assert torch.equal(kernelhub.paged_attention(**arguments, backend="cpp.split_kv"), want)
+        assert torch.equal(kernelhub.paged_attention(**arguments, backend=kernel), want)
         alone = {name: arguments[name][:1] for name in ("q", "block_table", "seq_lens")}
-        assert torch.equal(kernelhub.paged_attention(**arguments | alone, backend="cpp.split_kv"), want[:1])
+        assert torch.equal(kernelhub.paged_attention(**arguments | alone, backend=kernel), want[:1])
     finally:
         torch.set_num_threads(before)

@@ -9,6 +9,9 @@ using AttentionFunction = void (*)(const void *, const void *, const void *, con
 
 enum Layout { DENSE, RAGGED, NHD, HND, LATENT };
 
+// Whether AMX can multiply, by the kinds of q and of keys. Weights are rounded to bfloat16 then.
+using HasAmx = int64_t (*)(int64_t, int64_t);
+
 struct AttentionCase {
     const char *name;
     Layout layout;
@@ -55,6 +58,14 @@ inline std::vector<AttentionCase> attention_cases() {
          -1, 0.0, false, true, false, 1, 1, true},
         {"ragged prefill with a window to both sides", RAGGED, BFLOAT16, BFLOAT16, 4, 4, 64, 64, 0, {13, 0, 40,
          1}, {20, 5, 35, 0}, 5, 3, 20.0},
+        {"latent attention, several blocks of keys and strips of rows", LATENT, BFLOAT16, BFLOAT16, 40, 1, 96, 64, 16, {1,
+         3, 1}, {600, 257, 32}, -1, 0, 0.0, true},
+        {"latent attention of bfloat16 and e4m3, odd widths", LATENT, BFLOAT16, FLOAT8_E4M3, 5, 1, 45, 37, 7, {1, 1},
+         {20, 7}, -1, -1, 0.0, false, true, true, 1, 1},
+        {"paged decode of bfloat16 and e5m2, every second element", NHD, BFLOAT16, FLOAT8_E5M2, 4, 2, 20, 36, 5, {1, 1},
+         {9, 134}, -1, 0, 0.0, true, true, true, 2, 3},
+        {"ragged prefill of many rows with a window and a softcap", RAGGED, BFLOAT16, BFLOAT16, 6, 2, 40, 72, 0, {150,
+         300}, {150, 310}, 90, 0, 20.0, true},
         {"ragged prefill of e5m2", RAGGED, FLOAT32, FLOAT8_E5M2, 2, 1, 17, 17, 0, {3, 66}, {3, 66}, -1, 0, 0.0,
          true, true, true, 1, 1},
     };
@@ -67,11 +78,13 @@ struct AttentionRun {
     bool pages, ragged;
     std::vector<int64_t> first_query{0}, first_key{0};
     std::vector<int32_t> page_of;  // sequence by sequence, most_pages each
-    int64_t sizes[43] = {};
+    int64_t sizes[44] = {};
     std::vector<int32_t> lists;  // of each query token
+    double of_weights = 0.0;     // relative error of their rounding
 
-    explicit AttentionRun(const AttentionCase &given) : c(given), batch(static_cast<int64_t>(given.queries.size())) {
+    AttentionRun(const AttentionCase &given, bool amx) : c(given), batch(static_cast<int64_t>(given.queries.size())) {
         pages = c.layout >= NHD, ragged = c.layout == RAGGED;
+        if (amx) sizes[43] = 1, of_weights = rounding(BFLOAT16);
         for (int64_t b = 0; b < batch; b++) {
             tokens += c.queries[b], keys += c.lengths[b];
             first_query.push_back(tokens), first_key.push_back(keys);
@@ -155,7 +168,7 @@ struct AttentionRun {
         for (int64_t i = 0; i < static_cast<int64_t>(lists.size()); i++)
             listed[i / of_list * row + i % of_list * c.step] = lists[i];
         sizes[40] = c.listed, sizes[41] = row, sizes[42] = c.step;
-        Memory<int64_t> exact(43);
+        Memory<int64_t> exact(44);
         memcpy(exact.data, sizes, sizeof sizes);
         function(q.address(), k.address(), v.address(), pages ? table.data : nullptr, pages ? lengths.data : nullptr,
                  ragged ? starts_q.data : nullptr, c.layout == RAGGED ? starts_k.data : nullptr,
@@ -261,12 +274,14 @@ struct AttentionRun {
             report.compare(*lse, none && sink == -INFINITY ? -INFINITY : most + std::log(sum),
                            2e-5 * (1.0 + std::fabs(most)));
         for (int64_t d = 0; d < c.value_width; d++) {
-            double want = 0.0;
-            for (int64_t key = 0; key < length && !none; key++)
-                if (scores[key] > 0.0) want += scores[key] / sum * v.at(key_place(v, b, key, g) + d * c.step);
+            double want = 0.0, size = 0.0;
+            for (int64_t key = 0; key < length && !none; key++) {
+                const double part = scores[key] > 0.0 ? scores[key] / sum * v.at(key_place(v, b, key, g) + d * c.step) : 0.0;
+                want += part, size += std::fabs(part);
+            }
             want *= v_scale;
             const double got = out.at(query_place(out, b, t, h) + d * c.step);
-            report.compare(got, want, rounding(c.kind) * std::fabs(want) + 2e-5 * v_scale);
+            report.compare(got, want, rounding(c.kind) * std::fabs(want) + (2e-5 + of_weights * size) * v_scale);
         }
     }
 };

@@ -9,9 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kernelhub.backends.cpp import build
+from kernelhub.probes.device import cpu_flags
 
 HERE = Path(__file__).parent
-CASES = 44  # of the driver
+CASES = 48  # of the driver
+CASES_BY_AMX = 13  # of attention, once more
 # What is compiled together; the rest of csrc/cpu is headers, and the question which level a CPU has.
 UNITS = {"attention": ("attention.cpp", "routing.cpp"), "products": ("fp8_gemm.cpp", "experts.cpp")}
 # Names of the wheel's libraries -> flags.
@@ -23,6 +25,11 @@ def runs(level: str) -> bool:
     needed = {flag.removeprefix("-m") for flag in LEVELS[level]}
     names = {"avx512bf16": "avx512_bf16", "avx512vbmi": "avx512vbmi"}  # as Linux calls them
     return {names.get(name, name) for name in needed} <= set(Path("/proc/cpuinfo").read_text().split())
+
+
+def by_amx(level: str) -> bool:
+    """Whether this CPU has AMX, which functions of a level use."""
+    return level == "avx512bf16" and "amx_bf16" in cpu_flags()
 
 
 def compile_all(

@@ -17,7 +17,7 @@ from kernelhub.backends.cpp import build
 from kernelhub.probes.toolchain import cxx_compiler
 from tests.backends import test_cpp, test_cpp_attention
 from tests.cpu import compiled
-from tests.cpu.compiled import CASES, LEVELS
+from tests.cpu.compiled import CASES, CASES_BY_AMX, LEVELS
 
 pytestmark = [
     pytest.mark.ahead,
@@ -33,6 +33,9 @@ CONTRACTS: dict[str, Any] = {
     "attention": test_cpp_attention.TestDense,
     "paged_attention": test_cpp_attention.TestPaged,
     "mla_attention": test_cpp_attention.TestLatent,
+    "attention by AMX": test_cpp_attention.TestDenseByAmx,
+    "paged_attention by AMX": test_cpp_attention.TestPagedByAmx,
+    "mla_attention by AMX": test_cpp_attention.TestLatentByAmx,
 }
 _KNOWN = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # which g++ 12 sees in its own headers of AVX-512
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
@@ -50,7 +53,7 @@ def test_odd_operands(level: str, tmp_path: Path) -> None:
     driver, libraries = compiled.compile_all(str(cxx_compiler().value), tmp_path, flags)
     status, output = compiled.answer([driver, *libraries[level]])
     assert status == 0, output
-    assert len(compiled.digests(output)) == CASES
+    assert len(compiled.digests(output)) == CASES + (CASES_BY_AMX if compiled.by_amx(level) else 0)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -65,6 +68,8 @@ def test_every_level_compiles(level: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_contract(level: str, op: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> None:
     needs(level)
+    if op.endswith("by AMX") and not compiled.by_amx(level):
+        pytest.skip(f"no AMX in {level} on this CPU: {op}")
     monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "levels"))
     flags = ("-O3", "-std=c++17", *LEVELS[level], "-shared", "-fPIC", "-pthread")
     monkeypatch.setattr(build, "flags", lambda: flags)

@@ -39,15 +39,15 @@ _HOPPER = (
     "torch.blocked",
 )
 _VLLM = "https://docs.vllm.ai/en/latest/design/attention_backends/"
+_CPU_DECODE = ("cpp.split_kv", "torch.packed", "torch.sdpa", "torch.blocked", "triton.split_kv", "triton.prefill")
+_XEON = "measured on a Xeon with AMX, torch 2.13, 2026-11-26 (benchmarks/results/attention_amx_xeon.json)"
 
 ATTENTION = (
     # 8 x 2048 keys in bfloat16, 32 heads to 8, over torch.packed: 3.3 times as fast on an EPYC of Zen 3 (AVX2).
-    Line(
-        "cpu",
-        "decode",
-        ("cpp.split_kv", "torch.packed", "torch.sdpa", "torch.blocked", "triton.split_kv", "triton.prefill"),
-        "measured on an EPYC of Zen 3, one thread, torch 2.13, 2026-11-25",
-    ),
+    Line("cpu", "decode", _CPU_DECODE, "measured on an EPYC of Zen 3, one thread, torch 2.13, 2026-11-25"),
+    # cpp.amx, cpp.split_kv and torch.packed: 8 x 2048 keys of 64 heads to 8, a window of 128, 0.50, 0.60 and 1.5 ms. Of
+    # groups below 8 heads cpp.amx does what cpp.split_kv does.
+    Line("cpu/amx", "decode", first(("cpp.amx",), _CPU_DECODE), _XEON),
     # torch multiplies bfloat16 by instructions of its own where there are some; cpp.split_kv multiplies float32.
     # The time of torch.packed over that of cpp.split_kv, one thread of a Zen 3 (AVX2), 2026-11-25: causal, 128,
     # 512, 1024 and 2048 tokens of Llama 3.1 8B 1.6, 1.3, 1.1 and 0.9 to 1.2, gpt-oss 2.4; but not causal 2 x 512 tokens
@@ -58,15 +58,24 @@ ATTENTION = (
         ("torch.packed", "cpp.split_kv", "torch.sdpa", "torch.blocked", "triton.prefill", "triton.split_kv"),
         "measured on an EPYC (benchmarks/results/attention_cpu.json)",
     ),
-    # Where torch multiplies bfloat16 by AMX: sdpa, packed and cpp.split_kv, 8 threads of a Xeon, causal, ms: 512 tokens
-    # of Llama 3.1 8B 3.3, 4.4 and 6.5, 2048 tokens 26.5, 34.3 and 84; 1024 of gpt-oss, which sdpa does not support,
-    # 14.0 by packed and 9.2. In float32 512 tokens take 11.7, 10.6 and 7.4.
+    # cpp.amx, torch.sdpa and torch.packed, one thread of a Xeon, causal, Llama 3.1 8B, ms: 32 tokens 0.195, 0.248 and
+    # 0.513, 128 0.818, 1.05 and 1.66, 512 5.41, 9.40 and 11.9, 4 x 128 2.73, 3.78 and 5.01; 512 not causal 7.95, 9.62
+    # and 11.9. 1024 of gpt-oss, which sdpa does not support, 13.8 and, by packed, 35.9. Of other dtypes, by sdpa,
+    # cpp.split_kv and packed: 1024 tokens in float16 129, 151 and 144, in float32 140, 194 and 143.
     *(
         Line(
             "cpu/amx",
             regime,
-            ("torch.sdpa", "cpp.split_kv", "torch.packed", "torch.blocked", "triton.prefill", "triton.split_kv"),
-            "measured on a Xeon with AMX, torch 2.11, 2026-11-26 (benchmarks/results/attention_xeon.json)",
+            (
+                "cpp.amx",
+                "torch.sdpa",
+                "cpp.split_kv",
+                "torch.packed",
+                "torch.blocked",
+                "triton.prefill",
+                "triton.split_kv",
+            ),
+            _XEON,
         )
         for regime in _PREFILLS
     ),

@@ -34,6 +34,15 @@ MLA_ATTENTION = (
         ("cpp.split_kv", "torch.gathered", "triton.split_kv", "triton.split_kv_fixed"),
         "measured on an EPYC of Zen 3, one thread, torch 2.13, 2026-11-25; Triton is only interpreted on a CPU",
     ),
+    # cpp.amx, cpp.split_kv and torch.gathered, one thread of a Xeon, 16 and 128 heads, ms: 4 x 1024 keys 0.83, 1.61 and
+    # 6.21, 1.97, 9.19 and 10.9, of an fp8 cache 0.71, 2.34 and 8.31, 1.89, 13.6 and 13.1; lists of 2048 of 2 x 4096
+    # keys 1.29, 2.12 and 5.01, 2.95, 10.5 and 12.0; two queries 0.90, 2.69 and 6.90, 3.50, 17.9 and 18.4.
+    Line(
+        "cpu/amx",
+        "*",
+        ("cpp.amx", "cpp.split_kv", "torch.gathered", "triton.split_kv", "triton.split_kv_fixed"),
+        "measured on a Xeon with AMX, torch 2.13, 2026-11-26 (benchmarks/results/mla_amx_xeon.json)",
+    ),
     # Two layers of a step, GPU time, split_kv and flash_mla.dense: with 128 heads 8 x 8192 tokens take 0.205 and
     # 0.114 ms, 32 x 8192 0.695 and 0.275, 128 x 2048 0.680 and 0.291; with 16 heads 0.110 and 0.101, 0.313 and 0.212,
     # 0.318 and 0.217. One sequence: 0.074 and 0.074 with 128 heads, 0.054 and 0.081 with 16.

@@ -68,6 +68,16 @@ _CPP_FIRST = (
     "triton.mixed",
     "triton.prefill",
 )
+_CPU_PREFILL = (
+    "torch.packed",
+    "cpp.split_kv",
+    "torch.blocked",
+    "triton.split_kv",
+    "triton.split_kv_fixed",
+    "triton.mixed",
+    "triton.prefill",
+)
+_XEON = "measured on a Xeon with AMX, one thread, torch 2.13, 2026-11-26"
 
 PAGED_ATTENTION = (
     # 8 x 2048 keys, 32 heads to 8, over torch.packed, which gathers the pages: bfloat16 3.7 times as fast, float16 5.8,
@@ -78,20 +88,7 @@ PAGED_ATTENTION = (
     ),
     # The time of torch.packed over that of cpp.split_kv, on that EPYC: 512 tokens 1.1 to 1.2; 7 single tokens of 1024
     # and 256 tokens 1.9; 256 tokens of 2048, which see most keys, 0.8 to 0.9.
-    Line(
-        "cpu",
-        "*",
-        (
-            "torch.packed",
-            "cpp.split_kv",
-            "torch.blocked",
-            "triton.split_kv",
-            "triton.split_kv_fixed",
-            "triton.mixed",
-            "triton.prefill",
-        ),
-        "measured on an EPYC (benchmarks/results/attention_cpu.json)",
-    ),
+    Line("cpu", "*", _CPU_PREFILL, "measured on an EPYC (benchmarks/results/attention_cpu.json)"),
     # The same ratio with one thread of a Zen 3, bfloat16, float16, float32 and fp8 KV: steps of 7 to 64 single tokens
     # and a prompt of 256 or 512 1.6 to 3.6, the prompt with all its keys, 512 of them, 1 to 1.5; with gpt-oss's window
     # 1.6 to 3.2. With 256 tokens of 2048, no window, 0.6 to 1.1, beside 15 single tokens 0.9 to 1.5. AVX2 has no
@@ -102,6 +99,13 @@ PAGED_ATTENTION = (
         _CPP_FIRST,
         "measured on an EPYC of Zen 3, one thread, torch 2.13, 2026-11-26",
     ),
+    # The time of cpp.split_kv over that of cpp.amx, one thread of a Xeon with AMX: 8 x 1024 keys, groups of 8 and 16
+    # heads 1.1 and 1.9, of fp8 1.8 and 3; in decode of smaller groups cpp.amx does what cpp.split_kv does. Four queries
+    # of each sequence 1.7.
+    *(Line("cpu/amx", regime, first(("cpp.amx",), _CPP_FIRST), _XEON) for regime in ("decode", "speculative")),
+    # There, the time of torch.packed over that of cpp.amx: 512 tokens 1.8, 256 of 2048 2.1, 64 of 1024 1.5; 15 single
+    # tokens of 1024 and 256 tokens of 2048 1.9.
+    Line("cpu/amx", "*", first(("cpp.amx",), _CPU_PREFILL), _XEON),
     # 64 x 4096 tokens: split_kv reaches 0.93 of the memory roof, split_kv_fixed 0.78; 1 x 131072: 0.145 and 0.209 ms.
     # flash_attn.fa3: 16 x 4096 0.083 ms against 0.085, 64 x 4096 0.270 against 0.261, 256 x 2048 0.536 against 0.507.
     # vLLM's own build of it: 64 x 4096 0.260 against 0.262, 256 x 1024 0.271 and 0.271, 1 x 131072 0.148 and 0.147.

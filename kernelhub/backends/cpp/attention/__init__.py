@@ -3,23 +3,68 @@
 from __future__ import annotations
 
 from kernelhub.backends.cpp.requirements import MACHINE, STANDINGS
-from kernelhub.dispatch.constraint import anything, dtype_in
+from kernelhub.dispatch.constraint import OnDevice, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.dispatch.standing import untested
 from kernelhub.ops.attention.problem import FLOATS, FP8, QUANTISED
 
 _SUMMARY = "keys and values are read once, in place, pieces of a sequence at the same time"
 _MASKS = frozenset({"ragged", "causal", "window_left", "window_right", "softcap", "sinks", "lse"})
 _KV_SCALES = frozenset({"kv_scale=value", "kv_scale=tensor", "kv_scale=head"})
+_LATENT = frozenset({"ragged", "causal", "sparse", "sinks", "lse", "kv_scale=value", "kv_scale=tensor"})
 _KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, *QUANTISED))
+# Weights are rounded to bfloat16, as they are by other libraries.
+_AMX = "products of bfloat16 by AMX, keys and values are read once for all rows of a task"
+_ON_AMX = (OnDevice("cpu", arch=("amx",)), *MACHINE[1:], dtype_in("q_dtype", "bfloat16"))
+_KV_ON_AMX = dtype_in("kv_dtype", "bfloat16", *QUANTISED)
+_UNTESTED = (untested("cpu"),)  # what ran before had no AMX, or no such kernel
+_HEADS = ("num_q_heads", "num_kv_heads", "q_len", "head_dim_qk", "head_dim_vo")
 
 KERNELS = (
+    Kernel(
+        op="attention",
+        name="cpp.amx",
+        target="kernelhub.backends.cpp.attention.adapter:Amx",
+        summary=_AMX,
+        band=Band.TUNED,
+        constraints=(*_ON_AMX, _KV_ON_AMX, anything(*_HEADS)),
+        features=_MASKS | _KV_SCALES,
+        deterministic=True,
+        standings=_UNTESTED,
+    ),
+    Kernel(
+        op="paged_attention",
+        name="cpp.amx",
+        target="kernelhub.backends.cpp.attention.adapter:AmxPaged",
+        summary=_AMX,
+        band=Band.TUNED,
+        constraints=(*_ON_AMX, _KV_ON_AMX, anything(*_HEADS, "page_size")),
+        features=_MASKS | _KV_SCALES | {"kv_layout=HND"},
+        deterministic=True,
+        standings=_UNTESTED,
+    ),
+    Kernel(
+        op="mla_attention",
+        name="cpp.amx",
+        target="kernelhub.backends.cpp.attention.adapter:AmxLatent",
+        summary=_AMX,
+        band=Band.TUNED,
+        constraints=(
+            *_ON_AMX,
+            dtype_in("kv_dtype", "bfloat16", FP8),
+            anything("num_heads", "head_dim", "value_dim", "page_size", "q_len"),
+        ),
+        features=_LATENT,
+        deterministic=True,
+        standings=_UNTESTED,
+    ),
     Kernel(
         op="attention",
         name="cpp.split_kv",
         target="kernelhub.backends.cpp.attention.adapter:SplitKV",
         summary=_SUMMARY,
         band=Band.TUNED,
-        constraints=(*MACHINE, *_KV, anything("num_q_heads", "num_kv_heads", "q_len", "head_dim_qk", "head_dim_vo")),
+        constraints=(*MACHINE, *_KV, anything(*_HEADS)),
         features=_MASKS | _KV_SCALES,
         deterministic=True,
         standings=STANDINGS,
@@ -30,11 +75,7 @@ KERNELS = (
         target="kernelhub.backends.cpp.attention.adapter:SplitKVPaged",
         summary=_SUMMARY,
         band=Band.TUNED,
-        constraints=(
-            *MACHINE,
-            *_KV,
-            anything("num_q_heads", "num_kv_heads", "q_len", "head_dim_qk", "head_dim_vo", "page_size"),
-        ),
+        constraints=(*MACHINE, *_KV, anything(*_HEADS, "page_size")),
         features=_MASKS | _KV_SCALES | {"kv_layout=HND"},
         deterministic=True,
         standings=STANDINGS,
@@ -51,7 +92,7 @@ KERNELS = (
             dtype_in("kv_dtype", *FLOATS, FP8),
             anything("num_heads", "head_dim", "value_dim", "page_size", "q_len"),
         ),
-        features=frozenset({"ragged", "causal", "sparse", "sinks", "lse", "kv_scale=value", "kv_scale=tensor"}),
+        features=_LATENT,
         deterministic=True,
         standings=STANDINGS,
     ),

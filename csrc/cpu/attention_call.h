@@ -1,0 +1,161 @@
+// What a call of attention is given, how it is divided into tasks, and where the keys and values of a task are.
+#pragma once
+
+#include <algorithm>
+
+#include "numbers.h"
+
+namespace {
+
+constexpr int64_t CHUNK = 32;          // keys whose scores are held at once, without AMX
+constexpr int64_t KEYS_AT_ONCE = 256;  // with AMX, at most
+constexpr int64_t PIECE = 1024;        // keys of one task, of calls with few rows
+constexpr int64_t GROUP = 4;           // keys whose values are added while results are in registers and others are asked for
+constexpr int64_t ROWS = 64;           // rows of a task, unless the heads of one token are more
+constexpr int64_t FEW_ROWS = 512;
+constexpr int64_t TOGETHER = 64;  // rows of all heads of a task: with their results 64 KB
+
+struct Rows {  // strides in elements
+    int64_t batch, token, head, element;
+
+    int64_t at(int64_t b, int64_t t, int64_t h) const { return b * batch + t * token + h * head; }
+};
+
+struct Keys {
+    const char *memory;
+    int64_t batch, page, token, head, element;  // strides in bytes
+};
+
+struct Call {
+    const void *q;
+    Keys k, v;
+    const int32_t *table, *lengths, *starts_q, *starts_k;  // or null
+    const int32_t *listed;                                 // positions that a query token sees, -1 for none
+    const float *sinks, *k_scale, *v_scale;                // or null
+    void *out;
+    float *lse;  // or null
+    float scale, softcap;
+    Rows of_q, of_out, of_lse;
+    int64_t num_seqs, tokens, num_tokens, keys, num_keys, heads, kv_heads, width, value_width, page_size, num_pages,
+        max_pages;
+    int64_t table_row, k_scale_step, v_scale_step, left, right, kind, kv_kind, num_listed, listed_row, listed_step, amx;
+
+    int64_t group() const { return heads / kv_heads; }
+    bool sparse() const { return num_listed >= 0; }
+
+    // Metadata may change after it was checked; what it says is kept within the memory that there is.
+    int64_t first_query(int64_t b) const { return starts_q ? within(starts_q[b], num_tokens) : 0; }
+    int64_t queries(int64_t b) const {
+        return starts_q ? std::max<int64_t>(0, within(starts_q[b + 1], num_tokens) - first_query(b)) : tokens;
+    }
+    int64_t first_key(int64_t b) const { return starts_k ? within(starts_k[b], num_keys) : 0; }
+    int64_t length(int64_t b) const {
+        if (table) return num_pages ? within(lengths[b], max_pages * page_size) : 0;
+        return starts_k ? std::max<int64_t>(0, within(starts_k[b + 1], num_keys) - first_key(b)) : keys;
+    }
+    static int64_t within(int64_t value, int64_t most) { return std::min(std::max<int64_t>(value, 0), most); }
+};
+
+// Keys that a query token sees; of listed ones their places in its list.
+struct Range {
+    int64_t low, high;
+
+    Range(const Call &c, int64_t length, int64_t position) : low(0), high(c.sparse() ? c.num_listed : length) {
+        if (c.sparse()) return;
+        if (c.right >= 0) high = std::min(high, position + c.right + 1);
+        if (c.left >= 0) low = std::max(low, position - c.left);
+        low = std::max<int64_t>(0, std::min(low, length));
+        high = std::max(high, low);
+    }
+};
+
+// What a task does: tokens of a sequence, some KV heads, keys [low, high) of it. Of several pieces, each leaves its results
+// in memory from `partial` on: the pieces of all rows, row by row.
+struct Task {
+    int64_t sequence, first, count, kv_head, kv_heads, low, high, pieces, piece, partial;
+};
+
+// A thread's memory, from the front.
+struct Cursor {
+    char *at;
+
+    template <class T>
+    T *take(int64_t count) {
+        T *taken = reinterpret_cast<T *>(at);
+        at += (count * static_cast<int64_t>(sizeof(T)) + 63) / 64 * 64;
+        return taken;
+    }
+};
+
+// Where the rows of keys from `first` on are, those of the task's first head, up to `most`, before `end`.
+struct Places {
+    const char *k[KEYS_AT_ONCE], *v[KEYS_AT_ONCE];
+    int64_t count = 0;
+
+    void find(const Call &c, const Task &task, int64_t first, int64_t end, int64_t most) {
+        count = std::min(most, end - first);
+        if (c.sparse()) return find_listed(c, task, first);
+        const int64_t of_k = task.kv_head * c.k.head, of_v = task.kv_head * c.v.head;
+        if (c.table) {
+            const int32_t *table = c.table + task.sequence * c.table_row;
+            int64_t page = first / c.page_size, slot = first % c.page_size;
+            int64_t number = count > 0 ? Call::within(table[page], c.num_pages - 1) : 0;
+            for (int64_t j = 0; j < count; j++) {
+                k[j] = c.k.memory + number * c.k.page + slot * c.k.token + of_k;
+                v[j] = c.v.memory + number * c.v.page + slot * c.v.token + of_v;
+                if (++slot == c.page_size && j + 1 < count) {
+                    slot = 0;
+                    number = Call::within(table[++page], c.num_pages - 1);
+                }
+            }
+        } else {
+            const int64_t token = c.first_key(task.sequence) + first;
+            const char *k0 = c.k.memory + task.sequence * c.k.batch + token * c.k.token + of_k;
+            const char *v0 = c.v.memory + task.sequence * c.v.batch + token * c.v.token + of_v;
+            for (int64_t j = 0; j < count; j++) k[j] = k0 + j * c.k.token, v[j] = v0 + j * c.v.token;
+        }
+    }
+
+    // Of so many entries of the list of the task's token those that it sees, which may be none.
+    void find_listed(const Call &c, const Task &task, int64_t first) {
+        const int64_t b = task.sequence, length = c.length(b);
+        const int64_t last = c.right < 0 ? length : length - c.queries(b) + task.first;
+        if (count <= 0) return;
+        const int64_t row = (c.starts_q ? c.first_query(b) : b * c.tokens) + task.first, entries = count;
+        const int32_t *list = c.listed + row * c.listed_row, *table = c.table + b * c.table_row;
+        count = 0;
+        for (int64_t j = 0; j < entries; j++) {
+            const int64_t position = list[(first + j) * c.listed_step];
+            if (position < 0 || position >= length || position > last) continue;
+            const int64_t page = Call::within(table[position / c.page_size], c.num_pages - 1), slot = position % c.page_size;
+            k[count] = c.k.memory + page * c.k.page + slot * c.k.token + task.kv_head * c.k.head;
+            v[count++] = c.v.memory + page * c.v.page + slot * c.v.token + task.kv_head * c.v.head;
+        }
+    }
+};
+
+// Asks for the lines of a chunk's keys and values, some at a time, in the order of memory.
+struct Ahead {
+    const Places *next;
+    int64_t of_k, of_v;  // bytes of a token: all heads of the task
+    int64_t place = 0, offset = 0, each = 0;
+
+    // To be called so many times.
+    Ahead(const Places &places, int64_t k_bytes, int64_t v_bytes, int64_t calls)
+        : next(&places), of_k(k_bytes), of_v(v_bytes) {
+        const int64_t lines = places.count * ((of_k + 63) / 64 + (of_v + 63) / 64);
+        each = (lines + calls - 1) / calls;
+    }
+
+    void ask() {
+        for (int64_t i = 0; i < each && place < 2 * next->count; i++) {
+            const bool value = place & 1;
+            const char *const *rows = value ? next->v : next->k;
+            __builtin_prefetch(rows[place / 2] + offset, 0, 2);
+            offset += 64;
+            if (offset >= (value ? of_v : of_k)) offset = 0, place++;
+        }
+    }
+};
+
+}  // namespace
