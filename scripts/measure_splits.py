@@ -1,20 +1,23 @@
 """Time paged decode by `triton.split_kv` with different tiles and numbers of parts, on the GPU that is here.
 
-    python scripts/measure_splits.py [--seconds 120] [--fp8] [--mixed | --shared] [--out results.json]
+    python scripts/measure_splits.py [--seconds 120] [--fp8] [--mixed | --rule] [--out results.json]
 
 The rule that selects both, `kernelhub/backends/triton/attention/splits.py`, was fitted to such times. Calls are timed
 in CUDA graphs of ten. Of every batch the table shows what the rule selects, its time over that of the best of those
 tried, and the best. With `--mixed` the sequences of a batch have the lengths that a server holds at a moment, and the
 table of pages has room for `MIXED_ROOM` tokens of each.
 
-`--shared` compares what the lengths share out (`kernelhub/backends/triton/attention/balanced.py`) with the numbers of
-parts that the host gives without that, for Llama 3.1 8B: batches of the lengths of a server, then those of equal
-lengths, each with caches of bfloat16 and of float8_e4m3fn. Before it is timed a result is compared with the host's.
+`--rule` compares what is selected with the numbers of parts that the host gives without the lengths
+(`kernelhub/backends/triton/attention/balanced.py`), both in one launch, and with the time that reading the keys takes
+at the speed of a sum over 4 GB: for Llama 3.1 8B, caches of bfloat16 and of float8_e4m3fn, batches of the lengths of a
+server and of equal ones, block tables with room for as much as the longest, and for more. Rooms that give the same are
+measured once. Before it is timed a result is compared with the host's. In 150 seconds it measures all of them.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -22,7 +25,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable
+import unittest.mock
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -55,8 +59,12 @@ MIXED_ROOM = 9472
 MOST_PROGRAMS = 4096  # more parts than fill the device many times over are not worth their time
 
 
-def graph_ms(call: Callable[[], Any], calls: int = 10, rounds: int = 11) -> float:
+def graph_ms(call: Callable[[], Any], calls: int = 10) -> float:
     """Milliseconds of one call in a graph of `calls`: the median of rounds."""
+    return times_of([graph_of(call, calls)], calls)[0]
+
+
+def graph_of(call: Callable[[], Any], calls: int) -> torch.cuda.CUDAGraph:
     for _ in range(2):
         call()
     torch.cuda.synchronize()
@@ -64,15 +72,21 @@ def graph_ms(call: Callable[[], Any], calls: int = 10, rounds: int = 11) -> floa
     with torch.cuda.graph(graph):
         for _ in range(calls):
             call()
-    times = []
+    return graph
+
+
+def times_of(graphs: Sequence[torch.cuda.CUDAGraph], calls: int, rounds: int = 11) -> list[float]:
+    """Milliseconds of a call of each graph, which are replayed in turn: the medians of rounds."""
+    times: list[list[float]] = [[] for _ in graphs]
     for _ in range(rounds):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / calls)
-    return statistics.median(times)
+        for graph, found in zip(graphs, times, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            torch.cuda.synchronize()
+            found.append(start.elapsed_time(end) / calls)
+    return [statistics.median(found) for found in times]
 
 
 def resident(count: int, seed: int = 0) -> tuple[int, ...]:
@@ -90,11 +104,18 @@ def resident(count: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(prompt + 1 + draw.randrange(output) for prompt, output in held)
 
 
-def _named(division: Division, one_launch: bool = False) -> str:
-    """``KEYS.WARPS.STAGES/PARTS``, ``+SHARES`` where lengths share keys out, `` once`` where one launch merges, too."""
-    tiles, parts, shares = division
-    name = f"{tiles.block_n}.{tiles.num_warps}.{tiles.num_stages}/{parts}"
-    return name + (f"+{shares}" if shares else "") + (" once" if one_launch else "")
+RULED = (
+    *(resident(count) for count in MIXED),
+    *((keys,) * count for keys in (4096, 1024, 8192, 512, 16384) for count in (32, 48, 24, 64, 16, 8, 1, 128, 256)),
+)
+ROOMS = (0, MIXED_ROOM, 32768)
+HEADS, KERNEL = SHAPES["llama-3.1-8b"], "triton.split_kv"
+
+
+def _named(division: Division) -> str:
+    """``KEYS.WARPS.STAGES/PARTS``, ``+SHARES`` where lengths share keys out."""
+    tiles, parts, shares = division[:3]
+    return f"{tiles.block_n}.{tiles.num_warps}.{tiles.num_stages}/{parts}" + (f"+{shares}" if shares else "")
 
 
 def arguments_of(model: AttentionModel, lengths: tuple[int, ...], room: int, fp8: bool) -> dict[str, Any]:
@@ -109,50 +130,87 @@ def arguments_of(model: AttentionModel, lengths: tuple[int, ...], room: int, fp8
     return arguments
 
 
-def measure_shared(until: float) -> list[dict[str, Any]]:
-    """Times in ms, by division, of the host's rule and of shares; "error" is the largest difference of results."""
-    model, usual, chosen = SHAPES["llama-3.1-8b"], SplitKV.divide, (adapters.BALANCE, adapters.ONE_LAUNCH)
+def measure_rule(until: float) -> list[dict[str, Any]]:
+    """Times in ms of the host's parts, of what is selected, and of reading; "error" is the largest difference."""
+    memory = torch.ones(1 << 30, device="cuda")
+    bytes_per_ms = memory.nbytes / graph_ms(functools.partial(torch.sum, memory), calls=2)
+    most = max(sum(-(-length // 16) for length in lengths) for lengths in RULED)
+    caches = {dtype: [_drawn(most, dtype) for _ in range(2)] for dtype in (torch.bfloat16, torch.float8_e4m3fn)}
     rows: list[dict[str, Any]] = []
-    mixed = [(MIXED_ROOM, resident(count)) for count in MIXED]
-    equal = [(keys, (keys,) * count) for count, keys in BATCHES] + [(MIXED_ROOM, (700,) * 128)]
-    for (room, lengths), fp8 in [*itertools.product(mixed, (False, True)), *itertools.product(equal, (False, True))]:
-        if time.monotonic() > until:
-            break
-        arguments, count = arguments_of(model, lengths, room, fp8), len(lengths)
-        problem = kernelhub.explain("paged_attention", **arguments, backend="triton.split_kv").problem
-        rule = {}
-        for adapters.BALANCE in (False, True):
-            adapter = SplitKV(problem)
-            rule[adapters.BALANCE] = usual(adapter, count, model.num_q_heads // model.num_kv_heads, room)
-        host, shared = rule[False], rule[True]
-        row: dict[str, Any] = {"sequences": count, "room": room, "kv_dtype": problem.kv_dtype}
-        row |= {"total_keys": sum(lengths), "longest": max(lengths), "host": _named(host), "rule": _named(shared)}
-        row |= {"ms": {}, "error": 0.0}
-        tried = list(itertools.product((host, shared), (False, True)))
-        if len(set(lengths)) > 1:
-            for kind in adapter._kinds:
-                filling = kind.programs * problem.device.num_sms / model.num_kv_heads
-                for rounds in (1, 1.5, 2, 3, 4):
-                    tried.append((Division(kind.tiles, host.parts, int(filling * rounds)), True))
-        want = None
-        for division, one_launch in dict.fromkeys(tried):
-            SplitKV.divide = lambda *_, division=division: division
-            adapters.BALANCE, adapters.ONE_LAUNCH = division.shares > 0, one_launch
-            kernelhub.paged_attention.op._forget()
-            out = kernelhub.paged_attention(**arguments, backend="triton.split_kv").float()
-            want = out if want is None else want
-            row["error"] = max(row["error"], (out - want).abs().nan_to_num(torch.inf).max().item())
-            call = functools.partial(kernelhub.paged_attention, **arguments, backend="triton.split_kv")
-            row["ms"][_named(division, one_launch)] = round(graph_ms(call), 5)
-        SplitKV.divide, (adapters.BALANCE, adapters.ONE_LAUNCH) = usual, chosen
-        rows.append(row)
-        best = min(row["ms"], key=row["ms"].get)
-        label = f"{problem.kv_dtype:14} {count:4} of {sum(lengths):7}, room {room:6}"
-        times = [row["ms"][_named(*one)] for one in itertools.product((host, shared), (False, True))]
-        over = ", ".join(f"{time / times[0]:.3f}" for time in times[1:])
-        print(f"{label}: {_named(host):12} {times[0]} ms; once, {_named(shared)} twice, once: {over};", end=" ")
-        print(f"best {best} {row['ms'][best]} ms, error {row['error']:.4f}", flush=True)
+    for lengths, dtype in itertools.product(RULED, caches):
+        for (host, rule), room, rooms in divisions_of(lengths, *caches[dtype]):
+            if time.monotonic() > until:
+                return rows
+            arguments = paged(lengths, room, *caches[dtype])
+            calls = min(10, max(2, 1_000_000 // sum(lengths)))
+            outs, graphs = [], []
+            for division in dict.fromkeys((host, rule)):
+                outs.append(torch.empty_like(arguments["q"]))
+                call = functools.partial(kernelhub.paged_attention, **arguments, out=outs[-1], backend=KERNEL)
+                with dividing(division):
+                    graphs.append(graph_of(call, calls))
+            times = [round(ms, 5) for ms in times_of(graphs, calls, rounds=21)]
+            reading = sum(lengths) * HEADS.num_kv_heads * 256 * dtype.itemsize / bytes_per_ms
+            error = (outs[0].float() - outs[-1].float()).abs().nan_to_num(torch.inf).max().item()
+            row = {"sequences": len(lengths), "rooms": rooms, "kv_dtype": str(dtype).removeprefix("torch.")}
+            row |= {"total_keys": sum(lengths), "longest": max(lengths), "host": _named(host), "rule": _named(rule)}
+            row |= {"host_ms": times[0], "rule_ms": times[-1], "reading_ms": round(reading, 5)}
+            rows.append(row | {"error": round(error, 5)})
+            label = f"{row['kv_dtype']:14} {len(lengths):4} of {sum(lengths):7}, longest {max(lengths):5}, room {rooms}"
+            over = f"{times[-1] / times[0]:.3f} of {times[0]} ms, {times[-1] / reading:.2f} of reading"
+            print(f"{label}: {_named(host)} -> {_named(rule)}: {over}, error {error:.4f}", flush=True)
     return rows
+
+
+def divisions_of(
+    lengths: tuple[int, ...], k_cache: torch.Tensor, v_cache: torch.Tensor
+) -> list[tuple[tuple[Division, Division], int, list[int]]]:
+    """What the host gives and what is selected, for a room of the block table, and all rooms for which these are so."""
+    arguments = paged(lengths, max(lengths), k_cache, v_cache)
+    problem = kernelhub.explain("paged_attention", **arguments, backend=KERNEL).problem
+    found: dict[tuple[Division, Division], list[int]] = {}
+    for room in sorted({max(max(lengths), room) for room in ROOMS}):
+        both = []
+        for balance in (False, True):
+            with unittest.mock.patch.object(adapters, "BALANCE", balance):
+                both.append(SplitKV(problem).divide(len(lengths), HEADS.num_q_heads // HEADS.num_kv_heads, room))
+        found.setdefault((both[0], both[1]), []).append(room)
+    return [(both, rooms[0], rooms) for both, rooms in found.items()]
+
+
+def paged(lengths: tuple[int, ...], room: int, k_cache: torch.Tensor, v_cache: torch.Tensor) -> dict[str, Any]:
+    """A call of sequences whose pages, in random order, are the first of a cache."""
+    pages = [-(-length // 16) for length in lengths]
+    table = torch.zeros(len(lengths), -(-room // 16), dtype=torch.int32, device="cuda")
+    for row, named in zip(table, torch.randperm(sum(pages), device="cuda").int().split(pages), strict=True):
+        row[: len(named)] = named
+    return {
+        "q": torch.randn(len(lengths), HEADS.num_q_heads, 128, device="cuda").bfloat16(),
+        "k_cache": k_cache,
+        "v_cache": v_cache,
+        "block_table": table,
+        "seq_lens": torch.tensor(lengths, dtype=torch.int32, device="cuda"),
+        **({"k_scale": 0.02, "v_scale": 0.02} if k_cache.itemsize == 1 else {}),
+    }
+
+
+@contextlib.contextmanager
+def dividing(division: Division) -> Iterator[None]:
+    """Calls within divide the keys so."""
+    patch = unittest.mock.patch.object
+    with patch(SplitKV, "divide", lambda *_: division), patch(adapters, "BALANCE", division.shares > 0):
+        kernelhub.paged_attention.op._forget()
+        yield
+    kernelhub.paged_attention.op._forget()
+
+
+def _drawn(pages: int, dtype: torch.dtype) -> torch.Tensor:
+    """Pages of 16 tokens, 8 heads of 128."""
+    drawn = torch.empty(pages, 16, 8, 128, dtype=dtype, device="cuda")
+    for part in drawn.split(1 << 14):
+        values = torch.randn(part.shape, device="cuda", dtype=torch.bfloat16)
+        part.copy_(values if dtype.itemsize == 2 else values * 50)
+    return drawn
 
 
 def measure_parts(options: argparse.Namespace, until: float) -> list[dict[str, Any]]:
@@ -206,15 +264,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--fp8", action="store_true", help="a cache of float8_e4m3fn")
     parser.add_argument("--mixed", action="store_true", help="sequences of different lengths, Llama 3.1 8B")
-    parser.add_argument("--shared", action="store_true", help="shares by the lengths against the host's parts")
+    parser.add_argument("--rule", action="store_true", help="what is selected, the host's parts, and reading")
     parser.add_argument("--tiles", nargs="*", default=[], metavar="KEYS.WARPS.STAGES", help="also other tiles")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
-    rows = measure_shared(until) if options.shared else measure_parts(options, until)
+    rows = measure_rule(until) if options.rule else measure_parts(options, until)
     if options.out:
         facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
         dtypes = {"dtype": "bfloat16"}
-        if not options.shared:
+        if not options.rule:
             dtypes["kv_dtype"] = "float8_e4m3fn" if options.fp8 else "bfloat16"
         result = {**facts, "date": date.today().isoformat(), **dtypes, "rows": rows}
         options.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -40,6 +40,7 @@ def _parts(
     num_seqs,
     splits,
     shares,
+    filled,
     limit,
     cu,
     seq_lens,
@@ -54,17 +55,17 @@ def _parts(
     HAS_LEFT: tl.constexpr,
 ):
     """(sequence, part, first block, block past the last, place in memory, blocks of the sequence) of each program."""
-    each, slack, longest = part_size(
-        num_seqs, splits, shares, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
+    each, slack, wanted = part_size(
+        num_seqs, splits, shares, filled, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
         left, 0, GROUP, RAGGED, 1, BLOCK_N, CHUNK, HAS_LEFT, True,
     )  # fmt: skip
     sequence, part = item_of(
-        tl.program_id(0), each, slack, longest, limit, num_seqs, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
+        tl.program_id(0), each, slack, wanted, limit, num_seqs, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
         left, 0, GROUP, RAGGED, 1, BLOCK_N, HAS_LEFT, True,
     )  # fmt: skip
     row = found + tl.program_id(0) * 6
-    tl.store(row, sequence)
     if sequence >= num_seqs:
+        tl.store(row, sequence)
         return
     blocks = blocks_of(
         sequence, num_seqs, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
@@ -72,8 +73,11 @@ def _parts(
     )  # fmt: skip
     whole = parts_before_last(blocks, each, slack, limit)
     part = tl.where(part < 0, whole, part)
+    if part > whole:
+        return
+    tl.store(row, sequence)
     before = stored_before(
-        sequence, each, slack, limit, num_seqs, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
+        sequence, each, slack, wanted, limit, num_seqs, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
         left, 0, GROUP, RAGGED, 1, BLOCK_N, HAS_LEFT, True,
     )  # fmt: skip
     tl.store(row + 1, part)
@@ -92,6 +96,7 @@ def parts_of(
     queries: list[int] | None = None,
     room: int = 1 << 20,
     most: int = 1 << 30,
+    filled: int = 0,
 ) -> list[tuple[int, ...]]:
     """What each program of the grid of a division finds."""
     programs = Division(Tiles(16, BLOCK, 4, 1), parts, shares).items(len(seq_lens))
@@ -100,8 +105,8 @@ def parts_of(
     lengths = torch.tensor(seq_lens, dtype=torch.int32, device=DEVICE)
     q_tokens = 1 if queries is None else sum(queries)
     _parts[(programs,)](
-        found, len(seq_lens), parts, shares, most.bit_length() - 1, cu, lengths, q_tokens, room, 16, window or 0,
-        GROUP=4, RAGGED=queries is not None, BLOCK_N=BLOCK, CHUNK=CHUNK, HAS_LEFT=window is not None,
+        found, len(seq_lens), parts, shares, filled, most.bit_length() - 1, cu, lengths, q_tokens, room, 16,
+        window or 0, GROUP=4, RAGGED=queries is not None, BLOCK_N=BLOCK, CHUNK=CHUNK, HAS_LEFT=window is not None,
     )  # fmt: skip
     return [tuple(row) for row in found.tolist()]
 
@@ -123,7 +128,7 @@ class TestParts:
     def test_each_key_is_in_one_part_whose_place_is_its_own(self, most: int, seed: int) -> None:
         lengths, parts, shares = drawn(seed)
         found = parts_of(lengths, parts, shares, most=most)
-        held = [row for row in found if row[0] < len(lengths)]
+        held = [row for row in found if 0 <= row[0] < len(lengths)]
         for sequence, length in enumerate(lengths):
             own = sorted(row[1:] for row in held if row[0] == sequence)
             assert [row[0] for row in own] == list(range(len(own)))  # at least one, of no keys if it has none
@@ -151,6 +156,11 @@ class TestParts:
         each = -(-blocks // max(1, min(parts, -(-length // CHUNK))))
         assert len(found) == 5 * -(-blocks // each)
         assert {row[3] - row[2] for row in found if row[3] < blocks} <= {each}
+
+    def test_equal_lengths_that_do_not_fill_a_round_share_all_keys(self) -> None:
+        found = [row for row in parts_of([1600] * 5, 1, 8, filled=8) if row[0] < 5]
+        assert sorted(row[3] - row[2] for row in found) == [37] * 5 + [63] * 5
+        assert len([row for row in parts_of([1600] * 8, 1, 8, filled=8) if row[0] < 8]) == 8
 
     def test_a_long_sequence_is_shared_by_many(self) -> None:
         found = [row for row in parts_of([16_000, *[100] * 20], 1, 50) if row[0] == 0]
@@ -258,7 +268,7 @@ class TestRule:
         assert adapter.divide(2, 4, 9472).shares > 0
         assert adapter.divide(256, 4, 2048).shares > 0
         assert adapter.divide(1, 4, 9472).shares == 0
-        assert adapter.divide(32, 4, 4096).shares == 0
+        assert adapter.divide(32, 4, 4096).filled == 49
         assert adapter.divide(32, 4, 9472).shares > 0
 
     def test_a_grid_of_few_sequences_fits_at_once(self) -> None:

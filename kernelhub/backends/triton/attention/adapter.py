@@ -22,7 +22,7 @@ from kernelhub.backends.triton.attention.splits import (
     Kind,
     cheapest,
     full_waves,
-    shares_of,
+    shared,
 )
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
@@ -42,12 +42,12 @@ _HALVES = ("float16", "bfloat16")
 # Fewest keys that are worth a program of their own: with 128-wide bfloat16 heads 256 keys are 128 KB, some
 # microseconds of one multiprocessor's share of the memory bandwidth.
 CHUNK = 256
-# Whether the lengths of a batch, which are on the device, share its keys out. Time over that of the host's parts, one
-# launch each, on an H200, bfloat16, lengths of ShareGPT-like requests: 8, 32, 64, 128 and 256 sequences 0.77, 0.59,
-# 0.58, 0.89 and 0.79, fp8 keys 0.57 to 0.92. Equal lengths: 0.95 to 1.03; but 1.07 to 1.14 where bfloat16 makes 256
-# programs, as 32 x 4096 does (benchmarks/results/splits_shared_h200.json), which `shares_of` avoids since.
+# Whether the lengths of a batch, which are on the device, share its keys out. Time over that of the host's parts on an
+# H200, lengths of ShareGPT-like requests: 8, 32, 64, 128 and 256 sequences 0.77, 0.52, 0.57, 0.89 and 0.80, fp8 keys
+# 0.77, 0.56, 0.83, 0.91 and 0.86. Equal lengths of 4096 keys and more: 0.91 to 1.03; of fewer keys up to 2 us more, 32
+# sequences of 1024 keys 4 us (benchmarks/results/splits_rule_h200.json).
 BALANCE = True
-UNEQUAL = 4 * CHUNK  # of sequences of fewer keys each has few parts anyway
+UNEQUAL = 4 * CHUNK  # of sequences of no more keys each has few parts anyway
 MOST_SPLITS = 64
 FIXED_SPLITS = 16
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
@@ -359,7 +359,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
     ) -> Iterator[tuple[Any, ...]]:
         """The launchers of a call, each with its arguments. `two`: parts are merged by a launch of their own."""
         k, v, score_scale, value_scale = self._scaled(k, v, values)
-        tiles, splits, shares = division
+        tiles, splits, shares, filled = division
         launch, merge = self._split_launchers(tiles, sign_of(score_scale))
         kv_heads = self.problem.num_kv_heads
         max_rows = -(-rows // tiles.block_m) * tiles.block_m
@@ -404,6 +404,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             splits,
             at.num_seqs,
             shares,
+            filled,
             limit,
             room,
             int(counters is not None),
@@ -432,6 +433,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
                 splits,
                 at.num_seqs,
                 shares,
+                filled,
                 limit,
                 room,
                 *windows,
@@ -490,10 +492,10 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             # Keys count as whole chunks, so that a cache that grows asks anew once in a chunk.
             division = cheapest(programs, num_sms, self._kinds, most * CHUNK, self._row_bytes, most)
             at_once = next(kind.programs for kind in self._kinds if kind.tiles == division.tiles)
-        if not self._balances or blocks > 1 or num_seqs == 1 or kv_bound < UNEQUAL:
+        if not self._balances or blocks > 1 or num_seqs == 1 or kv_bound <= UNEQUAL:
             return division
         heads = self.problem.num_kv_heads
-        return division._replace(shares=shares_of(num_seqs, division.parts, at_once, num_sms, heads, kv_bound))
+        return shared(division, num_seqs, at_once, at_once * num_sms // heads)
 
     def split_bytes(self, num_seqs: int, rows: int, division: Division) -> int:
         """Memory of the parts."""

@@ -49,6 +49,7 @@ _VARYING = [
     "splits",
     "num_seqs",
     "shares",
+    "filled",
     "limit",
     "room",
     "merges",
@@ -121,6 +122,7 @@ def split_kernel(
     splits,
     num_seqs,
     shares,
+    filled,
     limit,
     room,
     merges,
@@ -186,15 +188,16 @@ def split_kernel(
     row_blocks = max_rows // BLOCK_M
     each = 0
     slack = 0
+    wanted = 0
     if BALANCED and shares > 0:
         block = 0
         kv_head = program % KV_HEADS
-        each, slack, longest = part_size(
-            num_seqs, splits, shares, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+        each, slack, wanted = part_size(
+            num_seqs, splits, shares, filled, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
             window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         sequence, split = item_of(
-            program // KV_HEADS, each, slack, longest, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens,
+            program // KV_HEADS, each, slack, wanted, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens,
             q_tokens, kv_tokens, max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
     else:
@@ -220,8 +223,8 @@ def split_kernel(
         split = tl.where(split < 0, used - 1, split)
         if used > 1:
             before = stored_before(
-                sequence, each, slack, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
-                max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+                sequence, each, slack, wanted, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens,
+                kv_tokens, max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
     else:
         used, keys_each = split_bounds(low, high, splits, BLOCK_N, CHUNK)
@@ -335,6 +338,7 @@ def merge_kernel(
     splits,
     num_seqs,
     shares,
+    filled,
     limit,
     room,
     window_left,
@@ -381,8 +385,8 @@ def merge_kernel(
     stride_part = splits
     number = sequence * KV_HEADS + kv_head
     if BALANCED and shares > 0:
-        each, slack, _ = part_size(
-            num_seqs, splits, shares, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+        each, slack, wanted = part_size(
+            num_seqs, splits, shares, filled, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
             window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack, limit) + 1
@@ -390,8 +394,8 @@ def merge_kernel(
         number = kv_head
         if used > 1:
             before = stored_before(
-                sequence, each, slack, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
-                max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+                sequence, each, slack, wanted, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens,
+                kv_tokens, max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
     else:
         used, _ = split_bounds(low, high, splits, BLOCK_N, CHUNK)

@@ -43,11 +43,13 @@ class Division(NamedTuple):
         tiles: the tiles.
         parts: most parts of a sequence, where all are equally long.
         shares: if not 0, parts of unequal lengths have all keys of the batch over so many, see `balanced`.
+        filled: lengths count as equal where they make so many parts together; see `shared`.
     """
 
     tiles: Tiles
     parts: int
     shares: int = 0
+    filled: int = 0
 
     def items(self, num_seqs: int) -> int:
         """Programs for each KV head and block of rows."""
@@ -82,7 +84,6 @@ _NEAR = 1.02
 _MOST_ROUNDS = 4  # more parts than fill so many rounds gain nothing
 # Parts of unequal lengths fill the device so many times: a long last part then idles it for a fraction of the whole.
 _ROUNDS = 2
-_FAR = 8192  # keys; of tables with so much room, lengths differ much
 
 
 @functools.lru_cache(maxsize=4096)
@@ -129,27 +130,22 @@ def _busy(programs: int, kind: Kind) -> float:
     return programs / share
 
 
-def shares_of(num_seqs: int, parts: int, at_once: int, num_sms: int, num_kv_heads: int, kv_bound: int) -> int:
-    """How many parts the keys of a batch are shared out into, for each KV head; 0 for the host's parts.
+def shared(division: Division, num_seqs: int, at_once: int, room: int) -> Division:
+    """The division with the shares of unequal lengths.
 
-    One round where it has room for a part and the rest of each sequence. Programs beyond the first round displace
-    working ones even if they have no keys, where more than two run at once: on an H200 32 x 4096 takes 1.02 of its time
-    with 49 items, of which the device runs 49 at once, and 1.11 with 56. With 8, 16 and 32 sequences of unequal lengths
-    one round takes 0.77, 0.64 and 0.74 of the time of the host's parts, two rounds 0.78, 0.60 and 0.58. More
-    sequences, whose parts do not fill a round, are shared out if the bound lets lengths differ much: 32 and 48 into
-    49 parts in 0.51 and 0.53 of the time, into 99 in 0.59 and 0.58.
+    One round where it has room for a part and the rest of each sequence. In a longer grid multiprocessors get as many
+    programs as fit, one after another, even those without keys. So where more than two fit, equal lengths of fewer
+    parts than a round has would leave some multiprocessors idle (32 x 4096 takes 1.10 of its time so on an H200), and
+    share all keys, too.
 
     Args:
         num_seqs: sequences.
-        parts: of each, by the host's rule.
         at_once: programs that run at once on a multiprocessor.
-        num_sms: multiprocessors of the device.
-        num_kv_heads: KV heads.
-        kv_bound: most keys of a sequence.
+        room: programs of a KV head that run at once on the device.
     """
-    room = at_once * num_sms // num_kv_heads
     if 2 * num_seqs <= room:
-        return room - num_seqs
-    if at_once <= 2 or num_seqs * parts >= room:
-        return max(1, _ROUNDS * room)
-    return room if kv_bound >= _FAR else 0
+        return division._replace(shares=room - num_seqs)
+    if at_once <= 2:
+        return division._replace(shares=max(1, _ROUNDS * room))
+    rounds = 1 if num_seqs * division.parts < room else _ROUNDS
+    return division._replace(shares=max(1, rounds * room), filled=room)
