@@ -575,7 +575,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "headlines": headlines,
     "headlines of a cpu": headlines_of_a_cpu,
     "standing": standing,
-    "serving throughput": lambda: serving_page.throughput(table, serving_page.ON_H100),
+    "serving throughput": lambda: serving_page.throughput(table, serving_page.ON_H200),
     "serving latencies": lambda: serving_page.latencies(table, serving_page.ON_H100),
     "serving latencies on an h200": lambda: serving_page.latencies(table, serving_page.ON_H200),
     **{

@@ -12,7 +12,6 @@ RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 ON_H100, ON_H200 = "serving_default_mode_h100.json", "serving_by_lengths_h200.json"
 BACKENDS = {
     "CUSTOM": "kernelhub",
-    "CUSTOM, parts by the host": "kernelhub, parts by the host",
     "FLASH_ATTN": "FlashAttention-3",
     "FLASHINFER": "FlashInfer",
     "TRITON_ATTN": "Triton",
@@ -27,7 +26,7 @@ def cells(results: str) -> dict[tuple[str, int], dict[str, Rows]]:
     """Runs by (workload, clients) and backend, in the order of the tables."""
     found: dict[tuple[str, int], dict[str, Rows]] = {}
     for row in json.loads((RESULTS / results).read_text())["rows"]:
-        if "client" in row:  # a check of the client, not a run
+        if "client" in row or row["backend"] not in BACKENDS:  # a check of the client, kernelhub with a switch off
             continue
         found.setdefault((row["workload"], row["concurrency"]), {}).setdefault(row["backend"], []).append(row)
     by_load = sorted(found, key=lambda cell: (WORKLOADS.index(cell[0]), cell[1]))
