@@ -50,11 +50,16 @@ def is_repeated(adapter: Repeatable) -> bool:
 class KnownCalls:
     """The calls that an op let through, for one bound kernel. Threads may share it."""
 
-    __slots__ = ("_calls", "_launch", "_launching", "_missed", "_tried")
+    __slots__ = ("_calls", "_launch", "_launching", "_missed", "_tried", "results")
 
     def __init__(self, launch: Callable[..., Any] | None = None) -> None:
-        """`launch` is of the adapter, whose failures `launches` reports; without it the caller does."""
+        """`launch` is of the adapter, whose failures `launches` reports; without it the caller does.
+
+        Attributes:
+            results: the caller's, of calls that are launched at once, by their keys.
+        """
         self._launch = launch
+        self.results: dict[Hashable, Any] = {}
         self._calls: dict[Hashable, Callable[[tuple[Any, ...]], bool]] = {}
         self._missed: dict[Hashable, int] = {}  # how often a call with this key was not known
         self._launching: dict[Hashable, Callable[[tuple[Any, ...]], int]] = {}  # those that launch, too
@@ -87,8 +92,8 @@ class KnownCalls:
                 failed(self._launch, error)
             raise
 
-    def attach(self, key: Hashable, given: tuple[Any, ...], repeated: Callable[..., Any], *arguments: Any) -> None:
-        """Let later calls like a known one, which was launched just now, make its launches at once.
+    def attach(self, key: Hashable, given: tuple[Any, ...], repeated: Callable[..., Any], *arguments: Any) -> bool:
+        """Let later calls like a known one, which was launched just now, make its launches at once; whether they do.
 
         Args:
             key: every value that the launches depend on, too.
@@ -99,18 +104,20 @@ class KnownCalls:
         known = getattr(self._calls.get(key), "__self__", None)  # of the extension
         tried = self._tried.get(key, 0)
         if known is None or tried >= _MOST_TRIED:
-            return
+            return False
         found = repeated(*arguments)
         if found is not None or not captured(given):  # a captured call is not repeated, one after the capture may be
             self._tried[key] = tried + 1
         if found is None:
-            return
+            return False
         sequence, tensors = found
         present = [tensor for tensor in given if tensor is not None]
         places = [_place_of(tensor, present) for tensor in tensors]
-        if None not in places:  # none was made by the call
-            known.attach(sequence, tuple(places))
-            self._launching[key] = known.launch
+        if None in places:  # it was made by the call
+            return False
+        known.attach(sequence, tuple(places))
+        self._launching[key] = known.launch
+        return True
 
     def learn(self, key: Hashable, given: Sequence[Any], destinations: int) -> None:
         """Remember a call that the checks have let through, the second, fourth, eighth time that it was not known.
@@ -142,7 +149,9 @@ class KnownCalls:
             self._calls.clear()
             self._launching.clear()
             self._tried.clear()
+            self.results.clear()
         self._launching.pop(key, None)
+        self.results.pop(key, None)
         self._tried.pop(key, None)
         self._calls[key] = call or _in_python(*facts)
 

@@ -32,6 +32,7 @@ RUNS = {
         "comm_h200.json",
         "comm_4_ranks_h200.json",
         "comm_checks_h200.json",
+        "comm_host_experts_h200.json",
         "comm_norm_h200.json",
         "comm_parts_4_ranks_h200.json",
         "comm_quant_h100.json",

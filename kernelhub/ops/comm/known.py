@@ -70,10 +70,9 @@ class GroupCalls:
         """As of `KnownCalls.launches`; a kernel that repeats no launches makes none."""
         return calls.launches(key, given) if self.repeats else calls.holds(key, given)
 
-    def attach(self, calls: KnownCalls, key: Any, given: tuple[Any, ...], *arguments: Any) -> None:
+    def attach(self, calls: KnownCalls, key: Any, given: tuple[Any, ...], *arguments: Any) -> bool:
         """Let later calls like a known one make its launches at once; `arguments` are those of its launch."""
-        if self.repeats:
-            calls.attach(key, given, self._adapter.repeated, *arguments)
+        return self.repeats and calls.attach(key, given, self._adapter.repeated, *arguments)
 
 
 def group_type() -> Callable[..., Any]:

@@ -1105,7 +1105,11 @@ def exchanges_again(stub: Stub) -> None:
         anew: list[Any] = []
         made_anew = dispatch._launch_anew
         dispatch._launch_anew = lambda *given, anew=anew, made=made_anew: (anew.append(given), made(*given))[1]
+        entered: list[Any] = []
+        of_rows, launch_rows = type(dispatch), type(dispatch).launch
+        of_rows.launch = lambda *all_of, entered=entered, made=launch_rows: (entered.append(0), made(*all_of))[1]
         run = bind(dispatch, problem, -1, lambda: 0, refused)
+        of_rows.launch = launch_rows
 
         def given(rows: int, dtype: torch.dtype = dtype, with_scales: bool = with_scales, format: str = format) -> Any:
             x, ids, weights = torch.zeros(rows, 256).to(dtype), torch.zeros(rows, 2, dtype=torch.int32), None
@@ -1130,6 +1134,17 @@ def exchanges_again(stub: Stub) -> None:
                 parts += [tokens[5], *sent.handle[1:4], memory.own.counters, memory.own.missing]
                 assert {part.data_ptr() for part in parts if part is not None} <= pointers
             anew.clear()
+            for _ in range(6):
+                run(*given(rows))
+            entered.clear()
+            stub.take()
+            tokens = given(rows)
+            kept = [run(*tokens), run(*tokens)]
+            assert not entered, "a call like one before reaches no adapter"
+            assert len(stub.take()) == (2 if format == "tokens" else 6)
+            first, second = ({part.data_ptr() for part in (sent.x, sent.counts, *sent.handle[2:4])} for sent in kept)
+            assert not first & second, "each call has results of its own"
+            assert kept[0].handle[1] is tokens[1]
         alike = list(given(4))
         if with_scales:
             alike[5] = alike[2]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header
+from kernelhub.ops.comm.experts.results import Results
 from kernelhub.ops.known_calls import Repeatable
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Outgoing(NamedTuple):
     max_tokens: int
 
 
-class DispatchAdapter(abc.ABC):
+class DispatchAdapter(Repeatable, abc.ABC):
     """A kernel of `moe_dispatch`, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static. Communicate with no rank there.
@@ -54,6 +55,13 @@ class DispatchAdapter(abc.ABC):
     @abc.abstractmethod
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
         """Exchange tokens; on a CPU raise an error after `timeout_s`."""
+
+    def results(self, outgoing: Outgoing) -> Results:
+        """What makes the results of calls like this, for an adapter that has `repeated`.
+
+        Its arguments are then those of `launch`, behind `outgoing` the tensors of its result, as of `outputs_of`.
+        """
+        raise NotImplementedError
 
 
 class CombineAdapter(Repeatable, abc.ABC):

@@ -21,7 +21,7 @@ from kernelhub.ops.comm.experts.checks import COMBINE as NAME
 from kernelhub.ops.comm.experts.checks import capacity_named, check_combine, rows_named
 from kernelhub.ops.comm.experts.prepared import prepared
 from kernelhub.ops.comm.experts.problem import FORMATS, MOE_COMBINE, CombineProblem
-from kernelhub.ops.comm.experts.received import Handle, Header, header_of, numbers_of
+from kernelhub.ops.comm.experts.received import Handle, Header, Headers, header_of
 from kernelhub.ops.comm.experts.reference import moe_combine_reference
 from kernelhub.ops.comm.group import backend_kind, resolved
 from kernelhub.ops.comm.known import GroupCalls, group_type
@@ -71,16 +71,17 @@ def bind(
     launch, timeout_s, groups, known = adapter.launch, HUB.settings[_TIMEOUT], group_type(), GroupCalls(adapter)
     dtype = getattr(torch, problem.dtype)
     form = (problem.capacity, problem.format, problem.rows)
+    headers = Headers()
     facets = (dtype, problem.hidden_size, problem.top_k, problem.num_experts, problem.world_size, *form)
 
     def run(y: Tensor, handle: Sequence[Tensor], group: ProcessGroup | str, out: Tensor | None) -> Tensor:
-        numbers = numbers_of(handle)
+        numbers = headers.of(handle)
         group = resolved(NAME, group) if type(group) is str else group
         key: Any = None
         again, made = 0, out
         if type(group) is groups and numbers is not None and not getattr(y, "is_nested", True):
             key, calls = (y.shape, numbers, out is None), known.of(group)
-            if key in calls and (out is not None or dense(y, dtype, device)):
+            if out is not None or (key in calls and dense(y, dtype, device)):
                 made = y.new_empty(numbers.tokens, y.shape[-1]) if out is None else out
                 again = known.again(calls, key, (y, *handle[1:], made))
                 if again == 2:

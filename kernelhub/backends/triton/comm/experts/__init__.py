@@ -31,7 +31,9 @@ _STANDINGS = (
         "none failed, 3000 calls (benchmarks/results/expert_comm_h200.json); four ranks over NVLink: 7 tests passed, "
         "none failed, 5000 calls (benchmarks/results/expert_comm_4_ranks_h200.json); two ranks over NVLink, repeated "
         "launches: 6 tests passed, none failed, and four ranks over NVLink, repeated launches: 4 tests passed, none "
-        "failed, 1000 calls each (benchmarks/results/comm_checks_h200.json); not run with other numbers of ranks",
+        "failed, 1000 calls each (benchmarks/results/comm_checks_h200.json); two ranks over NVLink, results made "
+        "ready: 2 tests passed, none failed (benchmarks/results/comm_host_experts_h200.json); not run with other "
+        "numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )

@@ -21,19 +21,24 @@ from kernelhub.ops.comm.experts.adapter import CombineAdapter, DispatchAdapter, 
 from kernelhub.ops.comm.experts.formats import Arranged
 from kernelhub.ops.comm.experts.problem import (
     BLOCK,
+    CONTIGUOUS,
     FIXED,
     FORMATS,
+    MASKED,
     ROWS,
     TOKENS,
     CombineProblem,
     DispatchProblem,
 )
-from kernelhub.ops.comm.experts.received import Dispatched, Handle, Handles, Header
+from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header
+from kernelhub.ops.comm.experts.results import Fresh, Results
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _SET = 64 << 20  # most bytes of a set of slots; more rows are sent by several launches
+_MOST_CAPACITIES = 16  # for each of which at most 8 MB are ready
+_MOST_RESULTS = 256  # pairs of a number of tokens and a capacity
 _LANES = 32  # of a warp
 _WORD = 4  # bytes
 _OF_CHOICES = (torch.int32, torch.float32)  # ids and weights
@@ -90,7 +95,8 @@ class PushRows(DispatchAdapter):
             block, warps = self._tile.bytes // _WORD, self._tile.warps
             self._arrange = Arrange(problem, self._words, self._scales, block, self._narrow, warps, Launcher)
         self._form = (FORMATS.index(problem.format), ROWS.index(FIXED), problem.world_size, problem.num_experts)
-        self._handles = Handles()
+        self._results: dict[tuple[int, int], Results] = {}
+        self._fresh: dict[int, Fresh] = {}
         self._connections = Connections()
 
     def connect(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> None:
@@ -120,38 +126,64 @@ class PushRows(DispatchAdapter):
     def _rows(self, most: int) -> int:
         return rows_at_once(self.record_bytes, self.problem.world_size, most)
 
+    def results(self, outgoing: Outgoing) -> Results:
+        tokens, most = outgoing.x.shape[0], outgoing.max_tokens
+        found = self._results.get((tokens, most))
+        if found is None:
+            header = self._header(tokens, most)
+            fresh = self._fresh.get(most)
+            if fresh is None:
+                if len(self._fresh) >= _MOST_CAPACITIES:
+                    self._fresh.clear()
+                sizes = outgoing.x.shape[1], self.problem.top_k, self._scales
+                fresh = self._fresh[most] = Fresh(header, *sizes, self._dtype, outgoing.x.device)
+                self._results.clear()
+            if len(self._results) >= _MOST_RESULTS:
+                self._results.clear()
+            found = self._results[tokens, most] = Results(header, fresh)
+        return found
+
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
-        most = outgoing.max_tokens
-        connection = self._connection(group, self._rows(most))
-        came = self._room(outgoing, most)
-        x, scales, ids, weights, counts = came
-        made = None if self._arrange is None else self._arrange.memory(x, scales, ids, weights, counts)
-        shared = outgoing.scales is outgoing.topk_weights  # which a form has once
-        tensors = [outgoing.x, outgoing.topk_ids, outgoing.topk_weights, x, ids, weights, counts]
-        if scales is not None and outgoing.scales is not None:
-            tensors += [scales] if shared else [scales, outgoing.scales]
-        if made is not None:
-            tensors += [made.x, made.slots, made.counts]
-            if made.scales is not None:
-                tensors.append(made.scales)
-        key = (outgoing.x.shape, most, timeout_s, shared)
-        connection.repeated.run(key, tensors, self._launch_anew, connection, outgoing, came, made, timeout_s)
-        form = (*self._form, outgoing.x.shape[0], most)
-        if made is None:
-            handle = self._handles.of(Header(*form, x.shape[0]), outgoing.topk_ids, ids, weights)
-            x = x.view(self._dtype) if self._as_bytes else x
-            return Dispatched(x, scales, ids, weights, counts, None, handle)
-        header = Header(*form, made.x.numel() // made.x.shape[-1])
-        handle = self._handles.of(header, outgoing.topk_ids, made.slots, made.weights)
-        x = made.x.view(self._dtype) if self._as_bytes else made.x
-        return Dispatched(x, made.scales, None, None, made.counts, made.offsets, handle)
+        connection = self._connection(group, self._rows(outgoing.max_tokens))
+        results = self.results(outgoing)
+        outputs = results.take()
+        key, tensors = self._identified(outgoing, outputs, timeout_s)
+        connection.repeated.run(key, tensors, self._launch_anew, connection, outgoing, outputs, timeout_s)
+        return results.dispatched(outputs, outgoing.topk_ids)
+
+    def repeated(self, outgoing: Outgoing, outputs: tuple[Tensor, ...], group: ProcessGroup, timeout_s: float) -> Any:
+        connection = self._connections.get(group.group_name)
+        return connection and connection.repeated.sequence_of(*self._identified(outgoing, outputs, timeout_s))
+
+    def _identified(
+        self, outgoing: Outgoing, outputs: tuple[Tensor, ...], timeout_s: float
+    ) -> tuple[Hashable, tuple[Tensor, ...]]:
+        """The key and the tensors of a call."""
+        operands = (outgoing.x, outgoing.scales, outgoing.topk_ids, outgoing.topk_weights)
+        return identified((outgoing.x.shape, outgoing.max_tokens, timeout_s), *operands, *outputs)
 
     def _launch_anew(
-        self, connection: Connection, outgoing: Outgoing, came: Received, made: Arranged | None, timeout_s: float
+        self, connection: Connection, outgoing: Outgoing, outputs: tuple[Tensor, ...], timeout_s: float
     ) -> None:
-        self._exchange(connection, outgoing, came, outgoing.max_tokens, timeout_s)
-        if made is not None and self._arrange is not None:
-            self._arrange.into(made, came.x, came.scales, came.ids, came.counts)
+        x, *others, slots, weights = (self._readable(one) for one in outputs)
+        scales, most = others.pop(0) if self._scales else None, outgoing.max_tokens
+        if self._arrange is None:
+            self._exchange(connection, outgoing, Received(x, scales, slots, weights, others[0]), most, timeout_s)
+            return
+        offsets = others[1] if self.problem.format == CONTIGUOUS else None
+        came = self._room(outgoing, most, weights, offsets)
+        self._exchange(connection, outgoing, came, most, timeout_s)
+        made = Arranged(x, scales, others[0], offsets, slots, weights)
+        self._arrange.into(made, came.x, came.scales, came.ids, came.counts)
+
+    def _readable(self, rows: Tensor) -> Tensor:
+        """Rows of float8 as bytes."""
+        return rows.view(torch.uint8) if self._as_bytes and rows.dtype is self._dtype else rows
+
+    def _header(self, tokens: int, most: int) -> Header:
+        problem, received = self.problem, self.problem.world_size * most
+        rows = {CONTIGUOUS: received * min(problem.top_k, self._local), MASKED: received * self._local}
+        return Header(*self._form, tokens, most, rows.get(problem.format, received))
 
     def _connection(self, group: ProcessGroup, rows: int) -> Connection:
         """The connection of a group, with room for so many rows of each rank."""
@@ -160,16 +192,21 @@ class PushRows(DispatchAdapter):
             connection = self.attach(group.group_name, workspace_before(group, rows * self.record_bytes))
         return connection
 
-    def _room(self, outgoing: Outgoing, most: int) -> Received:
-        """Room for `most` rows of each rank."""
-        x, ids, weights, problem = outgoing.x, outgoing.topk_ids, outgoing.topk_weights, self.problem
+    def _room(
+        self, outgoing: Outgoing, most: int, weights: Tensor | None = None, counts: Tensor | None = None
+    ) -> Received:
+        """Room for `most` rows of each rank, beside what the result has."""
+        x, ids, problem = outgoing.x, outgoing.topk_ids, self.problem
         received = problem.world_size * most
-        counts = ids.new_zeros(self._local) if self._arrange is None or not most else ids.new_empty(self._local)
+        if counts is None:
+            counts = ids.new_zeros(self._local) if self._arrange is None or not most else ids.new_empty(self._local)
+        if weights is None:
+            weights = outgoing.topk_weights.new_empty((received, problem.top_k))
         return Received(
             x.new_empty((received, x.shape[1]), dtype=torch.uint8 if self._as_bytes else None),
             None if outgoing.scales is None else weights.new_empty((received, self._scales)),
             ids.new_empty((received, problem.top_k)),
-            weights.new_empty((received, problem.top_k)),
+            weights,
             counts,
         )
 

@@ -54,6 +54,8 @@ class PushRowsExact(PushRows):
     def _rows(self, most: int) -> int:
         return min(most, self._most_rows)
 
+    repeated = Repeatable.repeated  # what it launches depends on the numbers of tokens
+
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
         connection = self._connection(group, self._most_rows)
         lengths = self._lengths_of_ranks(outgoing, group, timeout_s)
