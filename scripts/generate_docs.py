@@ -413,7 +413,7 @@ def eager_calls() -> str:
         where += f" Of these figures: {facts['note']}." if "note" in facts else ""
         header = ("µs", "a call with destinations", "without", "a plan's or step's run", "the launch in a call")
         parts.append(f"{where}\n\n{table(header, rows)}")
-    command = "python benchmarks/host.py --out benchmarks/results/host_h100.json"
+    command = "python benchmarks/host.py --out benchmarks/results/host_h200.json"
     return "\n\n".join(parts) or f"Not measured yet: `{command}` on a GPU writes the data of this table."
 
 
