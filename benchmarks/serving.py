@@ -10,7 +10,7 @@ a run. A cell is a workload at a concurrency C: all of --workloads at all of --c
 most --most-prompts), C at a time, each a list of seeded token ids, `ignore_eos`, streamed. Results go to --out after
 each cell; a later command with the same --out goes on with what is missing, so that commands with a --budget add up.
 `--show` prints the table, `--plot` draws it. --vllm-cells are measured by `vllm bench serve`, too, on the same server
-(vllm_bench.py): rows with a "client".
+(vllm_client.py): rows with a "client".
 
 TTFT: from sending a request to its first token. ITL: between two events of a stream. TPOT: the time of a request after
 its first token over its other tokens. Output tokens are those that were asked for. Tokens per event: above 1 the
@@ -42,7 +42,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import vllm_bench
+from vllm_client import served
 
 ROOT = Path(__file__).parents[1]
 VLLM = "vllm bench serve"
@@ -371,7 +371,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 since = time.monotonic()
                 sizes = workload(name, 1, given.max_len)[0]
                 count = rounds * clients if rounds else max(given.rounds * clients, 4)
-                found = vllm_bench.served(running.address, running.model, given.model, tuple(sizes), count, clients)
+                found = served(running.address, running.model, given.model, tuple(sizes), count, clients)
                 measured = {**row, "client": VLLM, "workload": name, "concurrency": clients, **found}
                 _keep({**measured, "server_start_s": running.start_s}, results, since, given.out)
     return results

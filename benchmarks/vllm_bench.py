@@ -6,76 +6,24 @@
         --workload 1k/1k --engine-options "--load-format dummy" --out results.json
 
 `latency` is the time of whole batches in one process without a server, `throughput` that of many prompts at once.
-`vllm bench serve` measures a server: `serving.py --vllm-cells` runs it by `served`, on the server whose cells it
-measures itself, so that its client is checked by vLLM's. What a backend has in --out is not measured again.
+`vllm bench serve` measures a server: `serving.py --vllm-cells` runs it on the server whose cells it measures itself,
+so that its client is checked by vLLM's. What a backend has in --out is not measured again.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import serving
+from vllm_client import ran
+
 ROOT = Path(__file__).parents[1]
-# The figures of `vllm bench serve` by the names of serving.py.
-NAMES = {
-    "output_tokens_per_s": "output_throughput",
-    "total_tokens_per_s": "total_token_throughput",
-    "seconds": "duration",
-    "requests": "completed",
-    "input_tokens": "total_input_tokens",
-    "output_tokens": "total_output_tokens",
-    "ttft_ms_p50": "median_ttft_ms",
-    "ttft_ms_p99": "p99_ttft_ms",
-    "itl_ms_p50": "median_itl_ms",
-    "itl_ms_p99": "p99_itl_ms",
-    "tpot_ms_p50": "median_tpot_ms",
-    "tpot_ms_p99": "p99_tpot_ms",
-}
-
-
-def ran(command: Sequence[str], result: Path, timeout_s: float) -> dict[str, Any]:
-    """What a command wrote to `result`.
-
-    Raises:
-        SystemExit: the command failed, or took more than `timeout_s`; the text has the end of what it printed.
-    """
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    log = result.with_suffix(".log")
-    with log.open("w") as file:
-        try:
-            code: object = subprocess.run(
-                command, env=environment, stdout=file, stderr=subprocess.STDOUT, timeout=timeout_s
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = f"no result within {timeout_s:g} s"
-    if code != 0 or not result.exists():
-        raise SystemExit(f"{' '.join(command[:3])} ended with {code}:\n{log.read_text()[-3000:]}")
-    found: dict[str, Any] = json.loads(result.read_text())
-    return found
-
-
-def served(
-    address: tuple[str, int], model: str, tokenizer: str, sizes: tuple[int, int], prompts: int, clients: int
-) -> dict[str, Any]:
-    """The figures of `vllm bench serve` of a server that runs: `prompts` of `sizes` tokens, `clients` at once."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "serve.json"
-        command = ["vllm", "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"]
-        command += ["--base-url", f"http://{address[0]}:{address[1]}", "--model", model, "--tokenizer", tokenizer]
-        command += ["--dataset-name", "random", "--random-input-len", str(sizes[0])]
-        command += ["--random-output-len", str(sizes[1]), "--num-prompts", str(prompts), "--ignore-eos"]
-        command += ["--max-concurrency", str(clients), "--num-warmups", str(clients), "--seed", "2"]
-        command += ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99", "--disable-tqdm"]
-        command += ["--save-result", "--result-dir", folder, "--result-filename", result.name]
-        found = ran(command, result, 600.0)
-    return {ours: round(float(found[theirs]), 4) for ours, theirs in NAMES.items() if theirs in found}
 
 
 def measured(given: argparse.Namespace, backend: str, sizes: tuple[int, int]) -> dict[str, Any]:
@@ -131,8 +79,6 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    import serving  # which imports this module
-
     given = parsed(arguments)
     sizes = serving.workload(given.workload, 1, 1 << 30)[0]
     results: dict[str, Any] = json.loads(given.out.read_text()) if given.out.exists() else {"rows": []}
