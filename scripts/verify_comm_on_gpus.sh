@@ -3,7 +3,7 @@
 #
 #     scripts/verify_comm_on_gpus.sh [RANKS [PART...]]
 #
-# Parts, one after the other, or with TOGETHER=1 at once: `host` and `graphs` measure; processes of `push`, `sums`, `parts`,
+# Parts, one after the other, or with TOGETHER=1 at once: `host`, `graphs` and `tiles` measure; processes of `push`, `sums`, `parts`,
 # `norms` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share the GPUs. Each process has LIMIT seconds (60);
 # one that ends there is reported, and what it had found is kept. KERNELS and FORMATS name fewer for the sanitizer and for
 # the quantised norms. Logs and JSON go into RUN (build/gpu_comm), and where $OUT is set into an archive of that name
@@ -61,6 +61,7 @@ nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c
 for which in "${PARTS[@]}"; do
     case $which in
         host) part host "$PYTHON" benchmarks/comm_host.py --ranks "$RANKS" --json "$RUN/host.json" ;;
+        tiles) part tiles "$PYTHON" benchmarks/comm_tiles.py --ranks "$RANKS" --json "$RUN/tiles.json" ;;
         graphs)
             part graphs "$PYTHON" benchmarks/comm.py --ranks "$RANKS" --ops all_reduce all_reduce_rms_norm \
                 --kernels triton.one_shot triton.two_shot --sizes 8192 65536 262144 1048576 --json "$RUN/graphs.json"

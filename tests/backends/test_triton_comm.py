@@ -220,6 +220,39 @@ def test_long_messages_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> No
     assert run_ranks(lambda rank: long_messages(rank, ranks.workspaces[rank]), 2) == [[]] * 2
 
 
+@pytest.mark.parametrize(("programs", "world_size"), [(512, 3), (512, 2), (2, 3)])
+def test_norms_of_more_rows_than_programs_and_of_rows_with_a_nan(
+    programs: int, world_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NaN in a row stays there; where a program has one row, it looks like a rank that has not come."""
+    tile = adapter_module.row_tile(48, 2)._replace(programs=programs)
+    monkeypatch.setattr(adapter_module, "row_tile", lambda *sizes: tile)
+    ranks = Ranks(world_size, MESSAGE_BYTES[MESSAGE])
+    facets = {**FACETS, "dtype": "bfloat16", "weight_dtype": "bfloat16", "hidden_size": 48, "world_size": world_size}
+
+    def act(rank: int) -> list[str]:
+        wrong = []
+        for kind in (OneShotRmsNorm, TwoShotRmsNorm):
+            adapter = kind(AllReduceRmsNormProblem(**facets))
+            adapter.attach(GROUP.group_name, ranks.workspaces[rank])
+            parts = [values(other, (7, 48), torch.bfloat16) for other in range(world_size)]
+            for bad in (torch.nan, torch.inf):
+                parts[1][3, 5] = bad
+                out, added = torch.zeros(7, 48).bfloat16(), torch.zeros(7, 48).bfloat16()
+                weight = torch.ones(48, dtype=torch.bfloat16)
+                adapter.launch(parts[rank], parts[0].clone(), weight, 1e-5, out, added, GROUP, TIMEOUT_S)
+                want = sum_of(parts)
+                want = (want.bfloat16().float() if kind is TwoShotRmsNorm else want) + parts[0].float()
+                want = want.bfloat16()
+                same = torch.equal(added.isnan(), want.isnan()) and torch.equal(added.nan_to_num(), want.nan_to_num())
+                rows = out.isfinite().all(1).tolist() == [True, True, True, False, True, True, True]
+                wrong += [] if same and rows else [f"{kind.__name__} {bad}"]
+        return wrong
+
+    assert run_ranks(act, world_size) == [[]] * world_size
+    assert all(bool((memory == 0xFF).all()) for memory in ranks.memories), "slots that are not empty"
+
+
 class TestMissingRank:
     """Rank 0 of two, alone."""
 
@@ -234,6 +267,21 @@ class TestMissingRank:
         ) as error:
             adapter.launch(x, out, GROUP, 3e-6)
         assert error.value.ranks == (1,)
+
+    @pytest.mark.parametrize("kind", [OneShotRmsNorm, TwoShotRmsNorm])
+    def test_a_norm_that_lacks_a_rank_is_nan_and_the_next_call_names_it(self, kind: Any) -> None:
+        ranks = Ranks(3, MESSAGE_BYTES[MESSAGE])
+        facets = {**FACETS, "dtype": "bfloat16", "weight_dtype": "bfloat16", "world_size": 3, "hidden_size": 32}
+        adapter = kind(AllReduceRmsNormProblem(**facets))
+        adapter.attach(GROUP.group_name, ranks.workspaces[0])
+        x, weight = torch.ones(3, 32).bfloat16(), torch.ones(32).bfloat16()
+        out, added = torch.zeros_like(x), torch.zeros_like(x)
+        adapter.launch(x, x, weight, 1e-5, out, added, GROUP, 3e-6)
+        assert bool(out.isnan().all())
+        assert bool(added.isnan().all())
+        with pytest.raises(RanksDisagree) as error:
+            adapter.launch(x, x, weight, 1e-5, out, added, GROUP, 3e-6)
+        assert error.value.ranks == (1, 2)
 
     @pytest.mark.parametrize("form", [FORMS[1], FORMS[3], FORMS[6]], ids=lambda form: str(form["format"]))
     def test_a_quantised_norm_that_lacks_a_rank_is_nan(self, form: dict[str, Any]) -> None:

@@ -28,7 +28,9 @@ _H200 = (
     "takes 3.7, 4.3, 5.9, 13.6 and 84.2 us, its two-shot 6.2, 6.9, 7.4, 10.3 and 53.5, FlashInfer's one-shot 3.6, 4.2, "
     "6.0 and 13.2, torch's two-shot 10.4, 13.1, 14.0, 17.3 and 54.9, NCCL 14.3, 15.7, 16.0, 22.7 and 67.1 "
     "(benchmarks/results/comm_4_ranks_h200.json); 32 MB: Triton's two-shot 172, torch's 185, NCCL 195 "
-    "(benchmarks/results/comm_parts_4_ranks_h200.json)"
+    "(benchmarks/results/comm_parts_4_ranks_h200.json); since programs with one tile wait for all ranks at once, 8 KB "
+    "to 1 MB: its one-shot 3.0, 3.5, 5.5 and 13.6, with the norm 4.7, 5.0, 6.9 and 15.4, its two-shot with the norm "
+    "6.5, 6.8, 7.4 and 10.6 (benchmarks/results/comm_tiles_h200.json)"
 )
 _QUANTISED = (
     f"in CUDA graphs on 2 NVIDIA H100, 2026-11-26, {_VERSIONS}, rows of 4096, 8 KB and 1 MB: triton.one_shot_quant "

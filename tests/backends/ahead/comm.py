@@ -124,6 +124,7 @@ CASES = [
         )
         for ranks, width, adapter, steps in (
             (2, 4096, OneShotRmsNorm, ""),
+            (4, 4096, OneShotRmsNorm, ""),
             (8, 8192, OneShotRmsNorm, ""),
             (4, 4096, TwoShotRmsNorm, ", in two steps"),
             (8, 8192, TwoShotRmsNorm, ", in two steps"),

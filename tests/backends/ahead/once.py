@@ -28,6 +28,7 @@ ONCE = frozenset(
         "one-shot sum of 8 ranks to 8MB, float32",
         "two-shot sum of 8 ranks to 8MB, float32",
         "sum of 8 ranks and norm, 8192 wide",
+        "sum of 4 ranks and norm, 4096 wide, in two steps",
         "sum of 8 ranks and norm, 8192 wide, in two steps",
         "dispatch of 8 ranks, float8_e4m3fn, contiguous",
         "combine of 8 ranks, bfloat16, contiguous",

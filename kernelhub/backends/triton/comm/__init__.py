@@ -29,7 +29,9 @@ _STANDINGS = (
         evidence="NVIDIA H100, 2026-11-25, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink: 234 tests passed, "
         "none failed (benchmarks/results/nvlink_h100.json); NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, "
         "four ranks over NVLink: 21 tests passed, none failed, 20,000 calls and more "
-        "(benchmarks/results/comm_4_ranks_h200.json); not run with other numbers of ranks",
+        "(benchmarks/results/comm_4_ranks_h200.json); two ranks over NVLink, one row of a program: 21 tests passed, "
+        "none failed, and four ranks over NVLink, one row of a program: 21 tests passed, none failed, 500 calls each "
+        "(benchmarks/results/comm_tiles_h200.json); not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
@@ -39,7 +41,9 @@ _NORM_STANDINGS = (
         evidence="NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, the norm in two "
         "shots: 7 tests passed, none failed, 10,000 calls and more (benchmarks/results/comm_norm_h200.json); four "
         "ranks over NVLink, the norm in two shots: 7 tests passed, none failed, 1000 calls "
-        "(benchmarks/results/comm_parts_4_ranks_h200.json); not run with other numbers of ranks",
+        "(benchmarks/results/comm_parts_4_ranks_h200.json); two ranks over NVLink, one row of a program: 21 tests "
+        "passed, none failed, and four ranks over NVLink, one row of a program: 21 tests passed, none failed, 500 "
+        "calls each (benchmarks/results/comm_tiles_h200.json); not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )

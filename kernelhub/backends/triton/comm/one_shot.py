@@ -16,6 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernelhub.backends.triton.comm.at_once import add_up_at_once, send_values
 from kernelhub.backends.triton.comm.slots import bits_of, deadline, end, place, receive, slot_at
 
 
@@ -66,18 +67,19 @@ def one_shot_kernel(
     capacity,
     ahead,
     limit_us,
+    ONCE: tl.constexpr,
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
     BLOCK: tl.constexpr,
     MOST: tl.constexpr,
     CLOCK: tl.constexpr,
 ):
-    """`slots`r is the address on rank r of [2 sets, WORLD - 1 senders, `capacity` times 16 bytes]."""
+    """`slots`r is the address on rank r of [2 sets, WORLD - 1 senders, `capacity` times 16 bytes].
+
+    If ONCE, a program has one tile at most, and loads it before it reads which set is used.
+    """
     slots = (slots0, slots1, slots2, slots3, slots4, slots5, slots6, slots7)
     unit: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
-    parity = tl.load(counters + tl.program_id(0))
-    until = deadline(limit_us, CLOCK)
-    late = tl.zeros([], tl.int32)
     # Tiles cover whole units of 16 bytes, one for each thread, so that each is one load. The elements that remain are a
     # tile more, of one element for each thread: of warps that share one, one could empty its slot before another reads.
     whole = n // unit * unit
@@ -85,24 +87,38 @@ def one_shot_kernel(
     first = tl.program_id(0) * BLOCK
     lane = tl.arange(0, BLOCK)
     rest = whole + tl.arange(0, BLOCK // unit)
+    if ONCE:
+        own = tl.load(x + first + lane, first + lane < whole, other=0.0)
+    parity = tl.load(counters + tl.program_id(0))
+    until = deadline(limit_us, CLOCK)
+    late = tl.zeros([], tl.int32)
     has_rest = (tl.program_id(0) == tl.num_programs(0) - 1) & (whole < n)
     if parity >= 0:
         sender = capacity.to(tl.int64) * 16
         here = parity * (WORLD - 1) * sender
         if has_rest:
             send(x, rest, rest < n, slots, here, sender, RANK, WORLD)
-        for start in range(first, tl.minimum(first + ahead * step, whole), step):
-            send(x, start + lane, start + lane < whole, slots, here, sender, RANK, WORLD)
-        for start in range(first, whole, step):
-            later = start + ahead * step
-            if later < whole:
-                send(x, later + lane, later + lane < whole, slots, here, sender, RANK, WORLD)
-            at = start + lane
-            total, late = add_up(x, at, at < whole, slots, here, sender, missing, until, late, RANK, WORLD, CLOCK)
+        if ONCE:
+            at = first + lane
+            send_values(own, x, at, at < whole, slots, here, sender, RANK, WORLD)
+            wide = own.to(tl.float32)
+            total, late = add_up_at_once(
+                wide, x, at, at < whole, slots, here, sender, missing, until, late, RANK, WORLD, CLOCK
+            )
             tl.store(out + at, total.to(out.dtype.element_ty), at < whole)
+        else:
+            for start in range(first, tl.minimum(first + ahead * step, whole), step):
+                send(x, start + lane, start + lane < whole, slots, here, sender, RANK, WORLD)
+            for start in range(first, whole, step):
+                later = start + ahead * step
+                if later < whole:
+                    send(x, later + lane, later + lane < whole, slots, here, sender, RANK, WORLD)
+                at = start + lane
+                total, late = add_up(x, at, at < whole, slots, here, sender, missing, until, late, RANK, WORLD, CLOCK)
+                tl.store(out + at, total.to(out.dtype.element_ty), at < whole)
         if has_rest:
-            total, late = add_up(x, rest, rest < n, slots, here, sender, missing, until, late, RANK, WORLD, CLOCK)
-            tl.store(out + rest, total.to(out.dtype.element_ty), rest < n)
+            last, late = add_up(x, rest, rest < n, slots, here, sender, missing, until, late, RANK, WORLD, CLOCK)
+            tl.store(out + rest, last.to(out.dtype.element_ty), rest < n)
     else:
         for start in range(first, n, step):
             tl.store(out + start + lane, tl.full([BLOCK], float("nan"), out.dtype.element_ty), start + lane < n)
