@@ -821,7 +821,7 @@ class TestStart:
     def test_a_quarantined_kernel_is_reported_at_the_start(self, attention, engine, caplog, tmp_path) -> None:
         engine(KERNELHUB_CACHE_DIR=str(tmp_path))
         model = Model(attention, layers=({},))
-        kernel = kernelhub.explain("paged_attention", device="cpu", q_len="one").selected
+        kernel = kernelhub.explain("paged_attention", device="cpu", q_len="one", q_dtype="float32").selected
         record = next(each for each in HUB.registry.candidates("paged_attention").kernels if each.name == kernel)
         wrong = Check("a case", "zeros", "", 9.0, "off by 3")
         keep(record, facts(torch.device("cpu")), Result("paged_attention", kernel, (wrong,)), now())

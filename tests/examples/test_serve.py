@@ -227,7 +227,7 @@ def test_the_server_completes_streams_and_shows_its_kernels(server) -> None:
     stats = json.loads(text)
     assert (status, stats["compiled_after_seal"]) == (200, [])
     assert stats["tokens"] >= 12
-    mixed = kernelhub.explain("paged_attention", q_len="many", ragged=True, causal=True).selected
+    mixed = kernelhub.explain("paged_attention", q_len="many", q_dtype="float32", ragged=True, causal=True).selected
     assert [row["kernel"] for row in stats["layers"][:2]] == ["cpp.split_kv", mixed]
     assert "not yet" not in [row["kernel"] for row in stats["layers"]]
     assert json.loads(server("/v1/models")[1])["data"][0]["id"] == "llama-tiny"
