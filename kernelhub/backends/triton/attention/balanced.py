@@ -14,9 +14,11 @@ are the last of the grid, and they are few: `shares` bounds the number of whole 
 other bound on the parts of a sequence. Parts of equal lengths stand sequence by sequence, which needs no scan.
 
 A persistent grid, whose programs walk equal stretches of all keys (`gluon/mla/schedule.py`), has no empty programs.
-But its cuts fall into sequences of equal lengths, too, which then have to be merged. And the loop around the one over
-keys takes registers: on an H200 such a grid took 1.00 to 1.25 of the time with most lengths and dtypes. Here equal
-lengths have the parts that they have without this.
+But its cuts fall into sequences of equal lengths, too, which then have to be merged, and the loop around the one over
+keys takes registers. On an H200 such a grid took 0.90 and 0.93 of the time for 256 and 64 bfloat16 sequences of
+ShareGPT-like lengths, but 1.04 to 1.30 for 8, 32 and 128, with fp8 keys 1.09 to 1.30 for all of these and up to 1.25
+for equal lengths (benchmarks/results/splits_persistent_h200.json). Here equal lengths have
+the parts that they have without this.
 """
 
 from __future__ import annotations
