@@ -1,7 +1,8 @@
 """What a whole eager call keeps the host of a GPU, the launch included, by kernelhub's launcher and by Triton's.
 
     python benchmarks/host.py [OP ...] [--out FILE] [--rounds N] [--json]
-    python benchmarks/host.py --stub [OP ...] [--profile FORM | --against CHECKOUT] [--json]
+    python benchmarks/host.py --graphs [OP ...] [--out FILE] [--rounds N] [--json]
+    python benchmarks/host.py --stub [--graphs] [OP ...] [--profile FORM | --against CHECKOUT] [--json]
 
 Each op is called with its contract's example in small sizes, so that the GPU is done long before the host. In
 microseconds:
@@ -15,6 +16,9 @@ Launches by kernelhub's launcher and by Triton's take turns, each in a process o
 is settled when it is compiled. A figure is the least of its processes, in each of which it is the least of short
 samples: what a busy host adds is not the library's. For comparison, `fill` is what torch takes to fill one element,
 which is a launch and little else, and `empty` what it takes to allocate a result.
+
+`--graphs` compares kernelhub's launcher with itself: calls of two or more launches as CUDA graphs (`launch.GRAPHS`) and
+one by one. It also prints how many graphs each process had.
 
 `--stub` needs no GPU: a stub takes the place of the driver (see `host_stub`). Its figures are empty Python calls, and
 only compare two versions on one machine. `--against` measures another checkout as well, in the order before, after,
@@ -246,16 +250,15 @@ def floor() -> dict[str, float]:
     return {"fill": round(host_us(one.zero_), 2), "empty": round(host_us(lambda: torch.empty_like(one)), 2)}
 
 
-def compare(names: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
+def compare(names: tuple[str, ...], rounds: int, ways: tuple[str, str]) -> Iterator[dict[str, Any]]:
     """Both launchers, in processes that take turns; what is known after each round, since time may run out."""
     ops: dict[str, dict[str, dict[str, float]]] = {}
     facts: dict[str, Any] = {}
     for at in range(2 * rounds):
-        which = ("own", "triton")[at % 2]
-        environment = {**os.environ, "KERNELHUB_DIRECT_LAUNCH": "1" if which == "own" else "0"}
-        done = subprocess.run(
-            [sys.executable, __file__, "--here", *names], capture_output=True, text=True, env=environment
-        )
+        which = ways[at % 2]
+        environment = {**os.environ, "KERNELHUB_DIRECT_LAUNCH": "0" if which == "triton" else "1"}
+        command = [sys.executable, __file__, "--here", *(["--graphs"] if which == "graphs" else []), *names]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         if done.returncode != 0:
             raise RuntimeError(done.stderr)
         sys.stderr.write(done.stderr)
@@ -264,7 +267,7 @@ def compare(names: tuple[str, ...], rounds: int) -> Iterator[dict[str, Any]]:
         for op, figures in answer["ops"].items():
             kept = ops.setdefault(op, {}).setdefault(which, figures)
             ops[op][which] = {name: min(kept[name], us) for name, us in figures.items()}
-        if which == "triton":
+        if which == ways[1]:
             yield {"facts": {**facts, "rounds": (at + 1) // 2}, "ops": ops}
 
 
@@ -279,7 +282,10 @@ def here(names: tuple[str, ...]) -> dict[str, Any]:
         "date": date.today().isoformat(),
         **floor(),
     }
-    return {"facts": facts, "ops": measure(names)}
+    ops = measure(names)
+    if launch.GRAPHS:
+        print(f"graphs: {launch.graph_counts()}", file=sys.stderr)
+    return {"facts": facts, "ops": ops}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -287,10 +293,11 @@ def table(result: dict[str, Any]) -> str:
     facts = result["facts"]
     lines = [f"{facts['device']}, {facts['machine']}; torch's fill of one element {facts['fill']} us, "]
     lines[0] += f"an allocation {facts['empty']} us; launcher: {facts['launcher']}"
-    lines.append(f"{'own for Triton, us':24} " + " ".join(f"{form:>18}" for form in FORMS) + "   goal")
+    first, second = next(iter(result["ops"].values()), ("own", "triton"))
+    lines.append(f"{f'{first} for {second}, us':24} " + " ".join(f"{form:>18}" for form in FORMS) + "   goal")
     for op, both in result["ops"].items():
-        own, triton = both["own"], both["triton"]
-        figures = [f"{own[form]:6.1f} for {triton[form]:6.1f}" if form in own else "" for form in FORMS]
+        ours, theirs = both[first], both[second]
+        figures = [f"{ours[form]:6.1f} for {theirs[form]:6.1f}" if form in ours else "" for form in FORMS]
         lines.append(f"{op:24} " + " ".join(f"{figure:>18}" for figure in figures) + f"   {GOALS.get(op, GOAL):g}")
     return "\n".join(lines)
 
@@ -309,6 +316,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="processes of each launcher")
     parser.add_argument("--out", type=Path, help="write the JSON to this file")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--graphs", action="store_true", help="calls of several launches as CUDA graphs, and one by one"
+    )
     parser.add_argument("--stub", action="store_true", help="on a stub of the driver, in empty calls of Python")
     parser.add_argument("--profile", choices=FORMS, help="with --stub: where this form spends its time")
     parser.add_argument("--against", type=Path, help="with --stub: a checkout of another version, to compare with")
@@ -316,6 +326,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = tuple(options.ops)
+    launch.GRAPHS = options.graphs and (options.here or options.stub)
     if options.stub and options.against:
         found = against(options.against, names)
         print(json.dumps(found, indent=1) if options.json else comparison_table(found))
@@ -331,7 +342,7 @@ def main() -> int:
         print(json.dumps(here(names)))
         return 0
     result: dict[str, Any] = {}
-    for result in compare(names, options.rounds):
+    for result in compare(names, options.rounds, ("graphs", "own") if options.graphs else ("own", "triton")):
         if options.out:
             options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1) if options.json else table(result))

@@ -30,6 +30,7 @@ def install_stub() -> str:
     stub.expect([])  # it looks at no parameter
     memory = torch.empty(64 << 20, dtype=torch.uint8, device="cpu").data_ptr()
     native = stub.native(
+        **runtime.as_graphs(stub.library) if runtime.GRAPHS else {},
         stream_of=int,  # of a device, by a function of C, as torch's own is
         current=_DEVICE.conjugate,
         allocate=lambda size, stream: memory,

@@ -398,6 +398,16 @@ def launching() -> str:
     return f"{where}\n\n{table(('on the host', 'time'), rows)}"
 
 
+def launches_as_graphs() -> str:
+    """What the driver takes for launches one by one, and as one graph."""
+    result = results("launches_h200.json")
+    rows = [row for row in result["rows"] if row["shared_bytes"] == 0]
+    header = ("launches", *rows[0]["us"])
+    where = f"{result['device']}, {result['driver_api']}, {result['date']}, µs on the host, the driver alone."
+    cells = [(str(row["launches"]), *[f"{us:.1f}" for us in row["us"].values()]) for row in rows]
+    return f"{where}\n\n{table(header, cells)}"
+
+
 def eager_calls() -> str:
     """Whole eager calls of every op, from all machines that they were measured on."""
     parts = []
@@ -570,6 +580,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "cost": cost,
     "cost of ops": cost_of_ops,
     "launching": launching,
+    "launches as graphs": launches_as_graphs,
     "eager calls": eager_calls,
     "first call": first_call,
     "headlines": headlines,

@@ -33,6 +33,7 @@ NAMED = {
     "compiles or warms up more than one kernel": (
         "tests/backends/test_cpp.py::TestBuild::test_processes_that_compile_at_once_do_not_disturb_each_other",
         "tests/backends/test_cpp.py::TestTargets",
+        "tests/backends/test_direct_launch.py::test_sequences_as_graphs",
         "tests/backends/test_direct_launch.py::test_what_the_driver_receives",
         "tests/backends/test_triton_ahead.py",
         "tests/cpu/test_sanitized.py",

@@ -21,8 +21,12 @@ enum {
   MAX_STEPS = 8,
   MAX_FORMS = 4,
   MAX_RANK = 5,
-  MAP_BYTES = 128,      /* CUtensorMap */
-  INVALID_CONTEXT = 201 /* CUDA_ERROR_INVALID_CONTEXT */
+  MAP_BYTES = 128,       /* CUtensorMap */
+  INVALID_CONTEXT = 201, /* CUDA_ERROR_INVALID_CONTEXT */
+  RELAXED = 2,           /* CU_STREAM_CAPTURE_MODE_RELAXED */
+  MAX_GRAPHS = 4,        /* of a sequence, each for one stream */
+  MAX_ALL_GRAPHS = 256,  /* of a driver */
+  IDLE_LAUNCHES = 256    /* of a sequence, after which another stream may take a graph's place */
 };
 
 /* CUlaunchAttribute and CUlaunchConfig of cuda.h. */
@@ -48,7 +52,38 @@ typedef int (*EncodeFunction)(void* map, int type, uint32_t rank, void* address,
                               int swizzle, int promotion, int fill);
 
 /* Ids of CUlaunchAttributeID. */
-enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5, PROGRAMMATIC_STREAM = 6 };
+enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5, PROGRAMMATIC_STREAM = 6, PRIORITY = 8 };
+
+typedef struct { /* CUDA_KERNEL_NODE_PARAMS, version 2 */
+  void* function;
+  uint32_t grid[3], block[3], shared_bytes;
+  void **parameters, **extra, *kernel, *context;
+} NodeParams;
+
+/* The driver's functions of graphs, in the order in which Python gives them. */
+typedef struct {
+  int (*create)(void** graph, unsigned flags);
+  int (*add)(void** node, void* graph, void* const* after, size_t count, const NodeParams*);
+  int (*set_attribute)(void* node, int id, const void* value);
+  int (*instantiate)(void** exec, void* graph, uint64_t flags);
+  int (*upload)(void* exec, void* stream);
+  int (*set)(void* exec, void* node, const NodeParams*);
+  int (*launch)(void* exec, void* stream);
+  int (*destroy_exec)(void* exec);
+  int (*destroy)(void* graph);
+  int (*exchange_mode)(int* mode);
+  int (*stream_id)(void* stream, uint64_t* id);
+  int (*priority)(void* stream, int* priority);
+  int (*green_context)(void* stream, void** context);
+} GraphFunctions;
+
+enum { NUM_GRAPH_FUNCTIONS = sizeof(GraphFunctions) / sizeof(void*) };
+
+typedef struct { /* changed by atomic additions */
+  int64_t live, made, launches, updates, evicted, refused, status;
+} GraphCounts;
+
+static unsigned forks; /* of this process from others, as far as Python knows of them */
 
 typedef struct {
   PyObject* driver_type;
@@ -85,17 +120,22 @@ typedef struct {
   PyObject* nested;  /* the descriptor of a tensor's `is_nested` */
   descrgetfunc nested_of;
   PyObject* counters; /* (device, stream) -> the address of its counters, or 0 */
+  GraphFunctions graphs;
+  uint64_t graph_after; /* launches of a sequence before it becomes a graph; 0: none does */
+  GraphCounts counts;
 } Driver;
 
 static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"launch",  "encode",   "tensor",  "data_ptr", "stream_of", "failed",   "enter", "current",
-                          "runtime", "allocate", "release", "nested",   "capturing", "counters", NULL};
+  static char* names[] = {"launch",    "encode",   "tensor",  "data_ptr",    "stream_of", "failed",
+                          "enter",     "current",  "runtime", "allocate",    "release",   "nested",
+                          "capturing", "counters", "graphs",  "graph_after", NULL};
   Driver* self = (Driver*)object;
-  unsigned long long launch, encode, capturing;
+  unsigned long long launch, encode, capturing, graph_after = 0;
+  PyObject* graphs = NULL;
   PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested, *counters;
-  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO", names, &launch, &encode, &tensor, &data_ptr,
+  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!K", names, &launch, &encode, &tensor, &data_ptr,
                                    &stream_of, &failed, &enter, &current, &runtime, &allocate, &release, &nested,
-                                   &capturing, &counters))
+                                   &capturing, &counters, &PyTuple_Type, &graphs, &graph_after))
     return -1;
   if (self->tensor != NULL) {
     PyErr_SetString(PyExc_TypeError, "a Driver is made once");
@@ -105,6 +145,21 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
       PyCFunction_GetFlags(data_ptr) != METH_NOARGS) {
     PyErr_SetString(PyExc_TypeError,
                     "launch is the address of a function, tensor a class, data_ptr a C method without arguments");
+    return -1;
+  }
+  Py_ssize_t given = graphs == NULL ? 0 : PyTuple_Size(graphs);
+  void* functions[NUM_GRAPH_FUNCTIONS];
+  for (Py_ssize_t at = 0; at < given && given == NUM_GRAPH_FUNCTIONS; at++) {
+    functions[at] = PyLong_AsVoidPtr(PyTuple_GetItem(graphs, at));
+    if (functions[at] == NULL) break;
+    if (at + 1 < given || !capturing) continue;
+    memcpy(&self->graphs, functions, sizeof functions);
+    self->graph_after = graph_after;
+  }
+  if (PyErr_Occurred()) return -1;
+  if (given && self->graph_after == 0) {
+    PyErr_Format(PyExc_ValueError, "graphs need %d functions, one that says what is captured, and launches before them",
+                 NUM_GRAPH_FUNCTIONS);
     return -1;
   }
   self->launch = (LaunchFunction)(uintptr_t)launch;
@@ -152,6 +207,20 @@ static void driver_dealloc(PyObject* object) {
   Py_XDECREF(self->counters);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
+}
+
+static PyObject* driver_graph_counts(PyObject* object, PyObject* nothing) {
+  (void)nothing;
+  GraphCounts* of = &((Driver*)object)->counts;
+  const char* names[] = {"live", "made", "launches", "updates", "evicted", "refused", "status"};
+  int64_t* counts[] = {&of->live, &of->made, &of->launches, &of->updates, &of->evicted, &of->refused, &of->status};
+  PyObject* found = PyDict_New();
+  for (size_t at = 0; found != NULL && at < sizeof names / sizeof *names; at++) {
+    PyObject* count = PyLong_FromLongLong(__atomic_load_n(counts[at], __ATOMIC_RELAXED));
+    if (count == NULL || PyDict_SetItemString(found, names[at], count) < 0) Py_CLEAR(found);
+    Py_XDECREF(count);
+  }
+  return found;
 }
 
 /* Whether one of the profiler's hooks is set: 1, 0, or -1 with an exception. */
@@ -687,6 +756,13 @@ typedef struct {
   Py_ssize_t num_maps;
 } Step;
 
+typedef struct {   /* the launches of a sequence on one stream as a graph, a chain of kernels */
+  uint64_t stream; /* its number, which no other stream gets */
+  uint64_t used;   /* the sequence's launch that used it last */
+  void *graph, *exec, *nodes[MAX_STEPS];
+  unsigned char* values; /* of the parameters that the nodes have */
+} Graph;
+
 typedef struct {
   PyObject_HEAD
   Driver* driver;
@@ -704,6 +780,12 @@ typedef struct {
   const volatile uint64_t* stream; /* the same that has to be the current stream; or NULL */
   PyObject* owner;
   Step steps[MAX_STEPS];
+  Graph graphs[MAX_GRAPHS];
+  int num_graphs;
+  char busy;         /* whether a thread is using them */
+  char refused;      /* whether launches stay plain */
+  uint64_t launches; /* that could have been of a graph */
+  unsigned forks;    /* as of the process that made it */
 } Sequence;
 
 /* How many operands a call gives. */
@@ -738,6 +820,7 @@ static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) 
     pointers += of->kinds[at] == 'P';
   }
   if (posix_memalign((void**)&step->values, 64, (size_t)rounded(of) + 64) != 0) step->values = NULL;
+  else memset(step->values, 0, (size_t)rounded(of) + 64); /* bytes between parameters are compared, too */
   step->places = calloc((size_t)pointers + 1, sizeof(Place));
   step->maps = calloc((size_t)of->num_maps + 1, sizeof(MapPlace));
   if (step->values == NULL || step->places == NULL || step->maps == NULL) {
@@ -822,6 +905,7 @@ static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
   self->stream = (const volatile uint64_t*)(uintptr_t)stream;
   Py_XINCREF(owner);
   self->owner = owner;
+  self->forks = forks;
   for (Py_ssize_t at = 0; at < PyTuple_Size(aligned); at++) {
     unsigned long operand = PyLong_AsUnsignedLong(PyTuple_GetItem(aligned, at));
     if (PyErr_Occurred()) return -1;
@@ -855,9 +939,12 @@ static int sequence_init(PyObject* object, PyObject* args, PyObject* named) {
   return 0;
 }
 
+static void discard_all(Sequence* self);
+
 static void sequence_dealloc(PyObject* object) {
   Sequence* self = (Sequence*)object;
   PyTypeObject* type = Py_TYPE(object);
+  discard_all(self);
   for (int at = 0; at < self->num_steps; at++) {
     free(self->steps[at].values);
     free(self->steps[at].places);
@@ -920,6 +1007,179 @@ static int counters_of(Sequence* self, void* stream, uint64_t* address) {
   return 1;
 }
 
+/* ---- Graphs: the launches of a sequence in one entry into the driver ---------------------------------------------
+ *
+ * A sequence keeps, for each of a few streams, a graph whose nodes are its kernels in a chain. A launch gives the nodes
+ * whose parameters changed the new ones and launches the graph; both affect later work only, so the graph may be in
+ * flight. Graphs of CUDA are for one thread at a time: one that finds them in use launches plainly, as one does into a
+ * capture. */
+
+static void tally(int64_t* of, int64_t more) { __atomic_fetch_add(of, more, __ATOMIC_RELAXED); }
+
+/* Free a graph. One that is in flight is freed by the driver when it is done. */
+static void discard(Driver* driver, Graph* graph) {
+  if (graph->exec) driver->graphs.destroy_exec(graph->exec);
+  if (graph->graph) driver->graphs.destroy(graph->graph);
+  free(graph->values);
+  memset(graph, 0, sizeof *graph);
+  tally(&driver->counts.live, -1);
+}
+
+/* Free the graphs of a sequence that nobody uses any more; those of the process before a fork are its own. */
+static void discard_all(Sequence* self) {
+  if (self->num_graphs == 0 || self->forks != forks) return;
+  PyThreadState* thread = PyEval_SaveThread(); /* as for launches: the driver may wait */
+  int mode = RELAXED, exchanged = self->driver->graphs.exchange_mode(&mode) == 0;
+  while (self->num_graphs) discard(self->driver, &self->graphs[--self->num_graphs]);
+  if (exchanged) self->driver->graphs.exchange_mode(&mode);
+  PyEval_RestoreThread(thread);
+}
+
+/* Let a sequence launch plainly from now on: the driver refused something. */
+static void refuse(Sequence* self, int status) {
+  GraphCounts* counts = &self->driver->counts;
+  self->refused = 1;
+  tally(&counts->refused, 1);
+  __atomic_store_n(&counts->status, status, __ATOMIC_RELAXED);
+  while (self->num_graphs) discard(self->driver, &self->graphs[--self->num_graphs]);
+}
+
+/* What follows when the driver did not make or change a graph. A thread that has not used the device yet only loses the
+ * graph: it has no context, and gets one with its plain launch. */
+static void give_up(Sequence* self, Graph* graph, int status) {
+  if (status != INVALID_CONTEXT) {
+    refuse(self, status);
+    return;
+  }
+  discard(self->driver, graph);
+  *graph = self->graphs[--self->num_graphs];
+}
+
+static NodeParams params_of(const Launch* launch, unsigned char* values, void** parameters) {
+  const Kernel* kernel = launch->kernel;
+  const Config* config = &launch->config;
+  NodeParams params = {.function = kernel->function, .shared_bytes = config->shared_bytes, .parameters = parameters};
+  memcpy(params.grid, config->grid, sizeof params.grid);
+  memcpy(params.block, config->block, sizeof params.block);
+  for (Py_ssize_t of = 0; of < kernel->num_parameters; of++) parameters[of] = values + kernel->offsets[of];
+  return params;
+}
+
+/* A new graph of the launches: the driver's status. */
+static int make_graph(Driver* driver, Graph* graph, void* stream, const Launch* launches, int count, size_t bytes) {
+  const GraphFunctions* of = &driver->graphs;
+  void* parameters[MAX_PARAMETERS];
+  int priority = 0, status;
+  graph->values = malloc(bytes);
+  if (graph->values == NULL) return 2; /* CUDA_ERROR_OUT_OF_MEMORY */
+  memcpy(graph->values, launches[0].values, bytes);
+  if ((status = of->priority(stream, &priority)) != 0 || (status = of->create(&graph->graph, 0)) != 0) return status;
+  for (int at = 0; at < count; at++) {
+    const Kernel* kernel = launches[at].kernel;
+    NodeParams params =
+        params_of(&launches[at], graph->values + (launches[at].values - launches[0].values), parameters);
+    status = of->add(&graph->nodes[at], graph->graph, at ? &graph->nodes[at - 1] : NULL, at ? 1 : 0, &params);
+    for (uint32_t one = 0; status == 0 && one < launches[at].config.num_attributes; one++)
+      status = of->set_attribute(graph->nodes[at], (int)kernel->attributes[one].id, &kernel->attributes[one].value);
+    if (status == 0 && priority != 0) { /* a node does not take that of the stream */
+      Attribute attribute = {PRIORITY, 0, .value.words = {(uint32_t)priority}};
+      status = of->set_attribute(graph->nodes[at], PRIORITY, &attribute.value);
+    }
+    if (status != 0) return status;
+  }
+  if ((status = of->instantiate(&graph->exec, graph->graph, 0)) != 0) return status;
+  return of->upload(graph->exec, stream);
+}
+
+/* The graph of a stream, made now if it was not yet; NULL if the launches are plain. */
+static Graph* graph_of(Sequence* self, void* stream, uint64_t id, const Launch* launches, int count, size_t bytes) {
+  Driver* driver = self->driver;
+  int oldest = 0, full = self->num_graphs == MAX_GRAPHS;
+  for (int at = 0; at < self->num_graphs; at++) {
+    if (self->graphs[at].stream == id) return &self->graphs[at];
+    if (self->graphs[at].used < self->graphs[oldest].used) oldest = at;
+  }
+  if (full && self->launches - self->graphs[oldest].used < IDLE_LAUNCHES) return NULL;
+  if (!full && __atomic_load_n(&driver->counts.live, __ATOMIC_RELAXED) >= MAX_ALL_GRAPHS) return NULL;
+  void* green = NULL; /* its kernels run on a part of the multiprocessors, those of a graph would not */
+  int status = driver->graphs.green_context(stream, &green);
+  if ((status != 0 && stream != NULL) || green != NULL) return NULL;
+  if (full) {
+    discard(driver, &self->graphs[oldest]);
+    self->graphs[oldest] = self->graphs[--self->num_graphs];
+    tally(&driver->counts.evicted, 1);
+  }
+  Graph* graph = &self->graphs[self->num_graphs++];
+  memset(graph, 0, sizeof *graph);
+  graph->stream = id;
+  tally(&driver->counts.live, 1);
+  status = make_graph(driver, graph, stream, launches, count, bytes);
+  if (status != 0) {
+    give_up(self, graph, status);
+    return NULL;
+  }
+  tally(&driver->counts.made, 1);
+  return graph;
+}
+
+/* The launches by the graph of their stream: 1; 0 if they have to be plain, nothing being launched; -1 with `status`.
+ */
+static int use_graph(Sequence* self, void* stream, const Launch* launches, int count, size_t bytes, int* status) {
+  Driver* driver = self->driver;
+  void* parameters[MAX_PARAMETERS];
+  uint64_t id;
+  int captured = 0;
+  if (driver->capturing(stream, &captured) != 0 || captured || driver->graphs.stream_id(stream, &id) != 0) return 0;
+  Graph* graph = graph_of(self, stream, id, launches, count, bytes);
+  if (graph == NULL) return 0;
+  graph->used = self->launches;
+  for (int at = 0; at < count; at++) {
+    unsigned char* kept = graph->values + (launches[at].values - launches[0].values);
+    size_t size = (size_t)launches[at].kernel->num_bytes;
+    if (!memcmp(kept, launches[at].values, size)) continue;
+    memcpy(kept, launches[at].values, size);
+    NodeParams params = params_of(&launches[at], kept, parameters);
+    if ((*status = driver->graphs.set(graph->exec, graph->nodes[at], &params)) != 0) {
+      give_up(self, graph, *status);
+      return 0;
+    }
+    tally(&driver->counts.updates, 1);
+  }
+  *status = driver->graphs.launch(graph->exec, stream);
+  if (*status == 0) {
+    tally(&driver->counts.launches, 1);
+    return 1;
+  }
+  if (*status == INVALID_CONTEXT) return 0;
+  refuse(self, *status);
+  return -1; /* whether something was launched is not known, so nothing is launched again */
+}
+
+/* The same, where a sequence may be a graph; -1 with an exception. */
+static int launch_as_graph(Sequence* self, void* stream, const Launch* launches, int count, size_t bytes) {
+  Driver* driver = self->driver;
+  if (driver->graph_after == 0 || count < 2 || self->forks != forks) return 0;
+  for (int at = 0; at < count; at++) {
+    for (uint32_t one = 0; one < launches[at].config.num_attributes; one++) { /* it is none of a node */
+      if (launches[at].kernel->attributes[one].id == PROGRAMMATIC_STREAM) return 0;
+    }
+  }
+  if (__atomic_test_and_set(&self->busy, __ATOMIC_ACQUIRE)) return 0;
+  int launched = 0, status = 0;
+  if (!self->refused && ++self->launches > driver->graph_after) {
+    PyThreadState* thread = PyEval_SaveThread();
+    int mode = RELAXED; /* another thread may capture */
+    if (driver->graphs.exchange_mode(&mode) == 0) {
+      launched = use_graph(self, stream, launches, count, bytes, &status);
+      driver->graphs.exchange_mode(&mode);
+    }
+    PyEval_RestoreThread(thread);
+  }
+  __atomic_clear(&self->busy, __ATOMIC_RELEASE);
+  if (launched < 0) raise_status(driver, status, launches[0].kernel->name);
+  return launched;
+}
+
 /* 1: launched, 0: not, since it has to be launched otherwise, -1: an exception. `known` has the addresses of all
  * operands, if they were looked up before. */
 static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_t* known) {
@@ -978,7 +1238,10 @@ static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_
     launches[entered++] = (Launch){step->kernel, step->config, values + begin};
     begin += rounded(step->kernel);
   }
-  if (entered && status == 0) status = launch_all(self->driver, self->device, stream, launches, entered);
+  if (entered && status == 0) {
+    int launched = launch_as_graph(self, stream, launches, entered, (size_t)begin);
+    status = launched != 0 ? launched : launch_all(self->driver, self->device, stream, launches, entered);
+  }
   if (memory != NULL && release(self->driver, memory) < 0) status = -1;
   return status < 0 ? -1 : 1;
 }
@@ -1307,6 +1570,11 @@ static PyObject* forms_launch(PyObject* object, PyObject* const* given, Py_ssize
 
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
+static PyMethodDef driver_methods[] = {
+    {"graph_counts", driver_graph_counts, METH_NOARGS,
+     "graph_counts(): graphs of sequences: how many there are, were made, launched, evicted and refused, updates of their "
+     "nodes, and the driver's status of the last refusal."},
+    {NULL, NULL, 0, NULL}};
 static PyMethodDef kernel_methods[] = {
     {"launch", (PyCFunction)(void (*)(void))kernel_launch, METH_FASTCALL,
      "launch(grid, *arguments): launch on the device's current stream. False, with nothing launched, if hooks of a "
@@ -1341,6 +1609,7 @@ static PyMethodDef known_methods[] = {
 #define SLOT(id, value) {id, (void*)(value)}
 static PyType_Slot driver_slots[] = {SLOT(Py_tp_init, driver_init),
                                      SLOT(Py_tp_dealloc, driver_dealloc),
+                                     SLOT(Py_tp_methods, driver_methods),
                                      SLOT(Py_tp_doc, "Functions of the CUDA driver and of torch."),
                                      {0, NULL}};
 static PyType_Slot kernel_slots[] = {SLOT(Py_tp_init, kernel_init),
@@ -1411,7 +1680,7 @@ static int run_module(PyObject* module) {
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 6);
+  return PyModule_AddIntConstant(module, "VERSION", 7);
 }
 
 static int clear_module(PyObject* module) {
@@ -1436,9 +1705,18 @@ static int traverse_module(PyObject* module, visitproc visit, void* arg) {
 
 static void free_module(void* module) { clear_module((PyObject*)module); }
 
+static PyObject* after_fork(PyObject* module, PyObject* nothing) {
+  (void)module, (void)nothing;
+  forks++;
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"after_fork", after_fork, METH_NOARGS, "after_fork(): in the child: graphs of its parent are not launched."},
+    {NULL, NULL, 0, NULL}};
 static PyModuleDef_Slot module_slots[] = {SLOT(Py_mod_exec, run_module), {0, NULL}};
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_launch",    "Launches compiled kernels.",
-                                        sizeof(State),         NULL,         module_slots,
-                                        traverse_module,       clear_module, free_module};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_launch",      "Launches compiled kernels.",
+                                        sizeof(State),         module_methods, module_slots,
+                                        traverse_module,       clear_module,   free_module};
 
 PyMODINIT_FUNC PyInit__launch(void) { return PyModuleDef_Init(&definition); }

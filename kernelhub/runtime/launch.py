@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import logging
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,27 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
-VERSION = 6  # of the extension's interface, as `launch.c` gives it
+VERSION = 7  # of the extension's interface, as `launch.c` gives it
+# Whether calls of two or more launches are launched as CUDA graphs, whose nodes get each call's parameters. It has not
+# been measured in kernelhub: `benchmarks/host.py --graphs` does, and tests/gpu/test_direct_launch_on_gpu.py checks it.
+GRAPHS = False
+GRAPH_AFTER = 8  # launches of a sequence before it becomes a graph: to make one takes as long as many launches
+# As `GraphFunctions` in `launch.c` has them; without a version they would be those of CUDA 11.
+GRAPH_FUNCTIONS = (
+    "cuGraphCreate",
+    "cuGraphAddKernelNode_v2",
+    "cuGraphKernelNodeSetAttribute",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphUpload",
+    "cuGraphExecKernelNodeSetParams_v2",
+    "cuGraphLaunch",
+    "cuGraphExecDestroy",
+    "cuGraphDestroy",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuStreamGetId",
+    "cuStreamGetPriority",
+    "cuStreamGetGreenCtx",
+)
 _ROOT = Path(__file__).parent.parent
 _SOURCE = Path("csrc", "launch", "launch.c")
 _COMPILED_S = 0.1  # reading the cache takes a hundredth of it, a compiler ten times as long
@@ -98,9 +119,26 @@ def native() -> Native | None:
     if library is None or module is None:
         return None
     functions = library.cuLaunchKernelEx, library.cuTensorMapEncodeTiled, library.cuStreamIsCapturing
-    made = native_of(module, *map(address, functions))
+    made = native_of(module, *map(address, functions), **as_graphs(library) if GRAPHS else {})
     recognise_in_c(made)
     return made
+
+
+def as_graphs(library: ctypes.CDLL, after: int = GRAPH_AFTER) -> dict[str, Any]:
+    """What a `Driver` takes to launch sequences as graphs after so many plain launches; nothing if it cannot."""
+    if not all(hasattr(library, name) for name in GRAPH_FUNCTIONS):
+        _log.warning("sequences of launches are not launched as graphs: the CUDA driver is too old")
+        return {}
+    return {"graphs": tuple(address(getattr(library, name)) for name in GRAPH_FUNCTIONS), "graph_after": after}
+
+
+def graph_counts() -> dict[str, int]:
+    """Graphs of this process's sequences: how many live, were made, launched, evicted, and refused by the driver.
+
+    A sequence that the driver refused is launched plainly from then on; `status` is what the driver last said.
+    """
+    made = native()
+    return {} if made is None else dict(made.driver.graph_counts())
 
 
 def recognise_in_c(native: Native) -> None:
@@ -132,6 +170,8 @@ def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other
         "runtime": _hooks(),
     }
     usual |= other
+    if "graphs" in other:
+        os.register_at_fork(after_in_child=module.after_fork)
     made = module.Driver(launch=launch, encode=encode, capturing=capturing, **usual)
     return Native(module, made, usual["allocate"] is not None, bool(capturing) and usual["counters"] is not None)
 

@@ -57,13 +57,24 @@ PLAIN = {
 }
 
 
-def test_what_the_driver_receives() -> None:
+@pytest.mark.parametrize("as_graphs_after", [0, 1])
+def test_what_the_driver_receives(as_graphs_after) -> None:
     """The scenarios of `launching.check`: one child, which compiles a few small kernels."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.backends.launching.check"]
+    _passes("check", SEQUENCES_AS_GRAPHS=str(as_graphs_after))
+
+
+def test_sequences_as_graphs() -> None:
+    """The scenarios of `launching.graphs`."""
+    _passes("graphs")
+
+
+def _passes(module: str, **variables: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | variables
+    command = [sys.executable, "-m", f"tests.backends.launching.{module}"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
-    scenarios = set(re.findall(r"^def (\w+)\(stub: Stub\)", SCENARIOS.read_text(), re.M)) - {"on_stub"}
+    text = SCENARIOS.with_stem(module).read_text()
+    scenarios = set(re.findall(r"^def (\w+)\(stub: Stub\)", text, re.M)) - {"on_stub", "received"}
     assert {line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("passed ")} == scenarios
 
 
@@ -108,6 +119,27 @@ def test_every_argument_is_packed_in_its_type(native) -> None:
     read = [struct.unpack_from("<" + form, raw)[0] for form, raw in zip(FORMATS, packed[:8], strict=True)]
     assert read == [given[0].data_ptr(), 5, -(1 << 40), 0.5, 1e300, 1, given[7].data_ptr(), -7]
     assert packed[8:] == (bytes(8), bytes(8)), "Triton's scratch pointers"
+
+
+def test_a_driver_that_lacks_a_function_of_graphs_launches_one_by_one(caplog) -> None:
+    assert launch.as_graphs(SimpleNamespace(cuGraphCreate=NEVER)) == {}
+    assert "too old" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"graphs": (1, 2)},
+        {"graphs": (1,) * 12 + (0,)},
+        {"graph_after": 0},
+        {"capturing": 0},
+    ],
+    ids=str,
+)
+def test_graphs_need_all_their_functions(native, changed) -> None:
+    given = {"graphs": (1,) * len(launch.GRAPH_FUNCTIONS), "graph_after": 1, "capturing": 1} | changed
+    with pytest.raises(ValueError, match="graphs need 13 functions"):
+        launch.native_of(native.module, launch.address(NEVER), 0, **given)
 
 
 @pytest.mark.parametrize(

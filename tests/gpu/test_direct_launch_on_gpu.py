@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import os
+import random
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import triton
+import triton.language as tl
 
 import kernelhub
+from kernelhub.backends.shared.launches import sequence
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops import functions
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
@@ -384,3 +391,219 @@ def test_layers_with_caches_of_their_own_repeat_a_latent_call(launches, monkeypa
         for given, result in zip(layers, want, strict=True):
             same(kernelhub.mla_attention(**given), result)
     side.synchronize()
+
+
+@triton.jit
+def twice(x, y, n, SIZE: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    tl.store(y + at, tl.load(x + at, mask=at < n, other=0) * 2, mask=at < n)
+
+
+@pytest.fixture
+def as_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], dict[str, int]]]:
+    """Sequences become graphs at their second launch; gives the counts."""
+    library = launch.cuda()
+    assert library is not None
+    graphs = launch.as_graphs(library, after=1)
+    assert graphs, "the driver has all functions"
+    functions = (library.cuLaunchKernelEx, library.cuTensorMapEncodeTiled, library.cuStreamIsCapturing)
+    native = launch.native_of(launch.extension().module, *map(launch.address, functions), **graphs)
+    monkeypatch.setattr(launch, "native", lambda: native)
+    monkeypatch.setattr(HUB, "known_of", HUB.known_of)  # put back
+    launch.recognise_in_c(native)
+    forget()
+    yield launch.graph_counts
+    assert launch.graph_counts()["refused"] == 0, launch.graph_counts()
+    forget()
+
+
+def four_times(**options: Any) -> Any:
+    """A sequence of two launches: the second operand is twice the first, the third twice the second."""
+    size, x = 4096, torch.zeros(4096, device="cuda")
+    launcher = Launcher(twice, {"SIZE": 256}, 4, **options)
+    launcher(16, (0,), x, x, size)
+    step = launcher.step(16, (0,), x, x, size)
+    assert step is not None
+    return sequence([step, step], [[(0, 0), (1, 0), None], [(1, 0), (2, 0), None]], 3, [0, 1, 2])
+
+
+@pytest.mark.parametrize("options", [{}, {"num_ctas": 2}, {"launch_cooperative_grid": True}], ids=str)
+def test_a_graph_has_the_operands_of_each_call(options, as_graphs) -> None:
+    """Thousands of calls in flight on two streams, of which one has a priority, between launches of torch."""
+    made = four_times(**options)
+    streams = torch.cuda.Stream(), torch.cuda.Stream(priority=-1)
+    operands = {stream: [torch.zeros(3, 4096, device="cuda") for _ in range(8)] for stream in streams}
+    torch.cuda.synchronize()
+    choose = random.Random(1)
+    for batch in range(40):
+        wanted: dict[Any, list[Any]] = {stream: [] for stream in streams}
+        for call in range(100):
+            stream = choose.choice(streams)
+            with torch.cuda.stream(stream):
+                x, between, y = choose.choice(operands[stream])
+                x.fill_(call + batch)
+                assert made.launch(x, between, y) is True
+                wanted[stream].append((y.clone(), 4.0 * (call + batch)))
+                between.fill_(-1)
+        torch.cuda.synchronize()
+        for of_stream in wanted.values():
+            for got, value in of_stream:
+                assert bool((got == value).all())
+        if batch % 10 == 0:
+            torch.cuda.empty_cache()
+    counts = as_graphs()
+    assert counts["made"] == counts["live"] == 2
+    assert counts["launches"] >= 3998
+    del made
+    assert as_graphs()["live"] == 0
+
+
+def test_a_graph_in_flight_may_be_freed_or_give_way(as_graphs) -> None:
+    made, results = four_times(), []
+    for _ in range(3):
+        for stream in [torch.cuda.Stream() for _ in range(6)]:
+            with torch.cuda.stream(stream):
+                operands = torch.ones(3, 4096, device="cuda")
+                torch.cuda._sleep(1_000_000)
+                for _ in range(300):
+                    assert made.launch(*operands) is True
+                results.append(operands[2])
+    del made
+    torch.cuda.synchronize()
+    assert all(bool((result == 4).all()) for result in results)
+    assert as_graphs()["evicted"] > 0
+    assert as_graphs()["live"] == 0
+
+
+def test_captured_calls_are_plain_and_replay(as_graphs) -> None:
+    made, operands = four_times(), torch.ones(3, 4096, device="cuda")
+    for _ in range(4):
+        made.launch(*operands)
+    before, graph = as_graphs()["launches"], torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        made.launch(*operands)
+    assert as_graphs()["launches"] == before
+    for value in range(5):
+        operands[0].fill_(value)
+        graph.replay()
+        assert bool((operands[2] == 4 * value).all())
+        made.launch(*operands)
+    assert as_graphs()["launches"] == before + 5
+
+
+def test_graphs_are_made_and_changed_while_another_thread_captures(as_graphs) -> None:
+    first, second = four_times(), four_times()
+    captured, graph = torch.ones(3, 4096, device="cuda"), torch.cuda.CUDAGraph()
+    operands = torch.ones(2, 3, 4096, device="cuda")
+    stream, capturing, launched = torch.cuda.Stream(), threading.Event(), threading.Event()
+    first.launch(*operands[0])
+    torch.cuda.synchronize()
+
+    def work() -> None:
+        torch.cuda.set_device(0)
+        capturing.wait()
+        with torch.cuda.stream(stream):
+            for call in range(100):
+                first.launch(*operands[call % 2])
+        launched.set()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        capturing.set()
+        assert launched.wait(60)
+        second.launch(*captured)
+    thread.join()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((captured[2] == 4).all())
+    assert bool((operands[:, 2] == 4).all())
+    assert as_graphs()["made"] == 1
+
+
+def test_threads_share_a_sequence(as_graphs) -> None:
+    made, wrong = four_times(), []
+
+    def work(value: float) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            operands = torch.full((3, 4096), value, device="cuda")
+            for _ in range(1000):
+                made.launch(*operands)
+                if not bool((operands[2] == 4 * value).all()):
+                    wrong.append(value)
+
+    threads = [threading.Thread(target=work, args=(float(value),)) for value in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_child_leaves_the_graphs_of_its_parent_alone(as_graphs) -> None:
+    made, operands = four_times(), torch.ones(3, 4096, device="cuda")
+    for _ in range(4):
+        made.launch(*operands)
+    child = os.fork()
+    if child == 0:
+        del made
+        os._exit(0)
+    until = time.monotonic() + 30
+    while os.waitpid(child, os.WNOHANG) == (0, 0):
+        if time.monotonic() > until:
+            os.kill(child, signal.SIGKILL)
+            pytest.fail("the child hangs")
+    operands[0].fill_(3)
+    assert made.launch(*operands) is True
+    assert bool((operands[2] == 12).all())
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_op_s_calls_as_graphs_have_the_bits_of_triton_s(name, as_graphs, monkeypatch) -> None:
+    """Hundreds of calls in flight, on two streams, with NaN in the memory that their temporaries get."""
+    op = getattr(kernelhub, name)
+    module, _, example = op.op.contract.example.partition(":")
+    torch.manual_seed(2)
+    given = getattr(importlib.import_module(module), example)(**EXAMPLES[name], device="cuda")
+    given = {**given, "backend": "triton"}
+    if name == "grouped_gemm":
+        given["out"] = torch.zeros_like(op(**given))
+    want = by_triton(monkeypatch, given, op)
+    streams = torch.cuda.Stream(), torch.cuda.Stream()
+    others = {
+        stream: [
+            {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in given.items()}
+            for _ in range(3)
+        ]
+        for stream in streams
+    }
+    torch.cuda.synchronize()
+    for batch in range(10):
+        results = []
+        for call in range(40):
+            stream = streams[(call // 3) % 2]
+            with torch.cuda.stream(stream):
+                torch.full((1 << (10 + call % 10),), float("nan"), device="cuda", dtype=torch.float32)
+                got = op(**others[stream][call % 3])
+                results.append(tuple(one.clone() for one in got) if isinstance(got, tuple) else got.clone())
+        torch.cuda.synchronize()
+        for got in results:
+            same(got, want)
+        if batch == 5:
+            torch.cuda.empty_cache()
+    if name == "fused_moe":
+        assert as_graphs()["launches"] > 100
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_maps_of_other_tensors_are_given_to_nodes(name, as_graphs, monkeypatch) -> None:
+    op, given = MAPPED[name]()
+    want = by_triton(monkeypatch, given, op)
+    for _ in range(4):
+        same(op(**given), want)
+    kept = []
+    for _ in range(6):
+        other = {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in given.items()}
+        kept.append(other)
+        same(op(**other), want)
+        same(op(**given), want)

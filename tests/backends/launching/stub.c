@@ -1,8 +1,10 @@
 /* A libcuda for machines without a GPU: it loads any module, and notes what is launched. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 typedef int Status;
 
@@ -44,6 +46,121 @@ Status cuLaunchKernelEx(const uint32_t* config, void* function, void** parameter
   at->num_parameters = (uint32_t)param_count;
   return 0;
 }
+/* Graphs: nodes note their launches, an executable graph has copies of them, and a launch of it is that of each. Calls
+ * are noted by their number in `launch.GRAPH_FUNCTIONS`; what is unsafe beside a capture needs the thread's relaxed mode. */
+enum { CREATE, ADD, SET_ATTRIBUTE, INSTANTIATE, UPLOAD, SET, LAUNCH, DESTROY_EXEC, DESTROY, MODE, ID, PRIORITY, GREEN };
+enum { MOST_NODES = 8, UNSUPPORTED = 900 };
+typedef struct Graph Graph;
+typedef struct {
+  Noted noted;
+  Graph* graph;
+  int at;
+} Node;
+struct Graph {
+  int num_nodes, in_use;
+  Node nodes[MOST_NODES];
+};
+typedef struct {
+  void* function;
+  uint32_t numbers[7];
+  void **parameters, **extra, *kernel, *context;
+} NodeParams;
+int graph_calls[16], fail_graph[16], num_graphs, num_execs, stream_priority;
+int num_overlaps, num_torn; /* entries while another thread was in one, launches with parameters of two calls */
+uint64_t green_context, stream_generation;
+static __thread int thread_mode;
+static int failing(int call) {
+  graph_calls[call]++;
+  int status = fail_graph[call];
+  fail_graph[call] = 0;
+  if (status == 0 && (call == ADD || call == INSTANTIATE || call == UPLOAD || call == SET || call == DESTROY_EXEC) &&
+      thread_mode != 2)
+    status = UNSUPPORTED;
+  return status;
+}
+static void note_node(Noted* at, const NodeParams* params) {
+  memcpy(at->numbers, params->numbers, 28);
+  at->function = (uint64_t)params->function;
+  size_t begin = 0;
+  for (int of = 0; of < param_count && begin + (size_t)param_sizes[of] <= MOST_BYTES; of++) {
+    memcpy(at->values + begin, params->parameters[of], (size_t)param_sizes[of]);
+    begin += (size_t)param_sizes[of];
+  }
+  at->num_parameters = (uint32_t)param_count;
+}
+Status cuGraphCreate(Graph** graph, unsigned flags) {
+  int status = failing(CREATE);
+  if (status || flags) return status ? status : 1;
+  num_graphs++;
+  return *graph = calloc(1, sizeof **graph), 0;
+}
+Status cuGraphAddKernelNode_v2(Node** node, Graph* graph, Node* const* after, size_t count, const NodeParams* params) {
+  int status = failing(ADD), at = graph->num_nodes;
+  if (status) return status;
+  if (count != (at > 0) || (at > 0 && *after != &graph->nodes[at - 1]) || params->extra) return 1; /* no chain */
+  *node = &graph->nodes[graph->num_nodes++];
+  (*node)->graph = graph, (*node)->at = at;
+  note_node(&(*node)->noted, params);
+  return 0;
+}
+Status cuGraphKernelNodeSetAttribute(Node* node, int id, const uint32_t* value) {
+  int status = failing(SET_ATTRIBUTE);
+  if (status || id == 6) return status ? status : 1; /* programmatic serialization is none of a node */
+  uint32_t* words = node->noted.attributes[node->noted.numbers[7]++];
+  words[0] = (uint32_t)id;
+  memcpy(words + 1, value, 12);
+  return 0;
+}
+Status cuGraphInstantiateWithFlags(Graph** exec, Graph* graph, uint64_t flags) {
+  int status = failing(INSTANTIATE);
+  if (status || flags) return status ? status : 1;
+  num_execs++;
+  *exec = malloc(sizeof **exec);
+  return memcpy(*exec, graph, sizeof *graph), 0;
+}
+Status cuGraphUpload(Graph* exec, void* stream) { return (void)exec, (void)stream, failing(UPLOAD); }
+static void begin_use(Graph* exec) {
+  if (__atomic_fetch_add(&exec->in_use, 1, __ATOMIC_ACQ_REL)) __atomic_fetch_add(&num_overlaps, 1, __ATOMIC_RELAXED);
+  sched_yield();
+}
+static void end_use(Graph* exec) { __atomic_fetch_sub(&exec->in_use, 1, __ATOMIC_ACQ_REL); }
+Status cuGraphExecKernelNodeSetParams_v2(Graph* exec, Node* node, const NodeParams* params) {
+  int status = failing(SET);
+  if (status) return status;
+  if (node != &node->graph->nodes[node->at]) return 1; /* reads the graph, which must live */
+  begin_use(exec);
+  note_node(&exec->nodes[node->at].noted, params);
+  end_use(exec);
+  return 0;
+}
+Status cuGraphLaunch(Graph* exec, void* stream) {
+  int status = failing(LAUNCH);
+  if (status == 0) status = next_status, next_status = 0;
+  begin_use(exec);
+  if (exec->num_nodes > 1 && memcmp(exec->nodes[0].noted.values + 8, exec->nodes[1].noted.values, 8)) num_torn++;
+  for (int at = 0; status == 0 && at < exec->num_nodes; at++) {
+    Noted* made = &noted[num_noted++ % MOST];
+    *made = exec->nodes[at].noted;
+    made->stream = (uint64_t)stream;
+  }
+  end_use(exec);
+  return status;
+}
+Status cuGraphExecDestroy(Graph* exec) { return num_execs--, free(exec), failing(DESTROY_EXEC); }
+Status cuGraphDestroy(Graph* graph) { return num_graphs--, free(graph), failing(DESTROY); }
+Status cuThreadExchangeStreamCaptureMode(int* mode) {
+  int before = thread_mode;
+  thread_mode = *mode, *mode = before;
+  return failing(MODE);
+}
+Status cuStreamGetId(uint64_t stream, uint64_t* id) { return *id = stream + (stream_generation << 48), failing(ID); }
+Status cuStreamGetPriority(void* stream, int* priority) {
+  return (void)stream, *priority = stream_priority, failing(PRIORITY);
+}
+Status cuStreamGetGreenCtx(void* stream, uint64_t* context) {
+  return (void)stream, *context = green_context, failing(GREEN);
+}
+
 int capturing;
 Status cuStreamIsCapturing(void* stream, int* status) {
   (void)stream;

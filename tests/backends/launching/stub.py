@@ -21,6 +21,7 @@ from kernelhub.runtime import launch
 
 _HERE = Path(__file__).parent
 _MOST = 64
+AS_GRAPHS = int(os.environ.get("SEQUENCES_AS_GRAPHS", "0"))  # every scenario with graphs after so many launches
 
 
 class _Noted(ctypes.Structure):
@@ -71,6 +72,13 @@ class Stub:
         self._sizes = (ctypes.c_int * 256).in_dll(self.library, "param_sizes")
         self.encoded = ctypes.c_int.in_dll(self.library, "num_encoded")
         self.capturing = ctypes.c_int.in_dll(self.library, "capturing")
+        self.priority = ctypes.c_int.in_dll(self.library, "stream_priority")
+        self.green_context = ctypes.c_uint64.in_dll(self.library, "green_context")
+        self.stream_generation = ctypes.c_uint64.in_dll(self.library, "stream_generation")
+        self.live_graphs = tuple(ctypes.c_int.in_dll(self.library, name) for name in ("num_graphs", "num_execs"))
+        self._graph_calls, self._fail_graph = (
+            (ctypes.c_int * 16).in_dll(self.library, name) for name in ("graph_calls", "fail_graph")
+        )
 
     def native(self, **changed: Any) -> launch.Native:
         """The launcher, on this driver."""
@@ -87,6 +95,16 @@ class Stub:
     def fail(self, status: int) -> None:
         """The next entry into the driver returns this status."""
         self._status.value = status
+
+    def fail_graph(self, function: str, status: int) -> None:
+        """The next entry into this function of graphs returns this status."""
+        self._fail_graph[launch.GRAPH_FUNCTIONS.index(function)] = status
+
+    def take_graph_calls(self) -> dict[str, int]:
+        """How often each function of graphs was entered since the last time."""
+        found = dict(zip(launch.GRAPH_FUNCTIONS, self._graph_calls, strict=False))
+        self._graph_calls[:] = [0] * len(self._graph_calls)
+        return {name: count for name, count in found.items() if count}
 
     def take(self) -> list[Noted]:
         """The launches since the last time, oldest first."""
@@ -183,9 +201,11 @@ def install(stub: Stub, capability: int = 90) -> None:
     install_launcher(stub)
 
 
-def install_launcher(stub: Stub) -> None:
-    """A launcher on the stub, with memory of the CPU for temporaries."""
+def install_launcher(stub: Stub, graph_after: int = 0) -> None:
+    """A launcher on the stub, with memory of the CPU for temporaries; graphs after so many launches, if not 0."""
+    graphs = launch.as_graphs(stub.library, graph_after or AS_GRAPHS) if graph_after or AS_GRAPHS else {}
     native = stub.native(
+        **graphs,
         stream_of=lambda device: OneDevice.stream_of(device),
         current=lambda: OneDevice.current,
         allocate=Memory.allocate,

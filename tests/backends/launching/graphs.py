@@ -1,0 +1,332 @@
+"""Sequences as CUDA graphs, on the stub driver: `python -m tests.backends.launching.graphs [NAME ...]`.
+
+A graph of the stub launches what its nodes were given last, so what the driver receives is what plain launches give it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from ctypes import c_int
+from typing import Any
+
+import pytest
+import torch
+
+from kernelhub.backends.shared.launches import sequence
+from kernelhub.backends.triton.launch import Launcher
+from kernelhub.runtime import launch as runtime
+from tests.backends.launching.check import on_stub, twice
+from tests.backends.launching.stub import OneDevice, Stub, install, install_launcher
+
+AFTER = 2
+MADE = {
+    "cuGraphCreate": 1,
+    "cuGraphAddKernelNode_v2": 2,
+    "cuGraphInstantiateWithFlags": 1,
+    "cuGraphUpload": 1,
+    "cuStreamGetPriority": 1,
+    "cuStreamGetGreenCtx": 1,
+}
+LAUNCHED = {"cuGraphLaunch": 1, "cuStreamGetId": 1, "cuThreadExchangeStreamCaptureMode": 2}
+
+
+def two_launches(stub: Stub, after: int = AFTER, **options: Any) -> Any:
+    """A sequence from x to memory between, and from there to y; of graphs after so many launches, if not 0."""
+    on_stub(stub)
+    install_launcher(stub, after)
+    tensors = [torch.zeros(64) for _ in range(3)]
+    launcher = Launcher(twice, {"SIZE": 64}, 4, **options)
+    steps, places = [], [[(0, 0), (1, 0), None], [(1, 0), (2, 0), None]]
+    for grid, source in ((3, 0), (5, 1)):
+        launcher(grid, (0,), tensors[source], tensors[source + 1], 7)
+        steps.append(launcher.step(grid, (0,), tensors[source], tensors[source + 1], 7))
+    return sequence(steps, places, 3, [0, 1, 2])
+
+
+def as_graph(stub: Stub, **options: Any) -> Any:
+    """The same, where the next launch makes the graph."""
+    made = two_launches(stub, **options)
+    for _ in range(AFTER):
+        assert made.launch(*some()) is True
+    stub.take(), stub.take_graph_calls()
+    return made
+
+
+def some() -> list[int]:
+    """Addresses of operands."""
+    return [16 * random.randrange(1, 1 << 40) for _ in range(3)]
+
+
+def received(stub: Stub) -> list[tuple[int, int, int, int]]:
+    """Grid, source, destination and stream of each launch since the last time."""
+    return [(one.grid[0], *struct.unpack("<QQ", b"".join(one.parameters[:2])), one.stream) for one in stub.take()]
+
+
+def of(operands: list[int], stream: int = 77) -> list[tuple[int, int, int, int]]:
+    """What a call has to launch."""
+    x, between, y = operands
+    return [(3, x, between, stream), (5, between, y, stream)]
+
+
+@contextlib.contextmanager
+def on_stream(number: int) -> Iterator[None]:
+    before = OneDevice.stream_of
+    OneDevice.stream_of = staticmethod(lambda device: number)
+    try:
+        yield
+    finally:
+        OneDevice.stream_of = before
+
+
+def counts() -> dict[str, int]:
+    return runtime.graph_counts()
+
+
+def what_is_updated(stub: Stub) -> None:
+    """A graph is made after some launches; later ones give new parameters to the nodes that need them."""
+    plain, made = two_launches(stub, 0), two_launches(stub)
+    for _ in range(AFTER):
+        operands = some()
+        stub.take()
+        assert made.launch(*operands) is True
+        assert received(stub) == of(operands)
+        assert not stub.take_graph_calls()
+    x, between, y = operands
+    for given, updates in (
+        ((x, between, y), None),
+        ((x, between, y), 0),
+        ((x, between, y + 16), 1),
+        ((x + 16, between, y + 16), 1),
+        ((x + 16, between + 16, y + 16), 2),
+        ((x + 16, between + 16, y + 16), 0),
+    ):
+        stub.take(), stub.take_graph_calls()
+        assert plain.launch(*given) is True
+        wanted = stub.take()
+        assert made.launch(*given) is True
+        assert stub.take() == wanted, "every parameter, size and attribute"
+        expected = LAUNCHED | (MADE if updates is None else {})
+        assert stub.take_graph_calls() == expected | ({"cuGraphExecKernelNodeSetParams_v2": updates} if updates else {})
+    for _ in range(1000):
+        given = [random.choice((one, one + 64)) for one in (x, between, y)]
+        assert made.launch(*given) is True
+        assert received(stub) == of(given)
+    assert counts()["live"] == counts()["made"] == 1
+    assert counts()["launches"] == 1006
+    del made
+    assert [one.value for one in stub.live_graphs] == [0, 0]
+    assert counts()["live"] == 0
+
+
+def captures(stub: Stub) -> None:
+    """Launches that are captured are plain, before there is a graph and after."""
+    made = as_graph(stub)
+    for _ in range(2):
+        stub.capturing.value = 1
+        given = some()
+        assert made.launch(*given) is True
+        assert received(stub) == of(given)
+        assert "cuGraphLaunch" not in stub.take_graph_calls()
+        stub.capturing.value = 0
+        assert made.launch(*given) is True
+        assert received(stub) == of(given)
+        assert stub.take_graph_calls()["cuGraphLaunch"] == 1
+    assert made.launch(*given[:2], given[2] + 8) is False, "an operand off alignment is launched otherwise"
+    made.close()
+    assert made.launch(*given) is False
+    assert not stub.take()
+
+
+def streams(stub: Stub) -> None:
+    """Each stream has its own graph, four at most; one that was not used for long makes room."""
+    made = as_graph(stub)
+    for stream in (77, 78, 79, 80, 81):
+        with on_stream(stream):
+            for _ in range(2):
+                given = some()
+                assert made.launch(*given) is True
+                assert received(stub) == of(given, stream)
+    assert counts() | {"made": 4, "live": 4, "launches": 8, "evicted": 0} == counts()
+    stub.take_graph_calls()
+    for _ in range(260):
+        made.launch(*given)
+    with on_stream(81):
+        made.launch(*given)
+    assert counts() | {"made": 5, "live": 4, "evicted": 1} == counts()
+    assert [one.value for one in stub.live_graphs] == [4, 4]
+    stub.stream_generation.value = 1  # all are destroyed, and others get their handles
+    assert made.launch(*given) is True
+    stub.stream_generation.value = 0
+    assert counts()["made"] == 6
+    stub.take()
+
+
+def other_streams(stub: Stub) -> None:
+    """Kernels have the priority of the stream; a green context's stream launches plainly."""
+    made = as_graph(stub)
+    stub.priority.value, given = -3, some()
+    made.launch(*given)
+    assert [one.attributes for one in stub.take()] == [((8, 2**32 - 3, 0, 0),)] * 2
+    stub.priority.value, stub.green_context.value = 0, 5
+    stub.take_graph_calls()
+    with on_stream(90):
+        made.launch(*given)
+    assert received(stub) == of(given, 90)
+    assert "cuGraphLaunch" not in stub.take_graph_calls()
+    stub.green_context.value = 0
+
+
+def attributes(stub: Stub) -> None:
+    """Nodes have the attributes of the launches; one that only launches can have makes them plain."""
+    for option, value in (("num_ctas", 2), ("launch_cooperative_grid", True)):
+        plain, made = two_launches(stub, 0, **{option: value}), as_graph(stub, **{option: value})
+        given = some()
+        plain.launch(*given)
+        wanted = stub.take()
+        made.launch(*given)
+        assert all(one.attributes for one in wanted)
+        assert stub.take() == wanted
+        assert stub.take_graph_calls()["cuGraphLaunch"] == 1
+    del made
+    made = as_graph(stub, launch_pdl=True)
+    made.launch(*given)
+    assert received(stub) == of(given)
+    assert not stub.take_graph_calls()
+    install_launcher(stub, AFTER)
+    launcher = Launcher(twice, {"SIZE": 64}, 4)
+    x = torch.zeros(64)
+    launcher(3, (0,), x, x, 7)
+    one = sequence([launcher.step(3, (0,), x, x, 7)], [[(0, 0), (0, 0), None]], 1, [0])
+    for _ in range(9):
+        one.launch(x)
+    assert not stub.take_graph_calls(), "one launch is plain"
+    stub.take()
+
+
+def failures(stub: Stub) -> None:
+    """What the driver refuses is launched plainly from then on, once per call, and counted; graphs are freed."""
+    making = [name for name in MADE if name != "cuStreamGetGreenCtx"]
+    for function in (*making, "cuGraphExecKernelNodeSetParams_v2"):
+        made = as_graph(stub)
+        if function not in making:
+            made.launch(*some())
+        stub.take(), stub.take_graph_calls()
+        stub.fail_graph(function, 2)
+        for _ in range(3):
+            given = some()
+            assert made.launch(*given) is True
+            assert received(stub) == of(given), function
+        assert "cuGraphLaunch" not in stub.take_graph_calls()
+        assert counts() | {"refused": 1, "status": 2, "live": 0} == counts()
+        assert [one.value for one in stub.live_graphs] == [0, 0]
+    for function in ("cuStreamGetId", "cuStreamGetGreenCtx", "cuThreadExchangeStreamCaptureMode", *making):
+        made = as_graph(stub)
+        stub.fail_graph(function, 201)  # the thread has no context yet
+        for launched in (0, 1):
+            given = some()
+            assert made.launch(*given) is True
+            assert received(stub) == of(given), function
+            assert stub.take_graph_calls().get("cuGraphLaunch", 0) == launched, function
+        assert counts()["refused"] == 0
+    made = as_graph(stub)
+    made.launch(*some())
+    stub.take()
+    stub.fail_graph("cuGraphLaunch", 700)
+    with pytest.raises(RuntimeError, match=r"CUDA_ERROR_ILLEGAL_ADDRESS, 700.* twice"):
+        made.launch(*some())
+    assert not stub.take(), "nothing is launched a second time"
+    assert counts() | {"refused": 1, "status": 700, "live": 0} == counts()
+
+
+def threads(stub: Stub) -> None:
+    """A graph is one thread's at a time, and has the parameters of one call."""
+    made = as_graph(stub)
+    overlaps, torn = (c_int.in_dll(stub.library, name) for name in ("num_overlaps", "num_torn"))
+
+    def work() -> None:
+        for _ in range(2000):
+            assert made.launch(*some()) is True
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert (overlaps.value, torn.value) == (0, 0)
+    assert counts()["made"] == 1
+    assert counts()["launches"] > 1000
+    stub.take()
+
+
+def forks(stub: Stub) -> None:
+    """A child does not touch the graphs of its parent."""
+    made = as_graph(stub)
+    made.launch(*some())
+    stub.take(), stub.take_graph_calls()
+    child = os.fork()
+    if child == 0:
+        given = some()
+        right = made.launch(*given) is True and received(stub) == of(given)
+        del made
+        os._exit(0 if right and not stub.take_graph_calls() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    made.launch(*some())
+    assert stub.take_graph_calls()["cuGraphLaunch"] == 1
+    stub.take()
+
+
+def bounds(stub: Stub) -> None:
+    """A process has 256 graphs at most; other sequences launch plainly until some are gone."""
+    first = as_graph(stub)
+    step = [[(0, 0), (1, 0), None], [(1, 0), (2, 0), None]]
+    launcher, x = Launcher(twice, {"SIZE": 64}, 4), torch.zeros(64)
+    launcher(3, (0,), x, x, 7)
+    steps = [launcher.step(grid, (0,), x, x, 7) for grid in (3, 5)]
+    stub.take()
+    many = [first, *(sequence(steps, step, 3, [0]) for _ in range(70))]
+    for stream in range(80, 84):
+        with on_stream(stream):
+            for made in many:
+                for _ in range(AFTER + 1):
+                    given = some()
+                    made.launch(*given)
+                    assert received(stub) == of(given, stream)
+    assert counts()["live"] == counts()["made"] == 256
+    del many, made, first
+    gc.collect()
+    assert counts()["live"] == 0
+    assert [one.value for one in stub.live_graphs] == [0, 0]
+
+
+SCENARIOS = (
+    what_is_updated,
+    captures,
+    streams,
+    other_streams,
+    attributes,
+    failures,
+    threads,
+    forks,
+    bounds,
+)
+
+
+def main(names: list[str]) -> None:
+    stub = Stub()
+    install(stub)
+    for scenario in SCENARIOS:
+        if not names or scenario.__name__ in names:
+            stub.expect([])
+            scenario(stub)
+            print("passed", scenario.__name__, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
