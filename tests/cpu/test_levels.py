@@ -19,10 +19,7 @@ from tests.backends import test_cpp, test_cpp_attention
 from tests.cpu import compiled
 from tests.cpu.compiled import CASES, CASES_BY_AMX, LEVELS
 
-pytestmark = [
-    pytest.mark.ahead,
-    pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: all levels of csrc/cpu"),
-]
+pytestmark = pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: all levels of csrc/cpu")
 
 CONTRACTS: dict[str, Any] = {
     "fp8_gemm": test_cpp.TestFp8Gemm,
@@ -46,7 +43,13 @@ def needs(level: str) -> None:
         pytest.skip(f"this CPU does not run {level}: {CASES} cases and {len(CONTRACTS)} contracts")
 
 
-@pytest.mark.parametrize("level", LEVELS)
+def of_tier(level: str) -> Any:
+    """The highest level that this CPU runs is of the full tier: the wheel's flags break what a checkout's do not."""
+    highest = [name for name in LEVELS if compiled.runs(name)][-1:]
+    return pytest.param(level, marks=pytest.mark.full if level in highest else pytest.mark.ahead)
+
+
+@pytest.mark.parametrize("level", [of_tier(level) for level in LEVELS])
 def test_odd_operands(level: str, tmp_path: Path) -> None:
     needs(level)
     flags = {level: ("-O3", *LEVELS[level])}
@@ -56,6 +59,7 @@ def test_odd_operands(level: str, tmp_path: Path) -> None:
     assert len(compiled.digests(output)) == CASES + (CASES_BY_AMX if compiled.by_amx(level) else 0)
 
 
+@pytest.mark.ahead
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_level_compiles(level: str, tmp_path: Path) -> None:
     """Those too that this CPU does not run."""
@@ -64,6 +68,7 @@ def test_every_level_compiles(level: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.ahead
 @pytest.mark.parametrize("op", CONTRACTS)
 @pytest.mark.parametrize("level", LEVELS)
 def test_contract(level: str, op: str, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: Any) -> None:
@@ -83,6 +88,7 @@ def test_contract(level: str, op: str, monkeypatch: pytest.MonkeyPatch, tmp_path
         build.library.cache_clear()
 
 
+@pytest.mark.ahead
 def test_aarch64_gives_the_bits_of_x86(tmp_path: Path) -> None:
     """Without contraction of products and sums. With it, as for a wheel, within the bounds of the reference."""
     lacking = [command for command in (CROSS, EMULATOR) if not shutil.which(command)]
