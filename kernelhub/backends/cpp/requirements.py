@@ -56,7 +56,7 @@ MACHINE = (OnDevice("cpu"), Compiler(), WritableCache())
 STANDINGS = (
     verified(
         "cpu",
-        evidence="CPU, 2 cores, 2026-11-26, torch 2.13.0+cpu: 798 tests of this backend passed, none failed "
+        evidence="CPU, 2 cores, 2026-11-27, torch 2.13.0+cpu: 1022 tests of this backend passed, none failed "
         "(benchmarks/results/verification_cpu.json)",
     ),
 )

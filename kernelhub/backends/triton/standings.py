@@ -14,8 +14,8 @@ _RAN = (
     ),
     verified(
         "cpu",
-        evidence="interpreted, which is all that runs on a CPU: CPU, 2 cores, 2026-11-26, torch 2.13.0+cpu, "
-        "Triton 3.7.1: 2447 tests of this backend passed, none failed "
+        evidence="interpreted, which is all that runs on a CPU: CPU, 2 cores, 2026-11-27, torch 2.13.0+cpu, "
+        "Triton 3.7.1: 2430 tests of this backend passed, none failed "
         "(benchmarks/results/verification_cpu.json)",
     ),
 )
