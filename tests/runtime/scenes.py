@@ -32,6 +32,8 @@ OTHER = Need(
     "paged_attention", (("causal", False), ("num_kv_heads", 1), ("num_q_heads", 4)), ("decode",), ("attention",)
 )
 PACKED = "kernelhub.backends.torch.attention.packed:PackedPaged"  # of the kernel that a CPU takes by itself
+# What this CPU takes by itself: cpp.split_kv, or cpp.amx if it has AMX.
+FIRST = kernelhub.explain("paged_attention", device="cpu", **dict(NEED.facets)).selected or ""
 
 
 def act(rank: int, size: int) -> dict[str, Any]:
