@@ -42,7 +42,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_client import served
+from vllm_client import needed, served
 
 ROOT = Path(__file__).parents[1]
 VLLM = "vllm bench serve"
@@ -264,6 +264,7 @@ def server(engine: str, backend: str, given: argparse.Namespace, log: Path) -> I
         if backend != "auto":
             environment["KERNELHUB_PREFER"] = backend
     else:
+        needed("vllm")
         command = ["vllm", "serve", given.model, "--port", str(port), "--attention-backend", backend]
         command += ["--max-model-len", str(given.max_len), "--no-enable-prefix-caching"]
         command += ["--max-num-seqs", str(_most_clients(given)), *given.engine_options.split()]

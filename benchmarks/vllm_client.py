@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -28,12 +29,23 @@ NAMES = {
 }
 
 
+def needed(command: str) -> None:
+    """Nothing, if there is such a command.
+
+    Raises:
+        SystemExit: there is none.
+    """
+    if shutil.which(command) is None:
+        raise SystemExit(f"the command {command} is not on PATH: install vLLM, or activate its environment")
+
+
 def ran(command: Sequence[str], result: Path, timeout_s: float) -> dict[str, Any]:
     """What a command wrote to `result`.
 
     Raises:
-        SystemExit: the command failed, or took more than `timeout_s`; the text has the end of what it printed.
+        SystemExit: it is not installed, failed, or took more than `timeout_s`; the text has the end of what it printed.
     """
+    needed(command[0])
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     log = result.with_suffix(".log")
     with log.open("w") as file:

@@ -10,9 +10,10 @@
 # results of benchmarks/serving.py; RESULTS/BACKEND.RUN.log is what it and the server printed.
 set -euo pipefail
 
-runs=$1
+runs=${1:?a number of runs, then the names of backends}
 shift
 backends=("$@")
+[ $# -gt 0 ] || { echo "name the backends, such as CUSTOM FLASH_ATTN" >&2; exit 2; }
 [[ $runs == *" "* ]] || runs=$(seq -s " " 0 $((runs - 1)))
 present=$(nvidia-smi -L | wc -l)
 cpus=$(($(nproc) / present))

@@ -278,3 +278,9 @@ def test_vllm_s_latency_and_throughput_of_each_backend(serving, tmp_path, vllm) 
     assert json.loads(out.read_text())["rows"] == rows
     with pytest.raises(SystemExit, match="vllm bench latency ended with 1:\nno such backend"):
         bench.main(["latency", *given, "--backends", "broken"])
+
+
+def test_a_vllm_that_is_not_there_is_said(serving, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="vllm is not on PATH: install vLLM"):
+        importlib.import_module("vllm_client").ran(["vllm", "bench"], tmp_path / "result.json", 1.0)
