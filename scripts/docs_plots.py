@@ -6,6 +6,7 @@ import io
 import json
 import math
 import runpy
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def serving_plot() -> tuple[str, str]:
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kernelhub", "font.size": 8})
     results = json.loads((RESULTS / "serving_h200.json").read_text())
     written = io.StringIO()
+    sys.path.insert(0, str(RESULTS.parent))  # serving.py imports modules beside it
     runpy.run_path(str(RESULTS.parent / "serving.py"))["picture"](results).savefig(
         written, format="svg", metadata={"Date": None}
     )
