@@ -22,7 +22,6 @@ from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.dispatch.problem_class import unpacked_facets
 from kernelhub.ops.attention.problem import PagedAttentionProblem
 from kernelhub.ops.models.problems import Need
-from kernelhub.probes.device import facts_of
 from tests.dispatch.backends import EVERYWHERE
 from tests.runtime.world import attempt, variables
 
@@ -33,8 +32,6 @@ OTHER = Need(
     "paged_attention", (("causal", False), ("num_kv_heads", 1), ("num_q_heads", 4)), ("decode",), ("attention",)
 )
 PACKED = "kernelhub.backends.torch.attention.packed:PackedPaged"  # of the kernel that a CPU takes by itself
-# What this CPU takes by itself. `explain` would tell, and would warm up ranks whose time to answer tests look at.
-FIRST = "cpp.amx" if facts_of(-1).arch == "amx" else "cpp.split_kv"
 
 
 def act(rank: int, size: int) -> dict[str, Any]:

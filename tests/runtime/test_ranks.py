@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -19,7 +18,7 @@ from kernelhub.errors import ConfigurationError, RanksDisagree
 from kernelhub.runtime.ranks import meeting
 from kernelhub.runtime.ranks.statement import policy_words
 from tests.runtime import scenes
-from tests.runtime.scenes import FIRST, LATE_S, NEED, OTHER, PATIENT_S, plugin
+from tests.runtime.scenes import LATE_S, NEED, OTHER, PATIENT_S, plugin
 from tests.runtime.world import attempt, end_this_process, run_world
 
 SIZE = 3
@@ -62,13 +61,13 @@ def failure(scene: list[dict[str, Any]], code: str, ranks: list[int]) -> str:
 class TestAgreement:
     def test_all_alike(self, scene):
         answers = values(scene)
-        assert {answer["kernel"] for answer in answers} == {FIRST}
-        assert {answer["called"] for answer in answers} == {FIRST}
+        assert {answer["kernel"] for answer in answers} == {"cpp.split_kv"}
+        assert {answer["called"] for answer in answers} == {"cpp.split_kv"}
         assert len({answer["digest"] for answer in answers}) == 1
         assert {answer["fingerprint"][:3] for answer in answers} == {"v1:"}
         for answer in answers:
-            assert (answer["source"], answer["selected"]) == ("ranks", FIRST)
-            assert answer["codes"][FIRST][1] == f"the agreement of {SIZE} ranks"
+            assert (answer["source"], answer["selected"]) == ("ranks", "cpp.split_kv")
+            assert answer["codes"]["cpp.split_kv"][1] == f"the agreement of {SIZE} ranks"
             assert answer["tuned"] == {"paged_attention": {"tile": 0}}, "the table is that of rank 0"
 
     def test_a_large_table(self, scene):
@@ -77,7 +76,7 @@ class TestAgreement:
 
     def test_one_rank_refuses(self, scene):
         answers = values(scene)
-        assert {answer["kernel"] for answer in answers} == {FIRST} == {answer["called"] for answer in answers}
+        assert {answer["kernel"] for answer in answers} == {"cpp.split_kv"} == {answer["called"] for answer in answers}
         for rank in (0, 2):
             code, reason, remedy = answers[rank]["codes"]["extra.kernel"]
             assert code == "refused_by_rank"
@@ -88,12 +87,12 @@ class TestAgreement:
 
     def test_the_lead_refuses(self, scene):
         answers = values(scene)
-        assert {answer["called"] for answer in answers} == {FIRST}
+        assert {answer["called"] for answer in answers} == {"cpp.split_kv"}
         assert answers[2]["codes"]["extra.kernel"][1].startswith("rank 0 refuses it: broken_here")
 
     def test_the_lead_alone_verified_it(self, scene):
         answers = values(scene)
-        assert {answer["called"] for answer in answers} == {FIRST}
+        assert {answer["called"] for answer in answers} == {"cpp.split_kv"}
         code, reason, remedy = answers[0]["codes"]["extra.kernel"]
         assert code == "refused_by_rank"
         assert "refuses it: untrusted: would be first; untested on " in reason
@@ -101,13 +100,13 @@ class TestAgreement:
 
     def test_one_rank_alone_verified_it(self, scene):
         answers = values(scene)
-        assert {answer["called"] for answer in answers} == {FIRST}
+        assert {answer["called"] for answer in answers} == {"cpp.split_kv"}
         assert "refuses it: untrusted" in answers[1]["codes"]["extra.kernel"][1]
 
     @pytest.mark.fault("rank_without_package")
     def test_one_rank_lacks_the_package(self, scene):
         answers = values(scene)
-        assert {answer["called"] for answer in answers} == {FIRST}
+        assert {answer["called"] for answer in answers} == {"cpp.split_kv"}
         assert answers[0]["codes"]["extra.kernel"][:2] == [
             "refused_by_rank",
             "rank 1 refuses it: package_missing: kernelhub_test_library is not installed",
@@ -115,33 +114,33 @@ class TestAgreement:
 
     def test_one_rank_cannot_load(self, scene):
         answers = values(scene)
-        assert {answer["called"] for answer in answers} == {FIRST}
+        assert {answer["called"] for answer in answers} == {"cpp.split_kv"}
         assert "rank 2 refuses it: load_library: importing" in answers[1]["codes"]["extra.kernel"][1]
         assert "libextra.so: cannot open" in answers[1]["codes"]["extra.kernel"][1]
         assert answers[2]["codes"]["extra.kernel"][0] == "load_library"
 
     def test_a_plan_of_another_kernel(self, scene):
         for rank, answer in enumerate(scene):
-            assert answer["had"] == ("torch.blocked" if rank == 0 else FIRST)
+            assert answer["had"] == ("torch.blocked" if rank == 0 else "cpp.split_kv")
             assert answer["stale"] == ([] if rank == 0 else [True])
             assert answer["ran"] == [1, 4, 128] == answer["fresh_ran"]
             assert answer["fresh"] == "torch.blocked"
             if rank:
                 assert answer["again"]["code"] == "agreement_broken"
-                assert f"this plan runs {FIRST}, but 3 ranks agreed on torch.blocked" in answer["again"]["message"]
+                assert "this plan runs cpp.split_kv, but 3 ranks agreed on torch.blocked" in answer["again"]["message"]
             else:
                 assert answer["again"]["value"] == [1, 4, 128]
 
     def test_a_part_of_the_ranks(self, scene):
         assert scene[0] == "agree: this process is not in the group; only its ranks may call this"
-        assert scene[1:] == [[0, 2, FIRST], [1, 2, FIRST]]
+        assert scene[1:] == [[0, 2, "cpp.split_kv"], [1, 2, "cpp.split_kv"]]
 
     def test_later_disagreement(self, scene):
         for rank, answer in enumerate(scene):
-            assert answer["first"]["value"]["called"] == FIRST
+            assert answer["first"]["value"]["called"] == "cpp.split_kv"
             assert answer["later"]["code"] == "agreement_broken"
             assert f"rank {rank} would run torch.blocked (backend='torch.blocked')" in answer["later"]["message"]
-            assert f"3 ranks agreed on {FIRST}" in answer["later"]["message"]
+            assert "3 ranks agreed on cpp.split_kv" in answer["later"]["message"]
             assert answer["after"]["value"] == "torch.blocked", "a reload ends the agreement"
 
 
@@ -390,15 +389,15 @@ class TestAlone:
         assert (selection.source, selection.because) == ("ranks", "the agreement of this one rank")
 
     def test_what_it_has_chosen_so_far_is_what_it_agrees_on(self):
-        assert scenes.call() == FIRST
+        assert scenes.call() == "cpp.split_kv"
         assert [choice.op for choice in kernelhub.agree().choices] == ["paged_attention"]
-        assert scenes.call() == FIRST
+        assert scenes.call() == "cpp.split_kv"
 
     def test_what_it_has_chosen_is_judged_by_what_holds_now(self):
-        assert scenes.call() == FIRST
-        kernelhub.configure(disable=FIRST)
+        assert scenes.call() == "cpp.split_kv"
+        kernelhub.configure(disable="cpp.split_kv")
         (choice,) = kernelhub.agree().choices
-        assert choice.kernel != FIRST
+        assert choice.kernel != "cpp.split_kv"
         assert scenes.call() == choice.kernel
 
     def test_what_a_call_requested_by_name_is_agreed_on_as_requested(self):
@@ -416,7 +415,7 @@ class TestAlone:
     def test_a_kernel_that_cannot_be_loaded_gives_way(self):
         plugin(target="tests.runtime.absent:Kernel")
         (choice,) = kernelhub.agree(what=NEED, device="cpu").choices
-        assert choice.kernel == FIRST
+        assert choice.kernel == "cpp.split_kv"
         assert choice.refused["extra.kernel"].code == "load_failed"
 
     def test_a_model_is_agreed_on_by_its_name(self):
@@ -449,7 +448,7 @@ class TestAlone:
 
     def test_two_kernels_for_one_problem_class_are_refused(self):
         plans = [scenes.prepared()[0], scenes.prepared(backend="torch.blocked")[0]]
-        with pytest.raises(ConfigurationError, match=rf"run {re.escape(FIRST)} and torch\.blocked"):
+        with pytest.raises(ConfigurationError, match=r"run cpp\.split_kv and torch\.blocked"):
             kernelhub.agree(what=plans)
 
     @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from kernelhub.evidence.tuning.tables import FORMAT
 from kernelhub.ops.models.problems import Need
 from tests.evidence import sized
 from tests.evidence.tuned_entries import entry, keep
-from tests.runtime.scenes import FIRST, NEED, OTHER, call, prepared
+from tests.runtime.scenes import NEED, OTHER, call, prepared
 from tests.runtime.world import attempt, run_world, variables
 
 SIZE = 3
 FORM = {"dtype": "float32", "hidden_size": 64, "top_k": 2, "num_experts": 6, "capacity": "exact", "format": "tokens"}
 FORM |= {"link": "none", "peers": "none"}  # as the ranks of a CPU are connected
-FAST, SLOW = FIRST, "torch.blocked"  # as they are ranked without measurements
+FAST, SLOW = "cpp.split_kv", "torch.blocked"  # as they are ranked without measurements
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

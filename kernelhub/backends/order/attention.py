@@ -45,8 +45,7 @@ _XEON = "measured on a Xeon with AMX, torch 2.13, 2026-11-26 (benchmarks/results
 ATTENTION = (
     # 8 x 2048 keys in bfloat16, 32 heads to 8, over torch.packed: 3.3 times as fast on an EPYC of Zen 3 (AVX2).
     Line("cpu", "decode", _CPU_DECODE, "measured on an EPYC of Zen 3, one thread, torch 2.13, 2026-11-25"),
-    # cpp.amx, cpp.split_kv and torch.packed: 8 x 2048 keys of 64 heads to 8, a window of 128, 0.50, 0.60 and 1.5 ms. Of
-    # groups below 8 heads cpp.amx does what cpp.split_kv does.
+    # cpp.amx, cpp.split_kv and torch.packed: 8 x 2048 keys of 64 heads to 8, a window of 128, 0.50, 0.60 and 1.5 ms.
     Line("cpu/amx", "decode", first(("cpp.amx",), _CPU_DECODE), _XEON),
     # torch multiplies bfloat16 by instructions of its own where there are some; cpp.split_kv multiplies float32.
     # The time of torch.packed over that of cpp.split_kv, one thread of a Zen 3 (AVX2), 2026-11-25: causal, 128,

@@ -100,8 +100,7 @@ PAGED_ATTENTION = (
         "measured on an EPYC of Zen 3, one thread, torch 2.13, 2026-11-26",
     ),
     # The time of cpp.split_kv over that of cpp.amx, one thread of a Xeon with AMX: 8 x 1024 keys, groups of 8 and 16
-    # heads 1.1 and 1.9, of fp8 1.8 and 3; in decode of smaller groups cpp.amx does what cpp.split_kv does. Four queries
-    # of each sequence 1.7.
+    # heads 1.1 and 1.9, of fp8 1.8 and 3. Four queries of each sequence 1.7.
     *(Line("cpu/amx", regime, first(("cpp.amx",), _CPP_FIRST), _XEON) for regime in ("decode", "speculative")),
     # There, the time of torch.packed over that of cpp.amx: 512 tokens 1.8, 256 of 2048 2.1, 64 of 1024 1.5; 15 single
     # tokens of 1024 and 256 tokens of 2048 1.9.

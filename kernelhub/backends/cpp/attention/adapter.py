@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelhub.backends.cpp.build import library
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Scale, Values
-from kernelhub.ops.attention.problem import ONE, AttentionProblem, PagedAttentionProblem
+from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
 
@@ -128,35 +128,21 @@ class SplitKVLatent(MlaAdapter):
 
 
 class Amx(SplitKV):
-    """`attention` by AMX, but for decode of few heads a KV head."""
+    """`attention` by AMX."""
 
-    def __init__(self, problem: AttentionProblem) -> None:
-        super().__init__(problem)
-        self.amx = _fills_tiles(problem)
+    amx = True
 
 
 class AmxPaged(SplitKVPaged):
-    """`paged_attention` by AMX, but for decode of few heads a KV head."""
+    """`paged_attention` by AMX."""
 
-    def __init__(self, problem: PagedAttentionProblem) -> None:
-        super().__init__(problem)
-        self.amx = _fills_tiles(problem)
+    amx = True
 
 
 class AmxLatent(SplitKVLatent):
     """`mla_attention` by AMX."""
 
     amx = True
-
-
-def _fills_tiles(problem: AttentionProblem) -> bool:
-    """Whether AMX pays. Of the 16 rows of a tile, decode fills as many as a KV head has heads.
-
-    8 x 1024 keys, one thread of a Xeon, the time of cpp.split_kv over that by AMX: groups of 4 heads 0.76, of 6 0.95,
-    of 8 1.13 and of 16 1.9; of an fp8 cache, groups of 2 0.94, of 4 1.13 and of 8 1.83.
-    """
-    least = 8 if problem.kv_dtype == "bfloat16" else 4
-    return problem.q_len != ONE or problem.num_q_heads >= least * problem.num_kv_heads
 
 
 def _attend(
