@@ -61,7 +61,7 @@ class DispatchAdapter(Repeatable, abc.ABC):
 
         Its arguments are then those of `launch`, behind `outgoing` the tensors of its result, as of `outputs_of`.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} repeats launches: it must make their results, too")
 
 
 class CombineAdapter(Repeatable, abc.ABC):
