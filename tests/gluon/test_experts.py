@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernelhub.backends.gluon.moe import adapter, product
+from kernelhub.backends.gluon.moe import adapter, layer, product
 from kernelhub.backends.gluon.moe.adapter import Experts
 from kernelhub.ops.formats import to_e4m3
 from kernelhub.ops.moe.experts.adapter import Values
@@ -75,7 +75,7 @@ class TestPlaces:
         self, tokens: int, top_k: int, experts: int, spread: float, most: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A spread above 1 leaves most experts without pairs; of 0, none has any."""
-        monkeypatch.setattr(adapter, "_COUNTED_ALONE", most)
+        monkeypatch.setattr(layer, "_COUNTED_ALONE", most)
         random = torch.Generator().manual_seed(0)
         uniform = torch.rand(tokens, top_k, generator=random)
         ids = (uniform**spread * (experts + 4) - 1).int() if spread else torch.full((tokens, top_k), -1).int()

@@ -9,7 +9,7 @@ import torch
 
 import kernelhub
 from kernelhub.ops.moe.experts.inputs import moe_inputs
-from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS
+from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP8_BLOCK, PLAIN
 from kernelhub.ops.moe.experts.tolerance import compare
 from tests.contract.experts import ExpertsContract
 
@@ -19,19 +19,26 @@ pytestmark = [
         not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="sm_90 only"
     ),
 ]
-KERNEL = "gluon.experts"
+KERNELS = {FP8_BLOCK: "gluon.experts", PLAIN: "gluon.experts_halves"}
+formats = pytest.mark.parametrize("weights", KERNELS)
 
 
 class TestExperts(ExpertsContract):
-    kernel = KERNEL
+    kernel = KERNELS[FP8_BLOCK]
     weights = "fp8_block"
     wide = False
     formats = BLOCK_FORMATS
 
 
-def layer(tokens: int, **sizes: Any) -> dict[str, Any]:
+class TestExpertsOfHalves(ExpertsContract):
+    kernel = KERNELS[PLAIN]
+    formats = (PLAIN,)
+    widest = torch.float16
+
+
+def layer(weights: str, tokens: int, **sizes: Any) -> dict[str, Any]:
     small = {"num_experts": 16, "top_k": 4, "hidden_size": 512, "intermediate_size": 256}
-    return moe_inputs(tokens=tokens, weights="fp8_block", device="cuda", **small | sizes)
+    return moe_inputs(tokens=tokens, weights=weights, device="cuda", **small | sizes)
 
 
 def agrees(out: torch.Tensor, arguments: dict[str, Any]) -> None:
@@ -39,32 +46,35 @@ def agrees(out: torch.Tensor, arguments: dict[str, Any]) -> None:
     assert agreement.ok, str(agreement)
 
 
+@formats
 @pytest.mark.parametrize("tokens", [1, 33, 700])
 @pytest.mark.parametrize("model", ["qwen3-30b-a3b", "deepseek-v3.2"])
-def test_real_widths_are_right(model: str, tokens: int) -> None:
-    arguments = moe_inputs(model, tokens=tokens, num_experts=16, weights="fp8_block", device="cuda")
-    agrees(kernelhub.fused_moe(**arguments, backend=KERNEL), arguments)
+def test_real_widths_are_right(weights: str, model: str, tokens: int) -> None:
+    arguments = moe_inputs(model, tokens=tokens, num_experts=16, weights=weights, device="cuda")
+    agrees(kernelhub.fused_moe(**arguments, backend=KERNELS[weights]), arguments)
 
 
+@formats
 @pytest.mark.parametrize("tokens", [40, 999])
-def test_a_thousand_calls_give_the_same_bits(tokens: int) -> None:
-    arguments = layer(tokens)
-    want = kernelhub.fused_moe(**arguments, backend=KERNEL)
+def test_a_thousand_calls_give_the_same_bits(weights: str, tokens: int) -> None:
+    arguments = layer(weights, tokens)
+    want = kernelhub.fused_moe(**arguments, backend=KERNELS[weights])
     out, unequal = torch.empty_like(want), torch.zeros((), dtype=torch.int64, device="cuda")
     for _ in range(1000):
         out.zero_()
-        kernelhub.fused_moe(**arguments, out=out, backend=KERNEL)
+        kernelhub.fused_moe(**arguments, out=out, backend=KERNELS[weights])
         unequal += (out != want).any()
     assert int(unequal) == 0
 
 
+@formats
 @pytest.mark.parametrize("tokens", [3, 600, 2500])
-def test_a_captured_call_reads_the_ids_of_each_replay(tokens: int) -> None:
-    arguments = layer(tokens)
-    out = kernelhub.fused_moe(**arguments, backend=KERNEL)
+def test_a_captured_call_reads_the_ids_of_each_replay(weights: str, tokens: int) -> None:
+    arguments = layer(weights, tokens)
+    out = kernelhub.fused_moe(**arguments, backend=KERNELS[weights])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kernelhub.fused_moe(**arguments, out=out, backend=KERNEL)
+        kernelhub.fused_moe(**arguments, out=out, backend=KERNELS[weights])
     ids = arguments["topk_ids"]
     for spread in ("even", "one", "none of some"):
         arguments["x"].normal_()
@@ -79,9 +89,10 @@ def test_a_captured_call_reads_the_ids_of_each_replay(tokens: int) -> None:
         agrees(out, arguments)
 
 
-def test_more_tokens_than_a_round_has() -> None:
-    arguments = layer(40_000, top_k=8, hidden_size=2048, intermediate_size=128)
-    out = kernelhub.fused_moe(**arguments, backend=KERNEL)
+@formats
+def test_more_tokens_than_a_round_has(weights: str) -> None:
+    arguments = layer(weights, 40_000, top_k=8, hidden_size=2048, intermediate_size=128)
+    out = kernelhub.fused_moe(**arguments, backend=KERNELS[weights])
     for part in (slice(0, 50), slice(32_700, 32_800), slice(39_950, 40_000)):
         some = arguments | {name: arguments[name][part] for name in ("x", "topk_weights", "topk_ids")}
         agrees(out[part], some)

@@ -21,7 +21,7 @@ _FLASHINFER = (
 )
 _TRTLLM = tuple(name for name in _FLASHINFER if ".trtllm_" in name)
 _CUTLASS = tuple(name for name in _FLASHINFER if ".cutlass_" in name)
-_ALL = ("triton.experts", "gluon.experts", *_FLASHINFER, "torch.experts")
+_ALL = ("triton.experts", "gluon.experts", "gluon.experts_halves", *_FLASHINFER, "torch.experts")
 _VLLM = "https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/model_executor/layers/fused_moe/oracle"
 
 FUSED_MOE = (

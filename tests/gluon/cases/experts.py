@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from kernelhub.backends.gluon.moe.adapter import Experts
+from kernelhub.backends.gluon.moe.halves_adapter import ExpertsOfHalves
 from kernelhub.ops.moe.experts.adapter import Values
-from kernelhub.ops.moe.experts.problem import FP8, FP8_BLOCK, FP8_BLOCK_UE8M0, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import FP8, FP8_BLOCK, FP8_BLOCK_UE8M0, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
 from kernelhub.probes.device import DeviceFacts
 from tests.backends.ahead.case import Case
@@ -27,17 +28,21 @@ def _launch(tokens: int, facets: dict[str, Any], device: DeviceFacts) -> None:
         return torch.empty(shape, dtype=of, device="cuda")
 
     def matrix(rows: int, columns: int, bias: bool) -> Matrix:
+        of_bias = empty((experts, rows), dtype) if bias else None
+        if problem.weights == PLAIN:
+            return Matrix(empty((experts, rows, columns), dtype), None, None, of_bias)
         scale = torch.uint8 if problem.weights == FP8_BLOCK_UE8M0 else torch.float32
         return Matrix(
             empty((experts, rows, columns), torch.float8_e4m3fn),
             empty((experts, -(-rows // 128), -(-columns // 128)), scale),
             None,
-            empty((experts, rows), dtype) if bias else None,
+            of_bias,
         )
 
     x, out = empty((tokens, hidden), dtype), empty((tokens, hidden), dtype)
     table = empty((4 * experts,), torch.int32) if problem.expert_map else None
-    Experts(problem).launch(
+    adapter = ExpertsOfHalves if problem.weights == PLAIN else Experts
+    adapter(problem).launch(
         x,
         matrix(2 * inner, hidden, problem.w13_bias),
         matrix(hidden, inner, problem.w2_bias),
@@ -53,6 +58,9 @@ _ALL: dict[str, Any] = {
     "weights": FP8_BLOCK_UE8M0,
     **dict.fromkeys(("w13_bias", "w2_bias", "apply_router_weight_on_input", "expert_map", "residual"), True),
 }
+_HALVES: dict[str, Any] = {"weights": PLAIN, "activation_dtype": "bfloat16"}
+_FLOAT16: dict[str, Any] = {**_HALVES, "dtype": "float16", "activation_dtype": "float16"}
+_ALL_OF_HALVES: dict[str, Any] = {**_ALL, **_HALVES, "hidden_size": 2888, "intermediate_size": 360}
 CASES = [
     Case("experts, 4096 tokens", functools.partial(_launch, 4096, {})),
     Case("experts, 64 tokens", functools.partial(_launch, 64, {})),
@@ -60,4 +68,9 @@ CASES = [
     Case("experts, 64 tokens, gelu", functools.partial(_launch, 64, {"activation": "gelu"})),
     Case("experts, 4096 tokens of float32", functools.partial(_launch, 4096, {"dtype": "float32"})),
     Case("experts, 4096 tokens of float16", functools.partial(_launch, 4096, {"dtype": "float16"})),
+    Case("experts of bf16, 4096 tokens", functools.partial(_launch, 4096, _HALVES)),
+    Case("experts of bf16, 64 tokens", functools.partial(_launch, 64, _HALVES)),
+    Case("experts of bf16, 4096 tokens, every feature", functools.partial(_launch, 4096, _ALL_OF_HALVES)),
+    Case("experts of bf16, 64 tokens, gelu", functools.partial(_launch, 64, {**_HALVES, "activation": "gelu"})),
+    Case("experts of fp16, 4096 tokens", functools.partial(_launch, 4096, _FLOAT16)),
 ]

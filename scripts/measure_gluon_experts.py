@@ -1,0 +1,138 @@
+"""Time experts in bfloat16: `gluon.experts_halves`, `triton.experts` and torch's grouped product, on one Hopper GPU.
+
+    python scripts/measure_gluon_experts.py [--layers NAME...] [--tokens N...] [--out FILE] [--compile]
+
+Whole calls of the public function in CUDA graphs of two, medians of samples that alternate, the cache not flushed.
+Results are compared with torch's, or with Triton's where there are biases. `--compile` only calls each kernel once, so
+that a later run finds everything in Triton's cache. The file is written after every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+import kernelhub
+from kernelhub.ops.models.shapes import MoeModel
+from kernelhub.ops.moe.experts.inputs import moe_inputs
+from kernelhub.ops.moe.experts.reference import joined
+
+LAYERS = {
+    "qwen3-30b-a3b": MoeModel("qwen3-30b-a3b", num_experts=128, top_k=8, hidden_size=2048, intermediate_size=768),
+    "mixtral-8x7b": MoeModel("mixtral-8x7b", num_experts=8, top_k=2, hidden_size=4096, intermediate_size=14336),
+    "gpt-oss-20b": MoeModel(
+        "gpt-oss-20b", num_experts=32, top_k=4, hidden_size=2880, intermediate_size=2880, activation="swiglu_oai",
+        bias=True,
+    ),
+}  # fmt: skip
+TOKENS = (1, 16, 64, 256, 512, 1024, 2048, 4096)
+KERNELS = ("gluon.experts_halves", "triton.experts")
+_CALLS, _SAMPLES, _SAMPLE_MS = 2, 5, 8.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", nargs="+", choices=LAYERS, default=[*LAYERS])
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--compile", action="store_true")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    facts = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "date": date.today().isoformat(),
+        "method": __doc__.split("\n\n")[2].replace("\n", " "),
+    }
+    for name in options.layers:
+        whole = moe_inputs(LAYERS[name], tokens=max(options.tokens), weights="plain", device="cuda")
+        for tokens in options.tokens:
+            rows.append({"layer": name, "tokens": tokens, **case(whole, tokens, options.compile)})
+            print(json.dumps(rows[-1]), flush=True)
+            if options.out is not None:
+                options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+def case(whole: dict[str, Any], tokens: int, only_compile: bool) -> dict[str, Any]:
+    """Times in ms, and how far the kernels are from the last's result."""
+    arguments = whole | {name: whole[name][:tokens] for name in ("x", "topk_weights", "topk_ids")}
+    calls: dict[str, Callable[[], Any]] = {
+        name: lambda name=name: kernelhub.fused_moe(**arguments, backend=name) for name in KERNELS
+    }
+    made = {name: call() for name, call in calls.items()}
+    torch.cuda.synchronize()
+    if only_compile:
+        return {}
+    if "w13_bias" not in arguments:
+        calls["torch._grouped_mm"] = lambda: _grouped(arguments)
+        made["torch._grouped_mm"] = calls["torch._grouped_mm"]()
+    want = made.popitem()[1].float()
+    off = {
+        name: round(float((out.float() - want).square().mean().sqrt() / want.square().mean().sqrt()), 5)
+        for name, out in made.items()
+    }
+    times = times_of(calls)
+    return {"kernels_ms": {name: round(statistics.median(times[name]), 5) for name in calls}, "off": off}
+
+
+def times_of(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
+    """Samples of each, in ms of one call."""
+    graphs = {name: _captured(call) for name, call in calls.items()}
+    rounds = {name: max(1, int(_SAMPLE_MS / _sample(graph, 3))) for name, graph in graphs.items()}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(_SAMPLES):
+        for name, graph in graphs.items():
+            times[name].append(_sample(graph, rounds[name]) / _CALLS)
+    return times
+
+
+def _captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    call()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for _ in range(_CALLS):
+            call()
+    graph.replay()
+    return graph
+
+
+def _sample(graph: torch.cuda.CUDAGraph, rounds: int) -> float:
+    """Milliseconds of one replay."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(rounds):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / rounds
+
+
+def _grouped(arguments: dict[str, Any]) -> torch.Tensor:
+    """torch's way: rows sorted and gathered, two grouped products, rows added up."""
+    x, ids, weights, w13, w2 = (arguments[name] for name in ("x", "topk_ids", "topk_weights", "w13", "w2"))
+    flat = ids.flatten()
+    order = flat.argsort(stable=True)
+    counts = torch.zeros(len(w13), dtype=torch.int32, device=x.device)
+    ends = counts.scatter_add_(0, flat.long(), torch.ones_like(flat)).cumsum(0).int()
+    tokens = order // ids.shape[1]
+    both = torch._grouped_mm(x[tokens], w13.transpose(1, 2), offs=ends)
+    inner = joined(both, arguments.get("activation", "silu"), 1.702, 7.0)
+    given = torch._grouped_mm(inner, w2.transpose(1, 2), offs=ends)
+    weighed = (given * weights.flatten()[order].unsqueeze(1)).to(x.dtype)
+    return torch.zeros_like(x).index_add_(0, tokens, weighed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
