@@ -372,7 +372,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 since = time.monotonic()
                 sizes = workload(name, 1, given.max_len)[0]
                 count = rounds * clients if rounds else max(given.rounds * clients, 4)
-                found = served(running.address, running.model, given.model, tuple(sizes), count, clients)
+                found = served(running.address, running.model, given.tokenizer, tuple(sizes), count, clients)
                 measured = {**row, "client": VLLM, "workload": name, "concurrency": clients, **found}
                 _keep({**measured, "server_start_s": running.start_s}, results, since, given.out)
     return results
@@ -510,6 +510,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--vllm-cells", type=_fixed_cells, default=[], help="cells that `vllm bench serve` measures, too, as --cells"
     )
+    parser.add_argument("--tokenizer", help="the folder whose tokenizer `vllm bench serve` takes; that of --model")
     parser.add_argument("--rounds", type=int, default=10, help="prompts of a cell, for each client")
     parser.add_argument("--warm-rounds", type=int, default=2, help="prompts before a cell, for each client")
     parser.add_argument("--warm-output", type=int, help="most output tokens of a prompt of these; else the workload's")
@@ -527,7 +528,13 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "serving.json")
     parser.add_argument("--show", action="store_true", help="print the table of --out, and measure nothing")
     parser.add_argument("--plot", type=Path, help="write a picture of --out, such as serving.png")
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    given.tokenizer = given.tokenizer or given.model
+    if given.vllm_cells and not (Path(given.tokenizer) / "tokenizer_config.json").exists():
+        parser.error(
+            f"`vllm bench serve` needs a tokenizer: {given.tokenizer} has no tokenizer_config.json; --tokenizer"
+        )
+    return given
 
 
 def _names(text: str) -> list[str]:

@@ -64,7 +64,11 @@ def ran(command: Sequence[str], result: Path, timeout_s: float) -> dict[str, Any
 def served(
     address: tuple[str, int], model: str, tokenizer: str, sizes: tuple[int, int], prompts: int, clients: int
 ) -> dict[str, Any]:
-    """The figures of `vllm bench serve` of a server that runs: `prompts` of `sizes` tokens, `clients` at once."""
+    """The figures of `vllm bench serve` of a server that runs: `prompts` of `sizes` tokens, `clients` at once.
+
+    Raises:
+        SystemExit: the command failed, or requests did, which vLLM's client only counts.
+    """
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "serve.json"
         command = ["vllm", "bench", "serve", "--backend", "openai", "--endpoint", "/v1/completions"]
@@ -75,4 +79,7 @@ def served(
         command += ["--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99", "--disable-tqdm"]
         command += ["--save-result", "--result-dir", folder, "--result-filename", result.name]
         found = ran(command, result, 600.0)
+        if found["completed"] != prompts:
+            end = result.with_suffix(".log").read_text()[-3000:]
+            raise SystemExit(f"vllm bench serve: {found['completed']} of {prompts} requests were completed:\n{end}")
     return {ours: round(float(found[theirs]), 4) for ours, theirs in NAMES.items() if theirs in found}

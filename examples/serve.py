@@ -65,8 +65,8 @@ class Refused(ValueError):
     """A request that cannot be served, as the client is told."""
 
 
-def parsed(body: bytes, tokenizer: Tokenizer) -> tuple[Request, bool]:
-    """The request of a body of /v1/completions, and whether to stream."""
+def parsed(body: bytes, tokenizer: Tokenizer) -> tuple[Request, bool, bool]:
+    """The request of a body of /v1/completions, whether to stream, and whether the stream ends with the counts."""
     try:
         said = json.loads(body)
     except ValueError as error:
@@ -85,10 +85,14 @@ def parsed(body: bytes, tokenizer: Tokenizer) -> tuple[Request, bool]:
         raise Refused(f"max_tokens is {most!r}; give 1 or more")
     if isinstance(heat, bool) or not isinstance(heat, int | float) or not 0 <= heat <= 2:
         raise Refused(f"temperature is {heat!r}; give 0 (greedy) to 2")
+    options = said.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise Refused("stream_options is no JSON object")
     flags = {name: said.get(name) or False for name in ("stream", "ignore_eos")}
+    flags["include_usage"] = options.get("include_usage") or False
     if not all(isinstance(flag, bool) for flag in flags.values()):
-        raise Refused("stream and ignore_eos are true or false")
-    return Request(prompt, most, float(heat), flags["ignore_eos"]), flags["stream"]
+        raise Refused("stream, ignore_eos and include_usage are true or false")
+    return Request(prompt, most, float(heat), flags["ignore_eos"]), flags["stream"], flags["include_usage"]
 
 
 def pieces(request: Request, tokenizer: Tokenizer) -> Iterator[tuple[str, str | None]]:
@@ -101,12 +105,12 @@ def pieces(request: Request, tokenizer: Tokenizer) -> Iterator[tuple[str, str | 
             ids.append(token)
         # A tokenizer's text of a token depends on the ones before it, so the last piece is decoded with the new one.
         text, known = tokenizer.decode(ids[before:]), tokenizer.decode(ids[before:shown])
-        whole = token is None or not text.endswith("\ufffd")
-        yield text[len(known) :] if whole else "", reason if token is None else None
+        whole = bool(reason) or not text.endswith("\ufffd")
+        yield text[len(known) :] if whole else "", reason or None
+        if reason:
+            return
         if whole:
             before, shown = shown, len(ids)
-        if token is None:
-            return
 
 
 def handler(engine: Engine, tokenizer: Tokenizer, name: str) -> type[BaseHTTPRequestHandler]:
@@ -130,35 +134,34 @@ def handler(engine: Engine, tokenizer: Tokenizer, name: str) -> type[BaseHTTPReq
             if self.path != "/v1/completions":
                 return self._refuse(404, f"there is no {self.path}; POST to /v1/completions")
             try:
-                request, stream = parsed(body, tokenizer)
+                request, stream, counted = parsed(body, tokenizer)
                 engine.add(request)
             except ValueError as error:
                 return self._refuse(400, str(error))
-            prompt = len(request.ids)
             begun: dict[str, Any] = {"id": f"cmpl-{id(request):x}", "object": "text_completion", "model": name}
             begun["created"] = int(time.time())
             try:
-                return self._stream(request, begun) if stream else self._whole(request, begun, prompt)
+                return self._stream(request, begun, counted) if stream else self._whole(request, begun)
             except (BrokenPipeError, ConnectionResetError):
                 request.aborted = True  # the client disconnected: free its pages
                 return None
 
-        def _whole(self, request: Request, begun: dict[str, Any], prompt: int) -> None:
+        def _whole(self, request: Request, begun: dict[str, Any]) -> None:
             parts = list(pieces(request, tokenizer))
             text, reason = "".join(new for new, _ in parts), parts[-1][1]
             if reason is not None and reason.startswith("error"):
                 return self._refuse(500, reason)
-            counts = {"prompt_tokens": prompt, "completion_tokens": request.generated}
-            usage = {**counts, "total_tokens": sum(counts.values())}
-            return self._json(200, {**begun, "choices": [_choice(text, reason)], "usage": usage})
+            return self._json(200, {**begun, "choices": [_choice(text, reason)], "usage": _usage(request)})
 
-        def _stream(self, request: Request, begun: dict[str, Any]) -> None:
+        def _stream(self, request: Request, begun: dict[str, Any], counted: bool) -> None:
             self.send_response(200)
             self.send_header("Content-Type", "text/event-stream")
             self.send_header("Connection", "close")
             self.end_headers()
             for new, reason in pieces(request, tokenizer):
                 self._event(json.dumps({**begun, "choices": [_choice(new, reason)]}))
+            if counted:
+                self._event(json.dumps({**begun, "choices": [], "usage": _usage(request)}))
             self._event("[DONE]")
             self.close_connection = True
 
@@ -188,6 +191,12 @@ def handler(engine: Engine, tokenizer: Tokenizer, name: str) -> type[BaseHTTPReq
 
 def _choice(text: str, reason: str | None) -> dict[str, Any]:
     return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
+
+
+def _usage(request: Request) -> dict[str, int]:
+    """What a finished request counts."""
+    prompt, generated = len(request.ids) - request.generated, request.generated
+    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
 def pages_that_fit(config: Config, device: torch.device, dtype: torch.dtype, wanted: int) -> int:

@@ -188,10 +188,10 @@ class Engine:
             left -= tokens
         return batch
 
-    def _finish(self, request: Request, reason: str) -> None:
+    def _finish(self, request: Request, reason: str, token: int | None = None) -> None:
         self._release(request)
         (self.running if request in self.running else self.waiting).remove(request)
-        self.made.append((request, None, reason))
+        self.made.append((request, token, reason))
 
     def _publish(self) -> None:
         """Give the clients their results; their threads then take Python's time for a while."""
@@ -256,11 +256,12 @@ class Engine:
                 request.ids.append(token)
                 request.generated += 1
                 made += 1
-                self.made.append((request, token, ""))
                 if token in self.model.config.eos and not request.ignore_eos:
-                    self._finish(request, "stop")
+                    self._finish(request, "stop", token)
                 elif request.generated == request.max_tokens:
-                    self._finish(request, "length")
+                    self._finish(request, "length", token)
+                else:
+                    self.made.append((request, token, ""))
         self.generated += made
         if self.device.type == "cpu" or not self.running:
             self._publish()

@@ -222,7 +222,11 @@ def test_the_server_completes_streams_and_shows_its_kernels(server) -> None:
     assert last == "[DONE]"
     choices = [json.loads(part)["choices"][0] for part in parts]
     assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
-    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
+    assert [choice["finish_reason"] for choice in choices] == [None] * 5 + ["length"]
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *parts, counts, last = events(server("/v1/completions", body | options)[1])
+    assert len(parts) == 6
+    assert (json.loads(counts)["choices"], json.loads(counts)["usage"]) == ([], whole["usage"])
     status, text = server("/stats")
     stats = json.loads(text)
     assert (status, stats["compiled_after_seal"]) == (200, [])
@@ -264,6 +268,8 @@ def test_many_clients_at_once_get_what_each_gets_alone(server) -> None:
         ({"prompt": "a", "max_tokens": 4096}, "more than the 128"),
         ({"prompt": "a", "temperature": -1}, "temperature is -1"),
         ({"prompt": "a", "stream": "yes"}, "true or false"),
+        ({"prompt": "a", "stream_options": 1}, "stream_options is no JSON object"),
+        ({"prompt": "a", "stream_options": {"include_usage": "yes"}}, "include_usage are true or false"),
         ({"prompt": "a", "n": 2}, "n is not supported"),
         ({"prompt": "a", "logprobs": 5}, "logprobs is not supported"),
     ],
@@ -306,9 +312,10 @@ def test_streamed_pieces_are_the_text_of_all_tokens(serve, strips) -> None:
             return decoded.removeprefix(" ") if strips else decoded
 
     request = serve.Request([1], 64)
-    for token in text.encode():
+    *first, last = text.encode()
+    for token in first:
         request.results.put((token, ""))
-    request.results.put((None, "length"))
+    request.results.put((last, "length"))
     parts = list(serve.pieces(request, Tokenizer()))
     assert "".join(new for new, _ in parts) == text
     assert [reason for _, reason in parts if reason] == ["length"]

@@ -219,6 +219,9 @@ if "broken" in given.values():
     sys.exit("no such backend")
 if sys.argv[1:3] == ["bench", "serve"]:
     found = {{"output_throughput": 123.4, "median_ttft_ms": 5.0, "completed": int(given["--num-prompts"])}}
+    if given["--model"] == "gone":
+        print("Connection refused")
+        found["completed"] -= 1
     pathlib.Path(given["--result-dir"], given["--result-filename"]).write_text(json.dumps(found))
 elif sys.argv[2] == "latency":
     pathlib.Path(given["--output-json"]).write_text(json.dumps({{"latencies": [0.5, 0.4, 0.9]}}))
@@ -244,6 +247,8 @@ def test_a_cell_is_measured_by_vllm_s_client_on_the_same_server(serving, tmp_pat
     out = tmp_path / "serving.json"
     arguments = ["--port", port, "--backends", "torch", "--cells", "8/4@1x4", "--vllm-cells", "8/4@2x3", "--runs", "1"]
     arguments += ["--max-len", "64", "--out", str(out), "--engine-options", "--max-tokens 16 --num-pages 32"]
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    arguments += ["--tokenizer", str(tmp_path)]
     serving.main(arguments)
     own, theirs = json.loads(out.read_text())["rows"]
     assert "client" not in own
@@ -258,6 +263,12 @@ def test_vllm_s_client_has_no_lengths_of_ours(serving, capsys) -> None:
     with pytest.raises(SystemExit):
         serving.parsed(["--vllm-cells", "sharegpt@8"])
     assert "INPUT/OUTPUT alone" in capsys.readouterr().err
+
+
+def test_vllm_s_client_needs_a_tokenizer(serving, capsys) -> None:
+    with pytest.raises(SystemExit):
+        serving.parsed(["--vllm-cells", "8/4@2"])
+    assert "llama-tiny has no tokenizer_config.json; --tokenizer" in capsys.readouterr().err
 
 
 def test_vllm_s_latency_and_throughput_of_each_backend(serving, tmp_path, vllm) -> None:
@@ -278,6 +289,11 @@ def test_vllm_s_latency_and_throughput_of_each_backend(serving, tmp_path, vllm) 
     assert json.loads(out.read_text())["rows"] == rows
     with pytest.raises(SystemExit, match="vllm bench latency ended with 1:\nno such backend"):
         bench.main(["latency", *given, "--backends", "broken"])
+
+
+def test_requests_that_failed_for_vllm_s_client_are_said(serving, vllm) -> None:
+    with pytest.raises(SystemExit, match="2 of 3 requests were completed:\nConnection refused"):
+        importlib.import_module("vllm_client").served(("localhost", 1), "gone", "m", (8, 4), 3, 1)
 
 
 def test_a_vllm_that_is_not_there_is_said(serving, tmp_path, monkeypatch) -> None:
