@@ -85,12 +85,20 @@ def bind(
         again, made = 0, out
         if equal and not getattr(x, "is_nested", True):
             key, calls = (x.shape, out is None), known.of(group)
+            ready = calls.results.get(key)
+            if ready is not None:
+                given: tuple[Tensor, Tensor] = (x, *ready.take())
+                if calls.launches(key, given) == 2:
+                    tick()
+                    return given[1]
             if key in calls and (out is not None or dense(x, dtype, device)):
                 made = x.new_empty(key[0][0] * world_size, *key[0][1:]) if out is None else out
                 again = known.again(calls, key, (x, made))
                 if again == 2:
                     tick()
                     assert made is not None
+                    if out is None:
+                        known.make_ready(calls, key, made)
                     return made
         if again:
             pg, total = cast(Any, group), key[0][0] * world_size

@@ -131,6 +131,13 @@ def bind(
             key = (x.shape, eps, in_x, in_residual, added_in_x, added_in_residual, out is None, residual_out is None)
             read = None if in_x or added_in_x else x, None if in_residual or added_in_residual else residual
             calls = known.of(group)
+            ready = calls.results.get(key)
+            if ready is not None:
+                made, added = ready.take()
+                if calls.launches(key, (weight, *read, made, added)) == 2:
+                    tick()
+                    return made, added
+                made, added = out, residual_out
             if key in calls and (not (out is None or residual_out is None) or dense(x, dtype, device)):
                 made = x.new_empty(key[0]) if out is None else out
                 added = x.new_empty(key[0]) if residual_out is None else residual_out
@@ -139,6 +146,8 @@ def bind(
                     tick()
                     assert made is not None
                     assert added is not None
+                    if out is residual_out is None:
+                        known.make_ready(calls, key, made, added)
                     return made, added
         if again:
             pg: Any = group

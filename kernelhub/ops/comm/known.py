@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.arguments import alike, usable
+from kernelhub.ops.comm.ready import Form, Ready
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import may_overlap, transformed
+
+_MOST_READY = 16  # keys of a group whose results are ready
+_MOST_BYTES = 2 << 20  # of what one of them has ready: calls with larger results wait for the GPU rather
 
 
 def plain_operand(tensor: Any, dtype: torch.dtype, device: int) -> bool:
@@ -47,13 +51,14 @@ def plain_place(
 class GroupCalls:
     """The known calls of each group that a bound kernel serves: a launch is over the memory of the group's ranks."""
 
-    __slots__ = ("_adapter", "_calls", "_last", "repeats")
+    __slots__ = ("_adapter", "_calls", "_last", "_plain", "repeats")
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
         self.repeats = is_repeated(adapter)
         self._calls: weakref.WeakKeyDictionary[Any, KnownCalls] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], Any], KnownCalls | None] = (lambda: None, None)
+        self._plain: Any = None  # key of the last call whose results were allocated
 
     def of(self, group: Any) -> KnownCalls:
         """Those of a group; they are gone with it."""
@@ -73,6 +78,23 @@ class GroupCalls:
     def attach(self, calls: KnownCalls, key: Any, given: tuple[Any, ...], *arguments: Any) -> bool:
         """Let later calls like a known one make its launches at once; `arguments` are those of its launch."""
         return self.repeats and calls.attach(key, given, self._adapter.repeated, *arguments)
+
+    def make_ready(self, calls: KnownCalls, key: Any, *made: Tensor) -> None:
+        """Make results of later calls ready in `calls.results`, if calls like one that was launched at once follow it.
+
+        Args:
+            calls: of the group.
+            key: of the call.
+            made: its results, which it allocated.
+        """
+        if self._plain != key:
+            self._plain = key
+            return
+        if len(calls.results) >= _MOST_READY:
+            calls.results.clear()
+        forms = tuple(Form(tuple(one.shape), one.dtype) for one in made)
+        if all(form.shape for form in forms):
+            calls.results[key] = Ready(forms, made[0].device, _MOST_BYTES)
 
 
 def group_type() -> Callable[..., Any]:

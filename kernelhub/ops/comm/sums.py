@@ -64,12 +64,20 @@ def binds(op: str, check: Check, *, in_parts: bool) -> Callable[..., Callable[..
             again, made = 0, out
             if usual and not getattr(x, "is_nested", True):
                 key, calls = (x.shape, out is x, out is None), known.of(group)
+                ready = calls.results.get(key)
+                if ready is not None:
+                    given: tuple[Any, ...] = (x, *ready.take())
+                    if calls.launches(key, given) == 2:
+                        tick()
+                        return given[1]  # type: ignore[no-any-return]
                 if key in calls and (out is not None or dense(x, dtype, device)):
                     made = made_for(x) if out is None else out
                     again = known.again(calls, key, (x, None if out is x else made))
                     if again == 2:
                         tick()
                         assert made is not None
+                        if out is None:
+                            known.make_ready(calls, key, made)
                         return made
             if again:
                 pg: Any = group

@@ -81,12 +81,20 @@ def bind(
         again, made = 0, out
         if type(group) is groups and numbers is not None and not getattr(y, "is_nested", True):
             key, calls = (y.shape, numbers, out is None), known.of(group)
+            ready = calls.results.get(key)
+            if ready is not None:
+                given: tuple[Any, ...] = (y, *handle[1:], *ready.take())
+                if calls.launches(key, given) == 2:
+                    tick()
+                    return given[-1]  # type: ignore[no-any-return]
             if out is not None or (key in calls and dense(y, dtype, device)):
                 made = y.new_empty(numbers.tokens, y.shape[-1]) if out is None else out
                 again = known.again(calls, key, (y, *handle[1:], made))
                 if again == 2:
                     tick()
                     assert made is not None
+                    if out is None:
+                        known.make_ready(calls, key, made)
                     return made
         if again and numbers is not None:
             pg: Any = group
