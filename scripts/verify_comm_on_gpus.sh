@@ -4,8 +4,9 @@
 #     scripts/verify_comm_on_gpus.sh [RANKS [PART...]]
 #
 # Parts, one after the other, or with TOGETHER=1 at once: `host`, `graphs` and `tiles` measure; processes of `push`, `sums`, `parts`,
-# `norms` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share the GPUs. Each process has LIMIT seconds (60);
-# one that ends there is reported, and what it had found is kept. KERNELS and FORMATS name fewer for the sanitizer and for
+# `norms` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share two GPUs, but not more: there kernels would
+# wait for ranks whose turn on their GPU it is not. Each process has LIMIT seconds (60), MARGIN of them (15) for imports
+# and the answer; one that ends there is reported, and what it had found is kept. KERNELS and FORMATS name fewer for the sanitizer and for
 # the quantised norms. Logs and JSON go into RUN (build/gpu_comm), and where $OUT is set into an archive of that name
 # there. NVLink multicast stays off.
 set -uo pipefail
@@ -21,6 +22,7 @@ RANKS=${1:-$("$PYTHON" -c 'import torch; print(torch.cuda.device_count())')}
 PARTS=("${@:2}")
 [ ${#PARTS[@]} -gt 0 ] || PARTS=(host graphs push sums parts norms sanitizer)
 LIMIT=${LIMIT:-60}
+MARGIN=${MARGIN:-15}
 STARTED=$SECONDS
 
 part() {  # part NAME COMMAND...
@@ -38,14 +40,14 @@ experts() {  # experts NAME KERNEL ARGUMENTS...
     local name=$1 kernel=$2
     shift 2
     part "$name" "$PYTHON" -m tests.gpu.expert_conformance "$kernel" "$kernel" --ranks "$RANKS" \
-        --limit-s "$((LIMIT - 5))" "$@"
+        --limit-s "$((LIMIT - MARGIN))" "$@"
 }
 
 collective() {  # collective NAME OP KERNEL ARGUMENTS...
     local name=$1 op=$2 kernel=$3
     shift 3
     part "$name" "$PYTHON" -m tests.gpu.comm_conformance "$op" "$kernel" --ranks "$RANKS" --calls "${CALLS:-1000}" \
-        --most-rows "${MOST_ROWS:-600}" --limit-s "$((LIMIT - 4))" "$@"
+        --most-rows "${MOST_ROWS:-600}" --limit-s "$((LIMIT - MARGIN))" "$@"
 }
 
 sanitized() {  # sanitized TOOL KERNEL...: only functions named *_kernel, where the tool can tell them apart
@@ -55,6 +57,11 @@ sanitized() {  # sanitized TOOL KERNEL...: only functions named *_kernel, where 
     # The CUDA runtime, NCCL and the launcher ask the driver for what it may refuse: no error of a kernel.
     part "$tool" compute-sanitizer --tool "$tool" --report-api-errors no --print-limit 1000 --target-processes all \
         "${only[@]}" "$PYTHON" -m tests.gpu.comm_sanitized --ranks "$RANKS" --limit-s "$((LIMIT - 6))" --only "$@"
+}
+
+beside() {  # beside COMMAND...: others that are under way, on two GPUs
+    "$@" &
+    [ "$RANKS" -le 2 ] || [ -n "${TOGETHER:-}" ] || wait
 }
 
 nvidia-smi --query-gpu=name --format=csv,noheader | sort | uniq -c
@@ -67,31 +74,31 @@ for which in "${PARTS[@]}"; do
                 --kernels triton.one_shot triton.two_shot --sizes 8192 65536 262144 1048576 --json "$RUN/graphs.json"
             ;;
         push)
-            experts push triton.push --calls 1000 --scenes many side_streams delayed graphs large missing \
-                --dtypes bfloat16 &
-            experts push_exchanges triton.push --scenes exchanges &
-            experts push_exact triton.push_exact --exact --calls 500 --scenes many side_streams delayed large exchanges &
+            beside experts push triton.push --calls 1000 --scenes many side_streams delayed graphs large missing \
+                --dtypes bfloat16
+            beside experts push_exchanges triton.push --scenes exchanges
+            beside experts push_exact triton.push_exact --exact --calls 500 --scenes many side_streams delayed large exchanges
             ;;
         sums)
-            collective all_reduce_one_shot all_reduce triton.one_shot &
-            collective all_reduce_two_shot all_reduce triton.two_shot &
-            collective norm_one_shot all_reduce_rms_norm triton.one_shot &
-            collective norm_two_shot all_reduce_rms_norm triton.two_shot &
+            beside collective all_reduce_one_shot all_reduce triton.one_shot
+            beside collective all_reduce_two_shot all_reduce triton.two_shot
+            beside collective norm_one_shot all_reduce_rms_norm triton.one_shot
+            beside collective norm_two_shot all_reduce_rms_norm triton.two_shot
             ;;
         parts)
-            collective gather all_gather triton.one_shot &
-            collective scatter reduce_scatter triton.one_shot &
+            beside collective gather all_gather triton.one_shot
+            beside collective scatter reduce_scatter triton.one_shot
             ;;
         norms)
             for format in ${FORMATS:-fp8_group mxfp8 nvfp4 fp8_token fp8_tensor}; do
-                collective "norm_$format" all_reduce_rms_norm triton.one_shot_quant --format "$format" &
+                beside collective "norm_$format" all_reduce_rms_norm triton.one_shot_quant --format "$format"
             done
             ;;
         sanitizer)
-            sanitized memcheck ${KERNELS:-triton} &
-            sanitized racecheck ${KERNELS:-triton} &
+            beside sanitized memcheck ${KERNELS:-triton}
+            beside sanitized racecheck ${KERNELS:-triton}
             ;;
-        memcheck | racecheck) sanitized "$which" ${KERNELS:-triton} & ;;
+        memcheck | racecheck) beside sanitized "$which" ${KERNELS:-triton} ;;
     esac
     [ -n "${TOGETHER:-}" ] || wait
 done
