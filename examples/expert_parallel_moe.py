@@ -58,11 +58,13 @@ def run(rank: int, ranks: int, port: int, on_gpus: bool) -> None:
     if on_gpus:
         report(rank, "in a CUDA graph", captured(plan, x, w13, w2, weights, ids), want)
 
-    # The same step by step, with rows sorted by expert.
-    sent = kernelhub.moe_dispatch(x, ids, weights, dist.group.WORLD, EXPERTS, format="contiguous")
+    # The same step by step, with rows sorted by expert. Plans connect the ranks, once; a layer runs them.
+    dispatch = kernelhub.moe_dispatch.prepare(x, ids, weights, dist.group.WORLD, EXPERTS, format="contiguous")
+    sent = dispatch.run(x, ids, weights)
     gate, up = kernelhub.grouped_gemm(sent.x, w13, offsets=sent.offsets).chunk(2, -1)
     y = kernelhub.grouped_gemm(torch.nn.functional.silu(gate) * up, w2, offsets=sent.offsets)
-    report(rank, "step by step", kernelhub.moe_combine(y, sent.handle, dist.group.WORLD), want)
+    combine = kernelhub.moe_combine.prepare(y, sent.handle, dist.group.WORLD)
+    report(rank, "step by step", combine.run(y, sent.handle), want)
     dist.barrier()
     dist.destroy_process_group()
 
