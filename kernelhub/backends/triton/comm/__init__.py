@@ -54,8 +54,9 @@ _QUANT_STANDINGS = (
         "quantised norms: 28 tests passed, none failed, 500 calls of each of nvfp4, mxfp8, fp8_token and fp8_tensor "
         "(benchmarks/results/comm_quant_h100.json); fp8_group on 2 NVIDIA H200, 2026-11-26, 1000 calls; "
         "NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, two ranks over NVLink, known calls: 14 tests passed, none "
-        "failed, 400 calls of fp8_group and of nvfp4 (benchmarks/results/comm_checks_h200.json); not run with other "
-        "numbers of ranks",
+        "failed, 400 calls of fp8_group and of nvfp4 (benchmarks/results/comm_checks_h200.json); 2026-11-27, two ranks "
+        "over NVLink, quantised norms by known calls: 21 tests passed, none failed, 1000 calls of each of mxfp8, "
+        "fp8_token and fp8_tensor (benchmarks/results/comm_runs_h200.json); not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )

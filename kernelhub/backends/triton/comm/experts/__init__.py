@@ -32,7 +32,9 @@ _STANDINGS = (
         "none failed, 5000 calls (benchmarks/results/expert_comm_4_ranks_h200.json); two ranks over NVLink, repeated "
         "launches: 6 tests passed, none failed, and four ranks over NVLink, repeated launches: 4 tests passed, none "
         "failed, 1000 calls each (benchmarks/results/comm_checks_h200.json); two ranks over NVLink, results made "
-        "ready: 2 tests passed, none failed (benchmarks/results/comm_host_experts_h200.json); not run with other "
+        "ready: 2 tests passed, none failed (benchmarks/results/comm_host_experts_h200.json); 2026-11-27, two ranks "
+        "over NVLink, all scenes: 7 tests passed, none failed, and four ranks over NVLink, beside other processes: 3 "
+        "tests passed, none failed, 1000 calls each (benchmarks/results/comm_runs_h200.json); not run with other "
         "numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
@@ -43,7 +45,9 @@ _EXACT_STANDINGS = (
         evidence="NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0, two ranks over NVLink, without a "
         "capacity: 5 tests passed, none failed, 500 calls (benchmarks/results/expert_comm_models_h200.json); four "
         "ranks over NVLink, without a capacity: 4 tests passed, none failed, 500 calls "
-        "(benchmarks/results/comm_checks_h200.json); not run with other numbers of ranks",
+        "(benchmarks/results/comm_checks_h200.json); 2026-11-27, two ranks over NVLink, all scenes without a capacity: "
+        "5 tests passed, none failed, and four ranks over NVLink, beside other processes: 3 tests passed, none failed, "
+        "500 calls each (benchmarks/results/comm_runs_h200.json); not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
