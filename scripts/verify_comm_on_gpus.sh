@@ -14,7 +14,8 @@ cd "$(dirname "$0")/.."
 RUN=${RUN:-build/gpu_comm}
 rm -rf "$RUN"
 mkdir -p "$RUN"
-export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# Where packages have no bytecode and their folder cannot be written, each of many processes would compile torch anew.
+export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONPYCACHEPREFIX=$PWD/build/pycache
 export KERNELHUB_COMM_TIMEOUT_S=${KERNELHUB_COMM_TIMEOUT_S:-12}  # what the scene `missing` waits
 export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1
 PYTHON=${PYTHON:-python3}

@@ -9,7 +9,8 @@ cd "$(dirname "$0")/.."
 RUN=build/gpu
 rm -rf "$RUN"
 mkdir -p "$RUN"
-export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
+# Where packages have no bytecode and their folder cannot be written, each of many processes would compile torch anew.
+export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONPYCACHEPREFIX=$PWD/build/pycache
 PYTHON=${PYTHON:-python3}
 GPUS=$("$PYTHON" -c 'import torch; print(max(1, torch.cuda.device_count()))')
 WORKERS=${WORKERS:-$((14 * GPUS))}  # they share the GPUs
