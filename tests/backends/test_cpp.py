@@ -20,6 +20,7 @@ from kernelhub.backends.cpp import build
 from kernelhub.backends.cpp.moe import experts_adapter
 from kernelhub.backends.cpp.moe.experts_adapter import Experts
 from kernelhub.errors import KernelUnavailable, NoKernel
+from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.formats import E4M3, from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
@@ -384,6 +385,18 @@ class TestFailures:
         kernelhub.reload()
         with kernelhub.strict(), pytest.raises(KernelUnavailable, match="cannot compile"):
             self.call()
+
+    def test_a_compiler_without_amx_is_reported(self, tmp_path: Path, monkeypatch) -> None:
+        old = tmp_path / "g++"
+        old.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -DKERNELHUB_NO_AMX -O0\n')
+        old.chmod(old.stat().st_mode | stat.S_IEXEC)
+        monkeypatch.setenv("CXX", str(old))
+        inputs = paged_attention_inputs("gpt-oss-120b", seq_lens=(40, 9))
+        amx = kernelhub.explain(kernelhub.paged_attention, **inputs).selected == "cpp.amx"
+        assert kernelhub.paged_attention(**inputs).isfinite().all()
+        assert amx == (facts(torch.device("cpu")).arch == "amx")
+        lost = [(fallback.kernel, "no products by AMX" in fallback.reason) for fallback in kernelhub.report().fallbacks]
+        assert lost == [("cpp.amx", True)] * amx
 
     def test_explaining_compiles_nothing(self, tmp_path: Path) -> None:
         assert self.decision().accepted

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.backends.cpp.build import library
+from kernelhub.backends.cpp.build import BuildError, library
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Scale, Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
@@ -23,8 +23,17 @@ _NUMBERS = ctypes.c_double * 2
 Strides = tuple[int, ...]
 
 
-def _function() -> Any:
-    run = library(SOURCE).kernelhub_attention
+def _function(amx: bool, problem: AttentionProblem | MlaProblem) -> Any:
+    compiled = library(SOURCE)
+    if amx:
+        has = compiled.kernelhub_attention_has_amx
+        has.argtypes, has.restype = [ctypes.c_int64] * 2, ctypes.c_int64
+        if not has(KINDS[problem.q_dtype], KINDS[problem.kv_dtype]):
+            raise BuildError(
+                f"{SOURCE} has no products by AMX here: the compiler lacks them (g++ 11 and clang 12 have them), or "
+                "Linux does not give this process AMX's registers (5.16 and later can)"
+            )
+    run = compiled.kernelhub_attention
     run.argtypes = [ctypes.c_void_p] * 15 + [ctypes.c_int64]
     run.restype = None
     return run
@@ -34,14 +43,14 @@ class SplitKV(AttentionAdapter[AttentionProblem, DenseStep]):
     """`attention` on a CPU. Made, it compiles the source, or finds it compiled.
 
     Attributes:
-        amx: multiply by AMX BF16. Where the compiler lacks it, or Linux keeps its registers, the other way is taken.
+        amx: multiply by AMX BF16. Where the compiler lacks it, or Linux keeps its registers, it cannot be made.
     """
 
     amx = False
 
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)
-        self._run = _function()
+        self._run = _function(self.amx, problem)
 
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values, out: Tensor, lse: Tensor | None
@@ -70,7 +79,7 @@ class SplitKVPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
 
     def __init__(self, problem: PagedAttentionProblem) -> None:
         super().__init__(problem)
-        self._run = _function()
+        self._run = _function(self.amx, problem)
 
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: PagedStep, values: Values, out: Tensor, lse: Tensor | None
@@ -97,7 +106,7 @@ class SplitKVLatent(MlaAdapter):
 
     def __init__(self, problem: MlaProblem) -> None:
         super().__init__(problem)
-        self._run = _function()
+        self._run = _function(self.amx, problem)
 
     def launch(
         self,
