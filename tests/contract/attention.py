@@ -26,6 +26,7 @@ class Contract(OpContract):
     device: ClassVar[str] = DEVICE
     table: ClassVar[Any]  # the op's cases; for some kernels varied, see `varied_attention`
     model: ClassVar[AttentionModel | None] = None  # heads of the calls below; those of the first model by default
+    widest: ClassVar[torch.dtype] = torch.float32  # of the queries that it takes
     plain: ClassVar[dict[str, Any]]
     rich: ClassVar[dict[str, Any]]  # with features
 
@@ -66,7 +67,8 @@ class Contract(OpContract):
         one = {"q_tokens": 1, "kv_tokens": 1} if self.op == "attention" else {"seq_lens": (1,), "q_lens": (1,)}
         four_heads = AttentionModel("codes", 4, 4, 64, 64)
         for quantised in (FP8, E5M2):
-            arguments = self.inputs(**one, dtype=torch.float32, model=four_heads, kv_scale="value", quantised=quantised)
+            inputs = {"dtype": self.widest, "model": four_heads, "kv_scale": "value", "quantised": quantised}
+            arguments = self.inputs(**one, **inputs)
             with kernelhub.use(unsafe=False):  # a record that is forced takes no other dtypes than it says
                 selection = self.function().explain(**arguments, backend=self.kernel)
             decision = next(item for item in selection.decisions if item.kernel == self.kernel)
@@ -77,7 +79,7 @@ class Contract(OpContract):
             value = arguments["v"] if "v" in arguments else arguments["v_cache"][arguments["block_table"][0, 0]]
             value.view(torch.uint8)[..., :1, :, :].copy_(codes.view(4, 64))
             out = self.run(arguments)
-            assert torch.equal(out.flatten(), codes.view(quantised).float() * arguments["v_scale"])
+            assert torch.equal(out.flatten(), (codes.view(quantised).float() * arguments["v_scale"]).to(self.widest))
 
     def test_operands_may_have_any_strides(self) -> None:
         arguments = self.inputs(**self.plain)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernelhub.backends.gluon.attention import adapter, prefill
+from kernelhub.backends.gluon.attention import adapter, converting, prefill
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
@@ -20,6 +20,7 @@ from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.models.shapes import AttentionModel
 from kernelhub.probes.device import simulated
 from kernelhub.testing import OpContract
+from tests.contract.attention import PagedContract
 from tests.gluon.emulate import EmulationError
 from tests.gluon.emulated import Emulated, emulated
 from tests.gluon.planted import planted
@@ -30,12 +31,25 @@ MODEL = AttentionModel("two heads of a group", 2, 1, 64, 64)
 
 class TestPrefill(Emulated, OpContract):
     op, kernel = "attention", "emulated.prefill_any"
-    labels = ("sinks, causal, width 64", "ragged, causal, both windows, softcap", "scale below zero, width 64")
+    labels = (
+        "sinks, causal, width 64",
+        "ragged, causal, both windows, softcap",
+        "scale below zero, width 64",
+        "width 96 x 96",
+    )
 
 
 class TestPagedPrefill(Emulated, OpContract):
     op, kernel = "paged_attention", "emulated.prefill_any"
-    labels = ("mixed and padded, width 64",)
+    labels = ("mixed and padded, width 64", "width 96 x 96")
+
+
+class TestPagedPrefillOfFloat8(Emulated, PagedContract):
+    kernel = "emulated.prefill_fp8"
+    device = "cpu"
+    widest = torch.float16
+    plain = PagedContract.plain | {"kv_scale": "tensor"}
+    rich = PagedContract.rich | {"kv_scale": "head"}
 
 
 def dense(seed: int, more: dict[str, Any] | None = None, spoil: Any = None, **inputs: Any) -> bool:
@@ -74,7 +88,15 @@ def _facets(arguments: dict[str, Any], ragged: bool) -> dict[str, Any]:
         "ragged": ragged,
         "causal": arguments["causal"],
         "window_left": "window" in arguments,
-    }
+    } | _facets_of_scales(arguments)
+
+
+def _facets_of_scales(arguments: dict[str, Any]) -> dict[str, Any]:
+    scale = arguments.get("k_scale")
+    if scale is None:
+        return {}
+    form = "value" if isinstance(scale, float) else "tensor" if scale.numel() == 1 else "head"
+    return {"kv_dtype": str(arguments["k_cache"].dtype).removeprefix("torch."), "kv_scale": form}
 
 
 def _run(
@@ -85,6 +107,8 @@ def _run(
         arguments.get("window", -1),
         0 if problem.causal else -1,
         sinks=arguments.get("sinks"),
+        k_scale=arguments.get("k_scale"),
+        v_scale=arguments.get("v_scale"),
     )
     out = torch.full(q.shape, torch.nan, dtype=q.dtype)
     with emulated(seed):
@@ -133,6 +157,47 @@ def test_operands_of_any_strides() -> None:
         assert dense(0, spoil=change, batch=2, q_tokens=20)
 
 
+def test_heads_of_96_beside_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile has 128 columns of values, 32 of which are the next head's or behind the last: nothing of them is seen."""
+    model = AttentionModel("four heads of two groups", 4, 2, 96, 96)
+    monkeypatch.setattr(f"{__name__}.MODEL", model)
+    arguments = attention_inputs(model, batch=1, q_tokens=70, kv_tokens=150)
+    step = DenseStep(None, None)
+    problem = DenseAttentionProblem(**_facets(arguments, ragged=False))
+    for name in ("k", "v"):
+        wide = torch.full((1, 150, 3, 96), torch.nan, dtype=torch.bfloat16)
+        wide[:, :, :2] = arguments[name]
+        arguments[name] = wide[:, :, :2]
+    want = attention_reference(**arguments)
+    assert compare_out(_run(0, problem, *(arguments[name] for name in "qkv"), step, arguments), want, 4.5).ok
+    arguments["v"][:, :, 1] = torch.nan
+    arguments["k"][:, :, 1] = torch.inf
+    out = _run(0, problem, *(arguments[name] for name in "qkv"), step, arguments)
+    assert compare_out(out[:, :, :2], want[:, :, :2], 4.5).ok
+    assert out[:, :, 2:].isnan().all()
+
+
+FLOAT8: dict[str, Any] = {"kv_dtype": torch.float8_e4m3fn, "seq_lens": (300, 0, 130), "q_lens": (140, 0, 5)}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_every_interleaving_of_float8_gives_the_reference(seed: int) -> None:
+    assert paged(seed, page_size=64, **FLOAT8)
+
+
+@pytest.mark.parametrize("factor", [1.0, -1.0])
+def test_factors_of_float8_of_either_sign_beside_nan(factor: float) -> None:
+    def spoil(arguments: dict[str, Any]) -> None:
+        for name in ("k_scale", "v_scale"):
+            arguments[name] = torch.tensor([factor * arguments[name]])
+        for length, pages in zip(FLOAT8["seq_lens"], arguments["block_table"], strict=True):
+            for name in ("k_cache", "v_cache") if length % 16 else ():
+                raw = arguments[name].view(torch.uint8)
+                raw[int(pages[length // 16]), length % 16 :] = 0x7F  # NaN
+
+    assert paged(0, spoil=spoil, page_size=16, **FLOAT8)
+
+
 FAULTS = {
     "keys are filled before they are released": ("mbarrier.wait(k_empty.index(s), phase)", "pass"),
     "values are filled before they are released": ("mbarrier.wait(v_empty.index(s), phase)", "pass"),
@@ -153,6 +218,44 @@ def test_planted_faults_are_found(fault: str, tmp_path: Path, monkeypatch: pytes
         try:
             return not paged(seed, seq_lens=(300, 200), q_lens=(140, 5), page_size=64)
         except (EmulationError, AttributeError, UnboundLocalError):  # a product that nobody waited for is no number
+            return True
+
+    assert any(wrong(seed) for seed in range(25))
+
+
+FAULTS_OF_FLOAT8 = {
+    "a raw tile is converted before it came": ("mbarrier.wait(raw_k_full.index(r), came)", "pass"),
+    "keys are converted into a tile in use": ("mbarrier.wait(k_empty.index(s), left)", "pass"),
+    "values are converted into a tile in use": ("mbarrier.wait(v_empty.index(s), left)", "pass"),
+    "no fence after the conversion": ("    fence_async_shared()\n", ""),
+    "a raw tile is never released": ("mbarrier.arrive(raw_v_empty.index(r), count=1)", "pass"),
+    "a raw tile is released before it is read": (
+        "                convert_rows(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)\n"
+        "                mbarrier.arrive(k_full.index(s), count=1)\n"
+        "                mbarrier.arrive(raw_k_empty.index(r), count=1)\n",
+        "                mbarrier.arrive(raw_k_empty.index(r), count=1)\n"
+        "                convert_rows(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)\n"
+        "                mbarrier.arrive(k_full.index(s), count=1)\n",
+    ),
+    "every head has the factor of the first": ("at = scales + head // GROUP", "at = scales"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_FLOAT8)
+def test_planted_faults_of_float8_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = planted(converting, *FAULTS_OF_FLOAT8[fault], tmp_path)
+    for name in ("convert_tiles", "scale_of"):
+        monkeypatch.setattr(prefill, name, getattr(made, name))
+    monkeypatch.setattr(f"{__name__}.MODEL", AttentionModel("two groups", 2, 2, 64, 64))
+
+    def by_head(arguments: dict[str, Any]) -> None:
+        for name in ("k_scale", "v_scale"):
+            arguments[name] = arguments[name] * torch.tensor([1.0, -0.5])
+
+    def wrong(seed: int) -> bool:
+        try:
+            return not paged(seed, spoil=by_head, page_size=64, **FLOAT8)
+        except EmulationError:
             return True
 
     assert any(wrong(seed) for seed in range(25))

@@ -13,6 +13,8 @@ from tests.backends.ahead.case import Case
 _PLAIN: dict[str, Any] = {"head_dim_qk": 128, "head_dim_vo": 128, "num_q_heads": 32, "num_kv_heads": 8, "q_len": MANY}
 _EVERYTHING = {"causal": True, "window_left": True, "softcap": True, "sinks": True, "lse": True}
 _64 = {"head_dim_qk": 64, "head_dim_vo": 64}
+_FP8: dict[str, Any] = {"kv_dtype": "float8_e4m3fn", "page_size": 64, "causal": True}
+_96 = {"head_dim_qk": 96, "head_dim_vo": 96}
 
 
 def _case(name: str, facets: dict[str, Any], paged: bool = False) -> Case:
@@ -27,4 +29,17 @@ CASES = [
     _case("gluon prefill, pages of 16", {"causal": True, "ragged": True, "q_len": ANY, "page_size": 16}, paged=True),
     _case("gluon prefill, pages of 256", {"causal": True, "page_size": 256, "kv_layout": "HND"}, paged=True),
     _case("gluon prefill, window, 64, pages of 64", {"window_left": True, "page_size": 64, **_64}, paged=True),
+    _case("gluon prefill, 96", {"causal": True, **_96}),
+    _case(
+        "gluon prefill, everything, 96, pages of 16",
+        {"ragged": True, "page_size": 16, **_EVERYTHING, **_96},
+        paged=True,
+    ),
+    _case("gluon prefill, fp8", {**_FP8, "kv_scale": "value"}, paged=True),
+    _case(
+        "gluon prefill, fp8, ragged, pages of 16",
+        {**_FP8, "kv_scale": "tensor", "ragged": True, "q_len": ANY, "page_size": 16},
+        paged=True,
+    ),
+    _case("gluon prefill, fp8, everything, 64", {**_FP8, "kv_scale": "head", **_EVERYTHING, **_64}, paged=True),
 ]

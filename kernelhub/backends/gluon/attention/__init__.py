@@ -6,7 +6,7 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import Constraint, OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE, AttentionProblem
+from kernelhub.ops.attention.problem import ANY, FEW, KV_SCALES, MANY, ONE, QUANTISED, AttentionProblem
 
 _WRITTEN = "the widths that it is written for"
 
@@ -20,9 +20,8 @@ def _other_widths(problem: AttentionProblem) -> str | None:
 _CONSTRAINTS = (
     *MACHINE,
     dtype_in("q_dtype", "bfloat16", "float16"),
-    SameValue("q_dtype", "kv_dtype", why="float8 is not written"),
-    OneOf("head_dim_qk", (64, 128, 192, 256), why=_WRITTEN),
-    OneOf("head_dim_vo", (64, 128, 256), why=_WRITTEN),
+    OneOf("head_dim_qk", (64, 96, 128, 192, 256), why=_WRITTEN),
+    OneOf("head_dim_vo", (64, 96, 128, 256), why=_WRITTEN),
     Rule(("head_dim_qk", "head_dim_vo"), _other_widths),
     OneOf("q_len", (ONE, FEW, MANY, ANY)),
     anything("num_q_heads", "num_kv_heads"),
@@ -31,14 +30,21 @@ _FEATURES = frozenset({"ragged", "causal", "window_left", "window_right", "softc
 _SOURCE = "FlashAttention-3 (Shah et al. 2024)"
 
 # What was timed on an H100 and faster than Triton's (benchmarks/results/attention_gluon_h100.json); without windows.
-_FASTER = (OneOf("head_dim_qk", (128, 256), why="gluon.prefill_any takes 64 and 192"),)
+_SIXTEEN_BITS = (SameValue("q_dtype", "kv_dtype", why="gluon.prefill_fp8 takes float8"),)
+_FASTER = (*_SIXTEEN_BITS, OneOf("head_dim_qk", (128, 256), why="gluon.prefill_any takes 64, 96 and 192"))
 _PAGES = OneOf("page_size", (16, 32, 64, 128, 256), why="what TMA copies at once is part of a tile of 128 keys")
 _PREFILL = "a loading warp and two warpgroups of 64 rows, softmax beside the next products"
-_ANY = "the same with a left window, for heads of 64, and for keys of 192 with values of 128"
+_ANY = "the same with a left window, for heads of 64 or 96, and for keys of 192 with values of 128"
 
 
 def _record(
-    op: str, name: str, summary: str, constraints: tuple[Constraint, ...], features: frozenset[str], passed: int
+    op: str,
+    name: str,
+    summary: str,
+    constraints: tuple[Constraint, ...],
+    features: frozenset[str],
+    passed: int,
+    file: str = "gluon_h100.json",
 ) -> Kernel:
     return Kernel(
         op=op,
@@ -52,13 +58,13 @@ def _record(
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
-        standings=standings(passed),
+        standings=standings(passed, file),
     )
 
 
 KERNELS = (
     _record("attention", "gluon.prefill", _PREFILL, _FASTER, _FEATURES - {"window_left"}, 51),
-    _record("attention", "gluon.prefill_any", _ANY, (), _FEATURES, 137),
+    _record("attention", "gluon.prefill_any", _ANY, _SIXTEEN_BITS, _FEATURES, 137),
     _record(
         "paged_attention",
         "gluon.prefill",
@@ -67,5 +73,14 @@ KERNELS = (
         (_FEATURES | {"kv_layout=HND"}) - {"window_left"},
         66,
     ),
-    _record("paged_attention", "gluon.prefill_any", _ANY, (_PAGES,), _FEATURES | {"kv_layout=HND"}, 167),
+    _record("paged_attention", "gluon.prefill_any", _ANY, (*_SIXTEEN_BITS, _PAGES), _FEATURES | {"kv_layout=HND"}, 167),
+    _record(
+        "paged_attention",
+        "gluon.prefill_fp8",
+        "the same over a cache of float8, of which four more warps make tiles in 16 bits",
+        (dtype_in("kv_dtype", *QUANTISED), OneOf("head_dim_qk", (64, 128), why=_WRITTEN), _PAGES),
+        _FEATURES | {"kv_layout=HND", *(f"kv_scale={form}" for form in KV_SCALES)},
+        27,
+        "gluon_more_h200.json",
+    ),
 )

@@ -17,6 +17,9 @@ from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProb
 
 _LOG2E = math.log2(math.e)
 _ROWS = 128  # of a tile
+# Columns of keys in a first product, where they come in two: blocks have powers of two.
+_FIRST_OF = {96: 64, 192: 128}
+_SCALES = {"value": 1, "tensor": 2, "head": 3}
 _NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 
 
@@ -43,8 +46,9 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
         super().__init__(problem)
         self._page = problem.page_size if isinstance(problem, PagedAttentionProblem) else 0
         self._heads_first = isinstance(problem, PagedAttentionProblem) and problem.kv_layout == "HND"
-        self._d0 = min(problem.head_dim_qk, 128) if problem.head_dim_vo <= 128 else problem.head_dim_qk
+        self._d0 = _FIRST_OF.get(problem.head_dim_qk, problem.head_dim_qk)
         self._d1 = problem.head_dim_qk - self._d0
+        self._dv = 128 if problem.head_dim_vo == 96 else problem.head_dim_vo
         self._block_n = 128 if problem.head_dim_vo <= 128 else 64
         self._static = {
             "HEADS": problem.num_q_heads,
@@ -53,15 +57,17 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
             "PAGE": self._page,
             "D0": self._d0,
             "D1": self._d1,
-            "DV": problem.head_dim_vo,
+            "DV": self._dv,
+            "WIDTH": problem.head_dim_vo,
             "HAS_LEFT": problem.window_left,
             "HAS_RIGHT": problem.causal or problem.window_right,
             "HAS_SOFTCAP": problem.softcap,
             "HAS_SINKS": problem.sinks,
             "HAS_LSE": problem.lse,
             "BLOCK_N": self._block_n,
+            "SCALES": _SCALES.get(problem.kv_scale or "", 0),
             "STAGES": 2,
-            "Q_STAGES": 2 if problem.head_dim_qk <= 128 else 1,
+            "Q_STAGES": 2 if problem.head_dim_qk <= 128 and not problem.kv_scale else 1,
             "PINGPONG": False,
             "LATE": True,
         }
@@ -83,12 +89,14 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
         total = blocks * problem.num_q_heads
         if not total:
             return
-        positive = values.scale > 0
+        (k_scale, of_keys), (v_scale, of_values) = _parts(values.k_scale), _parts(values.v_scale)
+        of_scores = values.scale * of_keys
+        positive = of_scores > 0
         launch = self._launchers.get(positive)
         if launch is None:
             launch = self._launchers[positive] = Launcher(prefill_kernel, {**self._static, "SCALED": not positive})
         softcap = values.softcap
-        scale = values.scale / softcap if problem.softcap else values.scale * _LOG2E
+        scale = of_scores / softcap if problem.softcap else of_scores * _LOG2E
         result = out if out.stride(-1) == 1 else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         lse_of = result if lse is None else lse
         sinks = result if values.sinks is None else values.sinks
@@ -105,15 +113,18 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
                 descriptor(queries.rows, (64, self._d1 or self._d0)),
                 descriptor(keys.rows, (page, self._d0)),
                 descriptor(keys.rows, (page, self._d1 or self._d0)),
-                descriptor(values_of.rows, (page, problem.head_dim_vo)),
+                descriptor(values_of.rows, (page, self._dv)),
                 result,
                 lse_of,
                 sinks,
+                result if k_scale is None else k_scale,
+                result if v_scale is None else v_scale,
                 step.cu_seqlens_q if ragged else nothing,
                 step.cu_seqlens_k if ragged and not paged else nothing,
                 table,
                 step.seq_lens if paged else nothing,
                 scale,
+                of_values,
                 softcap * _LOG2E,
                 num_seqs,
                 q_tokens,
@@ -150,6 +161,13 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
         if self.problem.ragged:
             return step.num_seqs, q.shape[0], k.shape[0]
         return q.shape[0], q.shape[1], k.shape[1]
+
+
+def _parts(scale: Any) -> tuple[Tensor | None, float]:
+    """Factors of float8 as a tensor, and as a number: one of them is neutral."""
+    if isinstance(scale, Tensor):
+        return scale, 1.0
+    return None, 1.0 if scale is None else float(scale)
 
 
 def _rows_of(tensor: Tensor, paged: bool, heads_first: bool) -> Rows:

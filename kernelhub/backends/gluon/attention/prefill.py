@@ -10,13 +10,14 @@ the next keys are multiplied while the softmax of these is taken.
 
 Keys past a sequence's end are masked, and rows of its last tile of values there are cleared in shared memory: they may
 hold NaN, and 0 times NaN is NaN. Pages past the end are not looked up; TMA reads zeros outside of a
-tensor.
+tensor. Of float8 keys and values four more warps make tiles in 16 bits (`converting.py`).
 
 Source: FlashAttention-3 (Shah et al. 2024).
 """
 
 from __future__ import annotations
 
+from kernelhub.backends.gluon.attention.converting import convert_tiles, scale_of
 from kernelhub.backends.gluon.attention.tiles import ROWS, key_steps, tile_of
 from kernelhub.backends.gluon.language import (
     fence_async_shared,
@@ -216,12 +217,13 @@ def step_keys(
 @gluon.jit
 def attend(
     q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared, scratch,
-    out, lse, sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total_tiles, score_scale,
-    softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt,
-    WHICH: gl.constexpr, HEADS: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D1: gl.constexpr,
-    DV: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
-    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
+    out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total_tiles,
+    given_scale, value_scale, softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh,
+    stride_lt, WHICH: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr,
+    PAGE: gl.constexpr, D1: gl.constexpr, DV: gl.constexpr, WIDTH: gl.constexpr, HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    SCALED: gl.constexpr, SCALES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
+    PINGPONG: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: 64 rows of each tile of its program."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
@@ -230,9 +232,6 @@ def attend(
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, DV, 16])
     row: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     p_layout: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=O_LAYOUT, k_width=2)
-    factor = score_scale
-    if SCALED or HAS_SOFTCAP:
-        factor = 1.0
     step = 0
     done = 0
     turns = 0
@@ -246,6 +245,14 @@ def attend(
             low, steps, right, left = key_steps(
                 block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N
             )
+            score_scale = given_scale
+            of_values = value_scale
+            if SCALES > 1:
+                score_scale = given_scale * gl.abs(scale_of(k_scale, head, GROUP, SCALES))
+                of_values = scale_of(v_scale, head, GROUP, SCALES)
+            factor = score_scale
+            if SCALED or HAS_SOFTCAP:
+                factor = 1.0
             token = block * ROWS + WHICH * 64 + gl.arange(0, 64, row)
             position = kv_len - q_len + token
             at = done % Q_STAGES * 2 + WHICH
@@ -315,17 +322,17 @@ def attend(
             mbarrier.arrive(v_empty.index(s), count=1)
             done += 1
             store_rows(
-                acc, m, total, out, lse, sinks, sequence, head, token, block * ROWS + WHICH * 64, q_start, q_len,
-                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, DV, RAGGED, HAS_SINKS, HAS_LSE,
-                O_LAYOUT,
+                acc, m, total, of_values, out, lse, sinks, sequence, head, token, block * ROWS + WHICH * 64, q_start,
+                q_len, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, DV, WIDTH, RAGGED, HAS_SINKS,
+                HAS_LSE, SCALES, O_LAYOUT,
             )  # fmt: skip
 
 
 @gluon.jit
 def store_rows(
-    acc, m, total, out, lse, sinks, sequence, head, token, first, q_start, q_len, stride_ob, stride_ot, stride_oh,
-    stride_lb, stride_lh, stride_lt, DV: gl.constexpr, RAGGED: gl.constexpr, HAS_SINKS: gl.constexpr,
-    HAS_LSE: gl.constexpr, O_LAYOUT: gl.constexpr,
+    acc, m, total, of_values, out, lse, sinks, sequence, head, token, first, q_start, q_len, stride_ob, stride_ot,
+    stride_oh, stride_lb, stride_lh, stride_lt, DV: gl.constexpr, WIDTH: gl.constexpr, RAGGED: gl.constexpr,
+    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, SCALES: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Add the sink to the denominator, divide, write the rows that the sequence has."""
     row: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
@@ -341,12 +348,18 @@ def store_rows(
         m = top
     some = total > 0.0
     total = gl.where(some, total, 1.0)
-    result = acc * gl.convert_layout(1.0 / total, row)[:, None]
+    share = 1.0 / total
+    if SCALES > 0:
+        share = share * of_values
+    result = acc * gl.convert_layout(share, row)[:, None]
     rows = first + gl.arange(0, 64, row)
     columns = gl.arange(0, DV, gl.SliceLayout(0, O_LAYOUT))
     out += batch.to(gl.int64) * stride_ob + q_start.to(gl.int64) * stride_ot + head.to(gl.int64) * stride_oh
     where = rows.to(gl.int64) * stride_ot
-    gl.store(out + where[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=(rows < q_len)[:, None])
+    kept = (rows < q_len)[:, None]
+    if WIDTH < DV:
+        kept = kept & (columns < WIDTH)[None, :]  # what is behind a head's values is another's
+    gl.store(out + where[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=kept)
     if HAS_LSE:
         lse += batch.to(gl.int64) * stride_lb + head.to(gl.int64) * stride_lh
         value = gl.where(some, (m + gl.log2(total)) * LN2, float("-inf"))
@@ -359,32 +372,42 @@ def store_rows(
         "rows_v", "last_page", "q_batch", "q_head_row", "q_head_column", "k_batch", "k_head_row", "k_head_column",
         "v_batch", "v_head_row", "v_head_column", "window_left", "window_right", "stride_lb", "stride_lh", "stride_lt",
     ],
-    do_not_specialize_on_alignment=["lse", "sinks", "cu_seqlens_q", "cu_seqlens_k", "block_table", "seq_lens"],
+    do_not_specialize_on_alignment=[
+        "lse", "sinks", "k_scale", "v_scale", "cu_seqlens_q", "cu_seqlens_k", "block_table", "seq_lens",
+    ],
 )  # fmt: skip
 def prefill_kernel(
-    q_desc, q_rest, k_desc, k_rest, v_desc, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens,
-    score_scale, softcap, num_seqs, q_tokens, kv_tokens, total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v,
-    last_page, q_batch, q_head_row, q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row,
-    v_head_column, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D0: gl.constexpr,
-    D1: gl.constexpr, DV: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
-    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
+    q_desc, q_rest, k_desc, k_rest, v_desc, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, block_table,
+    seq_lens, score_scale, value_scale, softcap, num_seqs, q_tokens, kv_tokens, total, stride_table, page_rows_k,
+    page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row, q_head_column, k_batch, k_head_row, k_head_column,
+    v_batch, v_head_row, v_head_column, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb,
+    stride_lh, stride_lt, HEADS: gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr,
+    D0: gl.constexpr, D1: gl.constexpr, DV: gl.constexpr, WIDTH: gl.constexpr, HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    SCALED: gl.constexpr, SCALES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
+    PINGPONG: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Programs take tiles in turns.
 
     Args:
         q_desc, k_desc, v_desc: descriptors of rows and columns; q_rest, k_rest: of what is beyond the first D0 columns
-            of a head, D1 of them. A sequence, a head and a page move a tile by *_batch,
-            *_head_row and page_rows_* rows, and by *_head_column columns. rows_k, rows_v: rows of the caches.
+            of a head, D1 of them. WIDTH: columns of a head's values, of which DV are multiplied. A sequence, a head
+            and a page move a tile by *_batch, *_head_row and page_rows_* rows, and by *_head_column columns. rows_k,
+            rows_v: rows of the caches.
         q_tokens, kv_tokens: of a sequence in batched tensors, of all in ragged ones; of pages what a row of the block
             table has room for.
         total: tiles, some of them empty if the queries are ragged.
         SCALED: `score_scale` is not positive, so that it does not commute with the maximum.
+        SCALES: 0: keys and values are as the queries; else float8, 1: their factors are in `score_scale` and
+            `value_scale`; 2: besides, `k_scale` and `v_scale` have one each; 3: one for each KV head.
     """
     q_buf = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES, 64, D0], q_desc.layout)
-    k_bufs = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D0], k_desc.layout)
-    v_bufs = gl.allocate_shared_memory(v_desc.dtype, [STAGES, BLOCK_N, DV], v_desc.layout)
+    if SCALES > 0:
+        k_bufs = gl.allocate_shared_memory(q_desc.dtype, [STAGES, BLOCK_N, D0], q_desc.layout)
+        v_bufs = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_N, DV], q_desc.layout)
+    else:
+        k_bufs = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D0], k_desc.layout)
+        v_bufs = gl.allocate_shared_memory(v_desc.dtype, [STAGES, BLOCK_N, DV], v_desc.layout)
     q_buf1 = q_buf
     k_bufs1 = k_bufs
     if D1 > 0:
@@ -410,27 +433,77 @@ def prefill_kernel(
         mbarrier.init(k_empty.index(s), count=2)
         mbarrier.init(v_full.index(s), count=1)
         mbarrier.init(v_empty.index(s), count=2)
-    fence_async_shared()
-    gl.warp_specialize([
-        (attend, (
-            q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared,
-            scratch, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total,
-            score_scale, softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh,
-            stride_lt, 0, HEADS, RAGGED, PAGE, D1, DV, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED,
-            BLOCK_N, STAGES, Q_STAGES, PINGPONG, LATE,
-        )),
-        (attend, (
-            q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared,
-            scratch, out, lse, sinks, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total,
-            score_scale, softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh,
-            stride_lt, 1, HEADS, RAGGED, PAGE, D1, DV, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED,
-            BLOCK_N, STAGES, Q_STAGES, PINGPONG, LATE,
-        )),
-        (load_tiles, (
-            q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full,
-            k_empty, v_full, v_empty, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens,
-            total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
-            q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
-            window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, STAGES, Q_STAGES,
-        )),
-    ], [4, 1], [240, 24])  # fmt: skip
+    if SCALES > 0:
+        RAW_STAGES: gl.constexpr = 2
+        raw_k = gl.allocate_shared_memory(k_desc.dtype, [RAW_STAGES, BLOCK_N, D0], k_desc.layout)
+        raw_v = gl.allocate_shared_memory(v_desc.dtype, [RAW_STAGES, BLOCK_N, DV], v_desc.layout)
+        raw_k_full = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
+        raw_k_empty = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
+        raw_v_full = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
+        raw_v_empty = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
+        for r in gl.static_range(RAW_STAGES):
+            mbarrier.init(raw_k_full.index(r), count=1)
+            mbarrier.init(raw_k_empty.index(r), count=1)
+            mbarrier.init(raw_v_full.index(r), count=1)
+            mbarrier.init(raw_v_empty.index(r), count=1)
+        fence_async_shared()
+        gl.warp_specialize([
+            (attend, (
+                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+                cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs,
+                q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right, stride_ob,
+                stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1, DV, WIDTH,
+                HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, BLOCK_N, STAGES, Q_STAGES,
+                PINGPONG, LATE,
+            )),
+            (attend, (
+                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+                cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs,
+                q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right, stride_ob,
+                stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1, DV, WIDTH,
+                HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, BLOCK_N, STAGES, Q_STAGES,
+                PINGPONG, LATE,
+            )),
+            (load_tiles, (
+                q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, raw_k, k_bufs1, raw_v, q_full, q_empty,
+                raw_k_full, raw_k_empty, raw_v_full, raw_v_empty,
+                cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens,
+                total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
+                q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
+                window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, RAW_STAGES, Q_STAGES,
+            )),
+            (convert_tiles, (
+                raw_k, raw_v, k_bufs, v_bufs, raw_k_full, raw_k_empty, raw_v_full, raw_v_empty, k_full, k_empty, v_full,
+                v_empty, k_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total,
+                window_left, window_right, HEADS, GROUP, RAGGED, PAGE, HAS_LEFT, HAS_RIGHT, SCALES, BLOCK_N, STAGES,
+                RAW_STAGES,
+            )),
+        ], [4, 1, 4], [216, 24, 56])  # fmt: skip
+    else:
+        fence_async_shared()
+        gl.warp_specialize([
+            (attend, (
+                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+                cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs,
+                q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right, stride_ob,
+                stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1, DV, WIDTH,
+                HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, BLOCK_N, STAGES, Q_STAGES,
+                PINGPONG, LATE,
+            )),
+            (attend, (
+                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
+                cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs,
+                q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right, stride_ob,
+                stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1, DV, WIDTH,
+                HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, BLOCK_N, STAGES, Q_STAGES,
+                PINGPONG, LATE,
+            )),
+            (load_tiles, (
+                q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full,
+                k_empty, v_full, v_empty,
+                cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens,
+                total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
+                q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
+                window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, STAGES, Q_STAGES,
+            )),
+        ], [4, 1], [240, 24])  # fmt: skip

@@ -1,0 +1,73 @@
+# mypy: ignore-errors
+"""float8 keys and values on their way to the tensor cores, which multiply them in 16 bits.
+
+    loader (`prefill.load_tiles`): tiles of float8 by TMA into raw buffers
+    converter, four warps: raw tile -> keys in the dtype of the queries, values in float16, which hold float8 exactly
+    attend (`prefill.attend`): as with 16 bits; factors of keys go into the scores, those of values into the result
+
+A factor of keys below 0 would turn the order of scores round: its sign goes into the keys here.
+"""
+
+from __future__ import annotations
+
+from kernelhub.backends.gluon.attention.tiles import key_steps, tile_of
+from kernelhub.backends.gluon.language import fence_async_shared, gl, gluon, mbarrier
+
+
+@gluon.jit
+def scale_of(scales, head, GROUP: gl.constexpr, SCALES: gl.constexpr):
+    """The factor of a head: of all (SCALES is 2), or one of each KV head (3)."""
+    at = scales
+    if SCALES == 3:
+        at = scales + head // GROUP
+    return gl.load(at)
+
+
+@gluon.jit
+def convert_rows(source, into, sign, SIGNED: gl.constexpr):
+    """A tile, 32 rows at a time: more would not fit the registers of the warps."""
+    ACROSS: gl.constexpr = into.shape[1] // 16
+    layout: gl.constexpr = gl.BlockedLayout([1, 16], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
+    for piece in gl.static_range(into.shape[0] // 32):
+        made = source.slice(piece * 32, 32).load(layout).to(into.dtype)
+        if SIGNED:
+            made = made * sign.to(into.dtype)
+        into.slice(piece * 32, 32).store(made)
+    fence_async_shared()
+
+
+@gluon.jit
+def convert_tiles(
+    raw_k, raw_v, k_bufs, v_bufs, raw_k_full, raw_k_empty, raw_v_full, raw_v_empty, k_full, k_empty, v_full, v_empty,
+    k_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total, window_left, window_right,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, SCALES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    RAW_STAGES: gl.constexpr,
+):  # fmt: skip
+    """Every step of keys that the loader loads, in the same order."""
+    step = 0
+    for t in range(gl.program_id(0), total, gl.num_programs(0)):
+        head, _, block, _, q_len, _, kv_len = tile_of(
+            t, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, HEADS, RAGGED, PAGE
+        )
+        if block >= 0:
+            _, steps, _, _ = key_steps(block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+            sign = 1.0
+            if SCALES > 1:
+                sign = gl.where(scale_of(k_scale, head, GROUP, SCALES) < 0, -1.0, 1.0)
+            for _ in range(steps):
+                r = step % RAW_STAGES
+                s = step % STAGES
+                came = (step // RAW_STAGES) & 1
+                left = ((step // STAGES) & 1) ^ 1
+                mbarrier.wait(raw_k_full.index(r), came)
+                mbarrier.wait(k_empty.index(s), left)
+                convert_rows(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)
+                mbarrier.arrive(k_full.index(s), count=1)
+                mbarrier.arrive(raw_k_empty.index(r), count=1)
+                mbarrier.wait(raw_v_full.index(r), came)
+                mbarrier.wait(v_empty.index(s), left)
+                convert_rows(raw_v.index(r), v_bufs.index(s), sign, False)
+                mbarrier.arrive(v_full.index(s), count=1)
+                mbarrier.arrive(raw_v_empty.index(r), count=1)
+                step += 1
