@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from kernelhub.ops.models.shapes import AttentionModel
+from kernelhub.testing import OpContract
+from tests.conftest import DEVICE
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.mla_attention import MlaContract
 
@@ -36,3 +39,14 @@ class TestDecode(MlaContract):
     widths = (512, 64)
     page_size = 64
     fewest_cases = 10
+
+
+class TestPagedPrefillOfFloat8(PagedContract):
+    kernel = "gluon.prefill_fp8"
+    widest = torch.float16
+    plain = PagedContract.plain | {"kv_scale": "tensor"}
+    rich = PagedContract.rich | {"kv_scale": "head"}
+
+
+class TestDecodeOfLists(OpContract):
+    op, kernel, device = "mla_attention", "gluon.decode_listed", DEVICE

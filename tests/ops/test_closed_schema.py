@@ -196,7 +196,7 @@ def reasons_against(kernel: Kernel, device: str, machine: SimulatedMachine, valu
     return {item.code for made in selection.decisions if made.kernel == kernel.name for item in made.rejections}
 
 
-OURS = ("cpp.", "triton.", "torch.packed", "torch.blocked", "torch.dequantized")
+OURS = ("cpp.", "triton.", "gluon.prefill_fp8", "torch.packed", "torch.blocked", "torch.dequantized")
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ RUNS = {
         "nvlink_h100.json",
         "gluon_h100.json",
         "gluon_h200.json",
+        "gluon_more_h200.json",
         "comm_h100.json",
         "comm_h200.json",
         "comm_4_ranks_h200.json",

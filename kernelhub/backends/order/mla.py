@@ -58,6 +58,9 @@ MLA_ATTENTION = (
     # x 8192 0.183, 0.160 and 0.354 ms, 128 x 8192 0.668, 0.589 and 1.33, 32 x 1024 0.048, 0.056 and 0.068, 1 x 8192
     # 0.023, 0.040 and 0.034; 16 heads, 32 x 8192 0.129, 0.139 and 0.161, 1 x 1024 0.015, 0.036 and 0.015. Outside of
     # graphs the host's share of a small call is larger than Triton's.
+    # On an H200 in graphs (gluon_more_h200.json), gluon.decode_listed and split_kv, lists of 2048: 128 heads, 1, 8,
+    # 32 and 128 queries 0.019, 0.026, 0.062 and 0.187 ms, and 0.026, 0.043, 0.133 and 0.437; 64 heads 0.019, 0.021,
+    # 0.047 and 0.117, and 0.026, 0.031, 0.077 and 0.226; 16 heads, 1 and 8 0.018 and 0.019, and 0.020 and 0.021.
     Line(
         "hopper",
         "decode",
@@ -65,6 +68,7 @@ MLA_ATTENTION = (
             "flash_mla.dense",
             "flash_mla.sparse",
             "gluon.decode",
+            "gluon.decode_listed",
             "triton.split_kv",
             "flash_mla.sparse_padded",
             "triton.split_kv_fixed",
@@ -85,6 +89,7 @@ MLA_ATTENTION = (
             "flash_mla.sparse_padded",
             *_FLASHINFER,
             "triton.split_kv",
+            "gluon.decode_listed",
             "triton.split_kv_fixed",
             *_NOT_RUN,
             "torch.gathered",

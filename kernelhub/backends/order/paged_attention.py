@@ -39,6 +39,7 @@ _DECODE = (
     "triton.mixed",
     "gluon.prefill",  # tiles of 128 queries, so few queries leave most of one empty
     "gluon.prefill_any",
+    "gluon.prefill_fp8",
     "flashinfer.fa3_prefill",
     *_SINKS,
     *_LAST,
@@ -165,7 +166,10 @@ PAGED_ATTENTION = (
     # 2 x 4096: triton.prefill 1.94 ms, fa2_prefill 1.72, flashinfer.fa3_prefill 1.02, flash_attn.fa3 0.941, its build
     # in vLLM 0.923; 512 of 8192 tokens of 4 sequences 1.84, 1.63, 0.917, 0.849 and 0.831.
     # On an H100 (attention_gluon_h100.json), gluon.prefill and triton.prefill: 2 x 4096 0.988 and 1.90 ms, with pages
-    # of 16 tokens 1.09 and 1.85; 512 of 8192 tokens of 4 sequences 0.853 and 1.89.
+    # of 16 tokens 1.09 and 1.85; 512 of 8192 tokens of 4 sequences 0.853 and 1.89. On an H200 over e4m3
+    # (gluon_more_h200.json), gluon.prefill_fp8 and triton.prefill: 2 x 4096 1.65 and 2.34 ms, 512 of 8192 tokens of 4
+    # sequences 1.47 and 2.26; 32 heads to 8, 1 x 16384 5.99 and 8.81, 16 x 1024 in pages of 16 0.548 and 0.765; 64
+    # heads to 8 of 64, 2 x 4096 0.998 and 1.45.
     Line(
         "hopper",
         "prefill",
@@ -173,6 +177,7 @@ PAGED_ATTENTION = (
             *_FA3,
             "flashinfer.fa3_prefill",
             "gluon.prefill",
+            "gluon.prefill_fp8",
             "flashinfer.fa2_prefill",
             "triton.prefill",
             "triton.mixed",
@@ -197,6 +202,7 @@ PAGED_ATTENTION = (
             "triton.prefill",
             "gluon.prefill",
             "gluon.prefill_any",
+            "gluon.prefill_fp8",
             "flashinfer.fa3_prefill",
             *_SINKS,
             *_LAST,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kernelhub.backends.gluon.mla.adapter import Decode
+from kernelhub.backends.gluon.mla.listed_adapter import Listed
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaValues
@@ -23,11 +24,15 @@ def _launch(facets: dict[str, Any], device: DeviceFacts) -> None:
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="cuda")
 
-    q = empty(*((4,) if problem.q_len == "one" else (4, 2)), problem.num_heads, 576)
-    step = PagedStep(empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32))
+    q = empty(*((4,) if problem.q_len in ("one", "any") else (4, 2)), problem.num_heads, 576)
+    offsets = empty(5, dtype=torch.int32) if problem.ragged else None
+    step = PagedStep(empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32), offsets)
     lse = empty(*lse_shape(q.shape), dtype=torch.float32) if problem.lse else None
     values = MlaValues(0.1, empty(problem.num_heads) if problem.sinks else None)
-    Decode(problem).launch(q, empty(256, 64, 576), None, step, values, empty(*q.shape[:-1], 512), lse)
+    count = q.numel() // (problem.num_heads * 576)
+    lists = empty(count, 2048, dtype=torch.int32) if problem.sparse else None
+    adapter = Listed if problem.sparse else Decode
+    adapter(problem).launch(q, empty(256, 64, 576), lists, step, values, empty(*q.shape[:-1], 512), lse)
 
 
 CASES = [
@@ -36,5 +41,16 @@ CASES = [
     Case(
         "mla decode, 2 tokens, everything",
         functools.partial(_launch, {"q_len": "few", "causal": True, "sinks": True, "lse": True}),
+    ),
+    Case("mla decode of lists, 128 heads", functools.partial(_launch, {"sparse": True})),
+    Case(
+        "mla decode of lists, ragged",
+        functools.partial(_launch, {"sparse": True, "ragged": True, "q_len": "any", "causal": True, "page_size": 16}),
+    ),
+    Case(
+        "mla decode of lists, 2 tokens, everything",
+        functools.partial(
+            _launch, {"q_len": "few", "causal": True, "sinks": True, "lse": True, "num_heads": 16, "sparse": True}
+        ),
     ),
 ]

@@ -6,7 +6,7 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import OneOf, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.attention.problem import FEW, ONE
+from kernelhub.ops.attention.problem import FEW, MANY, ONE
 
 _WRITTEN = "the width that it is written for"
 
@@ -32,5 +32,27 @@ KERNELS = (
         deterministic=True,
         source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",
         standings=standings(60),
+    ),
+    Kernel(
+        op="mla_attention",
+        name="gluon.decode_listed",
+        target="kernelhub.backends.gluon.mla.listed_adapter:Listed",
+        summary="the same over lists of tokens, whose rows four warps gather",
+        band=Band.TUNED,
+        constraints=(
+            *MACHINE,
+            dtype_in("q_dtype", "bfloat16"),
+            SameValue("q_dtype", "kv_dtype", why="float8 is not written"),
+            OneOf("head_dim", (576,), why=_WRITTEN),
+            OneOf("value_dim", (512,), why=_WRITTEN),
+            OneOf("sparse", (True,), why="it walks lists of tokens"),
+            OneOf("q_len", (ONE, FEW, MANY)),
+            anything("num_heads", "page_size"),
+        ),
+        features=frozenset({"sparse", "causal", "sinks", "lse"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",
+        standings=standings(32, "gluon_more_h200.json"),
     ),
 )

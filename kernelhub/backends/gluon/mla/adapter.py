@@ -92,6 +92,7 @@ class Decode(RepeatedMla):
                 part_lse,
                 sinks,
                 lengths,
+                None,
                 step.num_seqs,
                 rows,
                 parts,

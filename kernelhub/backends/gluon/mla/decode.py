@@ -95,10 +95,12 @@ def load_pages(
 
 
 @gluon.jit
-def score_half(q_half, k_half, full, s, phase, USE: gl.constexpr):
+def score_half(q_half, k_half, full, s, phase, USE: gl.constexpr, LISTED: gl.constexpr):
     """Add the products of half of the latent to scores, 64 columns at a time as they arrive."""
     for piece in gl.static_range(4):
         mbarrier.wait(full.index(piece), phase)
+        if LISTED:
+            fence_async_shared()  # threads copied the rows
         q = q_half.slice(piece * 64, 64, dim=1)
         k = k_half.slice(piece * 64, 64, dim=1)
         if USE or piece > 0:
@@ -109,32 +111,44 @@ def score_half(q_half, k_half, full, s, phase, USE: gl.constexpr):
 
 
 @gluon.jit
-def score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, ODD: gl.constexpr):
+def score(
+    q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, ODD: gl.constexpr, LISTED: gl.constexpr
+):  # fmt: skip
     """The scores of a page, issued as its pieces arrive and not waited for; the half that is released first, first."""
     phase = done & 1
     none = done >> 24  # 0, but no constant: the assembler would keep 36 addresses in registers, and spill
     s = gl.zeros((64, 64), gl.float32, S_LAYOUT)
     if ODD:
-        s = score_half(q_right.index(none), k_right.index(1 + none), full_r, s, phase, False)
+        s = score_half(q_right.index(none), k_right.index(1 + none), full_r, s, phase, False, LISTED)
         mbarrier.wait(full_r.index(4), phase)
+        if LISTED:
+            fence_async_shared()
         s = warpgroup_mma(qr, k_rope.index(1 + none).permute((1, 0)), s, is_async=True)
-        s = score_half(q_left.index(none), k_left.index(1 + none), full_l, s, phase, True)
+        s = score_half(q_left.index(none), k_left.index(1 + none), full_l, s, phase, True, LISTED)
     else:
-        s = score_half(q_left.index(none), k_left.index(none), full_l, s, phase, False)
-        s = score_half(q_right.index(none), k_right.index(none), full_r, s, phase, True)
+        s = score_half(q_left.index(none), k_left.index(none), full_l, s, phase, False, LISTED)
+        s = score_half(q_right.index(none), k_right.index(none), full_r, s, phase, True, LISTED)
         mbarrier.wait(full_r.index(4), phase)
+        if LISTED:
+            fence_async_shared()
         s = warpgroup_mma(qr, k_rope.index(none).permute((1, 0)), s, is_async=True)
     return s
 
 
 @gluon.jit
-def scaled(s, scale, key, kv_len, position, unseen, CAUSAL: gl.constexpr, MASK: gl.constexpr):
+def scaled(
+    s, scale, key, kv_len, position, unseen, hidden, hidden_ready, done, CAUSAL: gl.constexpr, MASK: gl.constexpr,
+    LISTED: gl.constexpr
+):  # fmt: skip
     """Scores of the 64 keys from `key` on in units of log2; -inf where a row does not see a key.
 
-    `unseen` is the first key that some row does not see.
+    `unseen` is the first key that some row does not see. LISTED: `hidden` is -inf for each key that no row sees.
     """
     x = s * scale
-    if MASK:  # noqa: SIM102  known when it is compiled
+    if LISTED:
+        mbarrier.wait(hidden_ready, done & 1)
+        x = x + hidden.load(COL_S)[None, :]
+    elif MASK:  # noqa: SIM102  known when it is compiled
         if key + 64 > unseen:
             column = key + gl.arange(0, 64, COL_S)
             if CAUSAL:
@@ -232,9 +246,9 @@ def step_odd(x, acc, total, p_even, p_odd, k_right, vecs, bars, empty_r, phase, 
 @gluon.jit
 def attend_even(
     q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l, full_r, empty_l,
-    empty_r, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob, stride_ot, stride_oh,
-    stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place, slot_rows,
-    HEADS: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob,
+    stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place, slot_rows,
+    HEADS: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 0: even pages, the left half of the sums."""
     done = 0
@@ -252,22 +266,51 @@ def attend_even(
             acc = gl.zeros((64, 256), gl.float32, O_LAYOUT)
             m = gl.full((64,), LEAST, gl.float32, ROW_S)
             total = gl.zeros((64,), gl.float32, ROW_S)
-            s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, False)
+            s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, False, LISTED)
             s = warpgroup_mma_wait(0, deps=(s,))
             for pair in range(low, high - 1):
-                x = scaled(s, scale, pair * 128, kv_len, position, unseen, CAUSAL, CAUSAL)
+                x = scaled(
+                    s,
+                    scale,
+                    pair * 128,
+                    kv_len,
+                    position,
+                    unseen,
+                    hidden.index(0),
+                    hidden_ready.index(0),
+                    done,
+                    CAUSAL,
+                    CAUSAL,
+                    LISTED,
+                )
                 pending, m, total = step_even(
                     x, acc, m, total, p_even, q_rope, k_left, vecs, bars, empty_l, done & 1, 128, False
                 )
                 done += 1
-                s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, False)
+                s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, False, LISTED)
                 acc = warpgroup_mma_wait(9, deps=(pending,))
                 mbarrier.arrive(empty_l.index(1), count=1)
                 s = warpgroup_mma_wait(0, deps=(s,))
             key = (high - 1) * 128
-            x = scaled(s, scale, key, kv_len, position, unseen, CAUSAL, True)
+            tail = kv_len - key
+            if LISTED:
+                tail = key * 0 + 128  # rows that are not seen came as zeros
+            x = scaled(
+                s,
+                scale,
+                key,
+                kv_len,
+                position,
+                unseen,
+                hidden.index(0),
+                hidden_ready.index(0),
+                done,
+                CAUSAL,
+                True,
+                LISTED,
+            )
             pending, m, total = step_even(
-                x, acc, m, total, p_even, q_rope, k_left, vecs, bars, empty_l, done & 1, kv_len - key, True
+                x, acc, m, total, p_even, q_rope, k_left, vecs, bars, empty_l, done & 1, tail, True
             )
             done += 1
             acc = warpgroup_mma_wait(0, deps=(pending,))
@@ -284,9 +327,9 @@ def attend_even(
 @gluon.jit
 def attend_odd(
     q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l, full_r, empty_l,
-    empty_r, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob, stride_ot, stride_oh,
-    stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place, slot_rows,
-    HEADS: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob,
+    stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place, slot_rows,
+    HEADS: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 1: odd pages, the right half of the sums."""
     done = 0
@@ -303,21 +346,48 @@ def attend_odd(
             qr = q_rope.load(QR_LAYOUT)
             acc = gl.zeros((64, 256), gl.float32, O_LAYOUT)
             total = gl.zeros((64,), gl.float32, ROW_S)
-            s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, True)
+            s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, True, LISTED)
             s = warpgroup_mma_wait(0, deps=(s,))
             for pair in range(low, high - 1):
-                x = scaled(s, scale, pair * 128 + 64, kv_len, position, unseen, CAUSAL, CAUSAL)
+                x = scaled(
+                    s,
+                    scale,
+                    pair * 128 + 64,
+                    kv_len,
+                    position,
+                    unseen,
+                    hidden.index(1),
+                    hidden_ready.index(1),
+                    done,
+                    CAUSAL,
+                    CAUSAL,
+                    LISTED,
+                )
                 acc, _, total = step_odd(
                     x, acc, total, p_even, q_rope, k_right, vecs, bars, empty_r, done & 1, 128, False
                 )
                 done += 1
-                s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, True)
+                s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, True, LISTED)
                 s = warpgroup_mma_wait(0, deps=(s,))
             key = (high - 1) * 128
-            x = scaled(s, scale, key + 64, kv_len, position, unseen, CAUSAL, True)
-            acc, m, total = step_odd(
-                x, acc, total, p_even, q_rope, k_right, vecs, bars, empty_r, done & 1, kv_len - key, True
+            tail = kv_len - key
+            if LISTED:
+                tail = key * 0 + 128  # rows that are not seen came as zeros
+            x = scaled(
+                s,
+                scale,
+                key + 64,
+                kv_len,
+                position,
+                unseen,
+                hidden.index(1),
+                hidden_ready.index(1),
+                done,
+                CAUSAL,
+                True,
+                LISTED,
             )
+            acc, m, total = step_odd(x, acc, total, p_even, q_rope, k_right, vecs, bars, empty_r, done & 1, tail, True)
             done += 1
             whole = add_sums(total, vecs, bars, empty_q, walked & 1, 1)
             store_rows(
@@ -444,15 +514,15 @@ def decode_kernel(
     gl.warp_specialize([
         (attend_even, (
             q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l0, full_r0,
-            empty_l, empty_r, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob, stride_ot,
-            stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place,
-            slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE,
+            empty_l, empty_r, vecs, bars, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob,
+            stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place,
+            slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE, False,
         )),
         (attend_odd, (
             q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l1, full_r1,
-            empty_l, empty_r, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob, stride_ot,
-            stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place,
-            slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE,
+            empty_l, empty_r, vecs, bars, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob,
+            stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place,
+            slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE, False,
         )),
         (load_pages, (
             q_half, q_rope_desc, kv_piece, q_left, q_right, q_rope, k_left.index(0), k_rope.index(0), full_q,

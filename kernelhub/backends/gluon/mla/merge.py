@@ -20,14 +20,18 @@ ROW = gl.constexpr(gl.SliceLayout(0, TILE))
 
 @gluon.jit(
     do_not_specialize=["num_seqs", "rows", "parts", "tiles", "room", "stride_lb", "stride_lh", "stride_lt"],
-    do_not_specialize_on_alignment=["lse", "sinks", "seq_lens"],
+    do_not_specialize_on_alignment=["lse", "sinks", "seq_lens", "counted"],
 )
 def merge_kernel(
-    out, lse, part_out, part_lse, sinks, seq_lens, num_seqs, rows, parts, tiles, room, stride_ob, stride_ot, stride_oh,
-    stride_lb, stride_lh, stride_lt, HEADS: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    out, lse, part_out, part_lse, sinks, seq_lens, counted, num_seqs, rows, parts, tiles, room, stride_ob, stride_ot,
+    stride_oh, stride_lb, stride_lh, stride_lt, HEADS: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
 ):  # fmt: skip
-    """One program per row; `rows` are those of a sequence."""
+    """One program per row; `rows` are those of a sequence. `counted` says how many sequences have rows; all if None."""
     sequence = gl.program_id(0) // rows
+    if counted is not None:
+        num_seqs = gl.minimum(gl.maximum(gl.load(counted), 0), num_seqs)
+        if sequence >= num_seqs:
+            return
     row = gl.program_id(0) % rows
     first, last, kv_len = parts_of(sequence, parts, seq_lens, num_seqs, room)
     if (kv_len > 0) & (first == last):  # the decode kernel wrote the result

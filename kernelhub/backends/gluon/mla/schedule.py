@@ -25,14 +25,20 @@ def _sum_of(a, b):
 
 @gluon.jit
 def keys_of(seq_lens, sequence, room):
-    """Keys of a sequence: no more than a row of the block table has room for."""
-    return gl.minimum(gl.maximum(gl.load(seq_lens + sequence), 0), room)
+    """Keys of a sequence: no more than a row of the block table has room for; `room` where there are no lengths."""
+    keys = room
+    if seq_lens is not None:
+        keys = gl.minimum(gl.maximum(gl.load(seq_lens + sequence), 0), room)
+    return keys
 
 
 @gluon.jit
 def costs_of(seq_lens, places, num_seqs, room):
     """Costs of some sequences; 0 past the last."""
-    length = gl.load(seq_lens + places, mask=places < num_seqs, other=0)
+    if seq_lens is None:
+        length = gl.where(places < num_seqs, room, 0)
+    else:
+        length = gl.load(seq_lens + places, mask=places < num_seqs, other=0)
     pairs = (gl.minimum(gl.maximum(length, 0), room) + (PAIR - 1)) // PAIR
     return gl.where(pairs > 0, pairs + SETUP, 0)
 

@@ -6,7 +6,6 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import Between, MultipleOf, OneOf, Rule, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import untested
 from kernelhub.ops.moe.experts.problem import (
     ACTIVATIONS,
     BLOCK_FORMATS,
@@ -75,6 +74,6 @@ KERNELS = (
         features=_FEATURES,
         graph=GraphLevel.FULL,
         deterministic=True,
-        standings=(untested("hopper"),),
+        standings=standings(73, "gluon_more_h200.json"),
     ),
 )
