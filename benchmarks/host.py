@@ -1,8 +1,7 @@
 """What a whole eager call keeps the host of a GPU, the launch included, by kernelhub's launcher and by Triton's.
 
-    python benchmarks/host.py [OP ...] [--out FILE] [--rounds N] [--json]
-    python benchmarks/host.py --graphs [OP ...] [--out FILE] [--rounds N] [--json]
-    python benchmarks/host.py --stub [--graphs] [OP ...] [--profile FORM | --against CHECKOUT] [--json]
+    python benchmarks/host.py [OP ...] [--ways WAY,...] [--out FILE] [--rounds N] [--json]
+    python benchmarks/host.py --stub [OP ...] [--profile FORM | --against CHECKOUT] [--json]
 
 Each op is called with its contract's example in small sizes, so that the GPU is done long before the host. In
 microseconds:
@@ -11,14 +10,14 @@ microseconds:
     fresh   the same without, so that it allocates its results
     plan    a plan's `run`, or its step's, with destinations
     launch  the adapter's launch alone, with the operands of `call`: what is left of `call` are choice and checks
+    layers  `call` with the tensors of four layers in turn
+    gpu     what the GPU takes for `layers` where it is the limit, the host being far ahead: kernels, and what is
+            between them
 
-Launches by kernelhub's launcher and by Triton's take turns, each in a process of its own, since what launches a kernel
-is settled when it is compiled. A figure is the least of its processes, in each of which it is the least of short
-samples: what a busy host adds is not the library's. For comparison, `fill` is what torch takes to fill one element,
-which is a launch and little else, and `empty` what it takes to allocate a result.
-
-`--graphs` compares kernelhub's launcher with itself: calls of two or more launches as CUDA graphs (`launch.GRAPHS`) and
-one by one. It also prints how many graphs each process had.
+Ways of launching (WAYS) take turns, each in a process of its own, since what launches a kernel is settled when it is
+compiled. A figure is the least of its processes, in each of which it is the least of short samples: what a busy host
+adds is not the library's. For comparison, `fill` is what torch takes to fill one element, which is a launch and little
+else, and `empty` what it takes to allocate a result.
 
 `--stub` needs no GPU: a stub takes the place of the driver (see `host_stub`). Its figures are empty Python calls, and
 only compare two versions on one machine. `--against` measures another checkout as well, in the order before, after,
@@ -31,6 +30,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import io
+import itertools
 import json
 import os
 import platform
@@ -53,7 +53,15 @@ from kernelhub.runtime import launch
 
 SAMPLE = 20
 BUDGET_S = 0.15  # for each figure of each process
-FORMS = ("call", "fresh", "plan", "launch")
+TIME_LIMIT_S = 300  # of each process
+FORMS = ("call", "fresh", "plan", "launch", "layers", "gpu")
+WAYS = {
+    "own": {},  # kernelhub's launcher, as it comes
+    "triton": {"KERNELHUB_DIRECT_LAUNCH": "0"},
+    "kernels": {"KERNELHUB_LAUNCH_GRAPHS": "0"},  # kernelhub's launcher, kernel by kernel
+    "graphs": {"HOST_GRAPH_LEAST": "1"},  # even a single kernel as a graph
+}
+NUM_LAYERS, AHEAD = 4, 100  # sets of tensors, and calls that the GPU makes one after the other
 # The goals of an eager call, in microseconds, the launch included.
 GOALS = {
     **dict.fromkeys(("attention", "paged_attention", "mla_attention", "fp8_gemm", "fp4_gemm", "grouped_gemm"), 10.0),
@@ -70,7 +78,7 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(names: tuple[str, ...]) -> dict[str, Any]:
+def measure(names: tuple[str, ...], seconds: float) -> dict[str, Any]:
     """Microseconds of every op with a Triton kernel, in this process."""
     found: dict[str, Any] = {}
     for name, function in named(names):
@@ -80,7 +88,8 @@ def measure(names: tuple[str, ...]) -> dict[str, Any]:
             except NoKernel as error:  # of Triton
                 print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
                 continue
-            found[name] = {form: round(host_us(call), 2) for form, call in calls.items()}
+            found[name] = {form: round(host_us(call, seconds), 2) for form, call in calls.items()}
+            found[name]["gpu"] = round(gpu_us(calls["layers"]), 2)
     return found
 
 
@@ -109,7 +118,40 @@ def forms_of(function: Any) -> dict[str, Callable[[], Any]]:
         "fresh": lambda: function(**arguments),
         "plan": lambda: run(**taken),
         **launch_of(function, given),
+        "layers": layers_of(function, given),
     }
+
+
+def layers_of(function: Any, given: dict[str, Any]) -> Callable[[], Any]:
+    """The call with the tensors of several layers in turn."""
+    in_turn = itertools.cycle([_cloned(given) for _ in range(NUM_LAYERS)])
+    return lambda: function(**next(in_turn))
+
+
+def _cloned(given: Any) -> Any:
+    """The same values in other memory, with the same strides."""
+    if isinstance(given, dict):
+        return {name: _cloned(value) for name, value in given.items()}
+    if isinstance(given, list | tuple) and given and isinstance(given[0], torch.Tensor):
+        return type(given)(map(_cloned, given))
+    if not isinstance(given, torch.Tensor):
+        return given
+    return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device=given.device).copy_(given)
+
+
+def gpu_us(call: Callable[[], Any]) -> float:
+    """The microseconds of a call on the GPU in a row of them that the host has launched before the first one starts."""
+    least_ms = float("inf")
+    for _ in range(5):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(20_000_000)  # some 10 ms
+        begin.record()
+        for _ in range(AHEAD):
+            call()
+        end.record()
+        end.synchronize()
+        least_ms = min(least_ms, begin.elapsed_time(end))
+    return 1e3 * least_ms / AHEAD
 
 
 def launch_of(function: Any, given: dict[str, Any]) -> dict[str, Callable[[], Any]]:
@@ -126,7 +168,7 @@ def launch_of(function: Any, given: dict[str, Any]) -> dict[str, Callable[[], An
 
     kind.launch = noted
     try:
-        function.op._forget()
+        function.op._forget()  # whole calls, too, which reach no adapter
         function(**given)
     finally:
         kind.launch = launch
@@ -250,28 +292,24 @@ def floor() -> dict[str, float]:
     return {"fill": round(host_us(one.zero_), 2), "empty": round(host_us(lambda: torch.empty_like(one)), 2)}
 
 
-def compare(names: tuple[str, ...], rounds: int, ways: tuple[str, str]) -> Iterator[dict[str, Any]]:
-    """Both launchers, in processes that take turns; what is known after each round, since time may run out."""
+def compare(names: tuple[str, ...], rounds: int, ways: tuple[str, ...], seconds: float) -> Iterator[dict[str, Any]]:
+    """All ways, in processes that take turns; what is known after each process, since time may run out."""
     ops: dict[str, dict[str, dict[str, float]]] = {}
-    facts: dict[str, Any] = {}
-    for at in range(2 * rounds):
-        which = ways[at % 2]
-        environment = {**os.environ, "KERNELHUB_DIRECT_LAUNCH": "0" if which == "triton" else "1"}
-        command = [sys.executable, __file__, "--here", *(["--graphs"] if which == "graphs" else []), *names]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    for at, way in enumerate(ways * rounds):
+        command = [sys.executable, __file__, "--here", "--seconds", str(seconds), *names]
+        environment = {**os.environ, **WAYS[way]}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIME_LIMIT_S)
         if done.returncode != 0:
             raise RuntimeError(done.stderr)
         sys.stderr.write(done.stderr)
         answer = json.loads(done.stdout)
-        facts = {**answer["facts"], **({} if which == "triton" else {"launcher": answer["facts"]["launcher"]})}
         for op, figures in answer["ops"].items():
-            kept = ops.setdefault(op, {}).setdefault(which, figures)
-            ops[op][which] = {name: min(kept[name], us) for name, us in figures.items()}
-        if which == ways[1]:
-            yield {"facts": {**facts, "rounds": (at + 1) // 2}, "ops": ops}
+            kept = ops.setdefault(op, {}).setdefault(way, figures)
+            ops[op][way] = {name: min(kept[name], us) for name, us in figures.items()}
+        yield {"facts": {**answer["facts"], "rounds": (at + 1) // len(ways)}, "ops": ops}
 
 
-def here(names: tuple[str, ...]) -> dict[str, Any]:
+def here(names: tuple[str, ...], seconds: float) -> dict[str, Any]:
     import triton
 
     facts = {
@@ -282,9 +320,8 @@ def here(names: tuple[str, ...]) -> dict[str, Any]:
         "date": date.today().isoformat(),
         **floor(),
     }
-    ops = measure(names)
-    if launch.GRAPHS:
-        print(f"graphs: {launch.graph_counts()}", file=sys.stderr)
+    ops = measure(names, seconds)
+    print(f"graphs: {launch.graph_counts()}", file=sys.stderr)
     return {"facts": facts, "ops": ops}
 
 
@@ -293,12 +330,11 @@ def table(result: dict[str, Any]) -> str:
     facts = result["facts"]
     lines = [f"{facts['device']}, {facts['machine']}; torch's fill of one element {facts['fill']} us, "]
     lines[0] += f"an allocation {facts['empty']} us; launcher: {facts['launcher']}"
-    first, second = next(iter(result["ops"].values()), ("own", "triton"))
-    lines.append(f"{f'{first} for {second}, us':24} " + " ".join(f"{form:>18}" for form in FORMS) + "   goal")
-    for op, both in result["ops"].items():
-        ours, theirs = both[first], both[second]
-        figures = [f"{ours[form]:6.1f} for {theirs[form]:6.1f}" if form in ours else "" for form in FORMS]
-        lines.append(f"{op:24} " + " ".join(f"{figure:>18}" for figure in figures) + f"   {GOALS.get(op, GOAL):g}")
+    lines.append(f"{'us':24} {'':8}" + " ".join(f"{form:>7}" for form in FORMS) + "   goal")
+    for op, ways in result["ops"].items():
+        for way, figures in ways.items():
+            shown = " ".join(f"{figures[form]:7.1f}" if form in figures else f"{'':7}" for form in FORMS)
+            lines.append(f"{op:24} {way:8}{shown}   {GOALS.get(op, GOAL):g}")
     return "\n".join(lines)
 
 
@@ -316,9 +352,8 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2, help="processes of each launcher")
     parser.add_argument("--out", type=Path, help="write the JSON to this file")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "--graphs", action="store_true", help="calls of several launches as CUDA graphs, and one by one"
-    )
+    parser.add_argument("--ways", default="own,triton", help=f"of {', '.join(WAYS)}")
+    parser.add_argument("--seconds", type=float, default=BUDGET_S, help="for each figure of each process")
     parser.add_argument("--stub", action="store_true", help="on a stub of the driver, in empty calls of Python")
     parser.add_argument("--profile", choices=FORMS, help="with --stub: where this form spends its time")
     parser.add_argument("--against", type=Path, help="with --stub: a checkout of another version, to compare with")
@@ -326,7 +361,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     names = tuple(options.ops)
-    launch.GRAPHS = options.graphs and (options.here or options.stub)
+    launch.GRAPH_LEAST = int(os.environ.get("HOST_GRAPH_LEAST", launch.GRAPH_LEAST))
     if options.stub and options.against:
         found = against(options.against, names)
         print(json.dumps(found, indent=1) if options.json else comparison_table(found))
@@ -339,10 +374,10 @@ def main() -> int:
         print("needs a CUDA device: what a launch takes is measured where it is made", file=sys.stderr)
         return 2
     if options.here:
-        print(json.dumps(here(names)))
+        print(json.dumps(here(names, options.seconds)))
         return 0
     result: dict[str, Any] = {}
-    for result in compare(names, options.rounds, ("graphs", "own") if options.graphs else ("own", "triton")):
+    for result in compare(names, options.rounds, tuple(options.ways.split(",")), options.seconds):
         if options.out:
             options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1) if options.json else table(result))

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from kernelhub.backends.gluon import launch as of_gluon
 from kernelhub.backends.shared import direct
 from kernelhub.backends.triton import launch as of_triton
+from kernelhub.dispatch.hub import HUB
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.stub import Stub, install
 
@@ -30,7 +31,7 @@ def install_stub() -> str:
     stub.expect([])  # it looks at no parameter
     memory = torch.empty(64 << 20, dtype=torch.uint8, device="cpu").data_ptr()
     native = stub.native(
-        **runtime.as_graphs(stub.library) if runtime.GRAPHS else {},
+        **runtime.as_graphs(stub.library, runtime.GRAPH_AFTER if HUB.settings["KERNELHUB_LAUNCH_GRAPHS"] else 0),
         stream_of=int,  # of a device, by a function of C, as torch's own is
         current=_DEVICE.conjugate,
         allocate=lambda size, stream: memory,

@@ -20,13 +20,19 @@ enum {
   MAX_OPERANDS = 64,
   MAX_STEPS = 8,
   MAX_FORMS = 4,
+  MAX_RESULTS = 8,
+  MAX_CALLS = 64,       /* of an op, whole ones */
+  MAX_MISSED = 256,     /* of an op, signatures of calls that are counted */
+  LEARNED_AFTER = 4,    /* calls, a power of two */
   MAX_RANK = 5,
   MAP_BYTES = 128,       /* CUtensorMap */
   INVALID_CONTEXT = 201, /* CUDA_ERROR_INVALID_CONTEXT */
   RELAXED = 2,           /* CU_STREAM_CAPTURE_MODE_RELAXED */
   MAX_GRAPHS = 4,        /* of a sequence, each for one stream */
   MAX_ALL_GRAPHS = 256,  /* of a driver */
-  IDLE_LAUNCHES = 256    /* of a sequence, after which another stream may take a graph's place */
+  IDLE_LAUNCHES = 256,   /* of a sequence, after which another stream may take a graph's place */
+  MAX_ROOMS = 16,        /* of a driver, each for one stream */
+  MOST_ROOM = 16 << 20   /* bytes of one */
 };
 
 /* CUlaunchAttribute and CUlaunchConfig of cuda.h. */
@@ -83,6 +89,13 @@ typedef struct { /* changed by atomic additions */
   int64_t live, made, launches, updates, evicted, refused, status;
 } GraphCounts;
 
+typedef struct { /* memory for the temporaries of a stream's sequences, which come one after the other */
+  uint64_t stream; /* its number, which no other stream gets */
+  uint64_t bytes, address;
+  PyObject* memory;
+  int busy; /* whether a sequence is launching with it */
+} Room;
+
 static unsigned forks; /* of this process from others, as far as Python knows of them */
 
 typedef struct {
@@ -91,10 +104,12 @@ typedef struct {
   PyObject* sequence_type;
   PyObject* forms_type;
   PyObject* known_type;
+  PyObject* call_type;
+  PyObject* calls_type;
 } State;
 
 static PyObject *name_enter, *name_leave, *name_calls, *name_base, *name_shape, *name_strides, *name_padding,
-    *name_nested;
+    *name_nested, *name_level;
 
 /* ---- Driver: what belongs to a process ------------------------------------------------------------------------- */
 
@@ -122,20 +137,25 @@ typedef struct {
   PyObject* counters; /* (device, stream) -> the address of its counters, or 0 */
   GraphFunctions graphs;
   uint64_t graph_after; /* launches of a sequence before it becomes a graph; 0: none does */
+  int graph_least;      /* kernels of a sequence that becomes one */
   GraphCounts counts;
+  Room rooms[MAX_ROOMS];
+  int num_rooms;
 } Driver;
 
 static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   static char* names[] = {"launch",    "encode",   "tensor",  "data_ptr",    "stream_of", "failed",
                           "enter",     "current",  "runtime", "allocate",    "release",   "nested",
-                          "capturing", "counters", "graphs",  "graph_after", NULL};
+                          "capturing", "counters", "graphs",  "graph_after", "graph_least",
+                          NULL};
   Driver* self = (Driver*)object;
   unsigned long long launch, encode, capturing, graph_after = 0;
+  int graph_least = 2;
   PyObject* graphs = NULL;
   PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested, *counters;
-  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!K", names, &launch, &encode, &tensor, &data_ptr,
+  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!Ki", names, &launch, &encode, &tensor, &data_ptr,
                                    &stream_of, &failed, &enter, &current, &runtime, &allocate, &release, &nested,
-                                   &capturing, &counters, &PyTuple_Type, &graphs, &graph_after))
+                                   &capturing, &counters, &PyTuple_Type, &graphs, &graph_after, &graph_least))
     return -1;
   if (self->tensor != NULL) {
     PyErr_SetString(PyExc_TypeError, "a Driver is made once");
@@ -155,10 +175,11 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
     if (at + 1 < given || !capturing) continue;
     memcpy(&self->graphs, functions, sizeof functions);
     self->graph_after = graph_after;
+    self->graph_least = graph_least;
   }
   if (PyErr_Occurred()) return -1;
-  if (given && self->graph_after == 0) {
-    PyErr_Format(PyExc_ValueError, "graphs need %d functions, one that says what is captured, and launches before them",
+  if (given && (self->graphs.stream_id == NULL || graph_least < 1)) {
+    PyErr_Format(PyExc_ValueError, "graphs need %d functions, one that says what is captured, and at least one launch",
                  NUM_GRAPH_FUNCTIONS);
     return -1;
   }
@@ -205,6 +226,7 @@ static void driver_dealloc(PyObject* object) {
   Py_XDECREF(self->release);
   Py_XDECREF(self->nested);
   Py_XDECREF(self->counters);
+  for (int at = 0; at < self->num_rooms; at++) Py_XDECREF(self->rooms[at].memory);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
 }
@@ -985,11 +1007,63 @@ static int release(Driver* driver, PyObject* memory) {
   return 0;
 }
 
+/* Whether nothing is captured from a stream, whose number is found then. */
+static int number_of(Driver* driver, void* stream, uint64_t* id) {
+  int captured = 0;
+  return driver->graphs.stream_id != NULL && driver->capturing(stream, &captured) == 0 && !captured &&
+         driver->graphs.stream_id(stream, id) == 0;
+}
+
+/* Memory for the temporaries of a sequence: `room`, which is busy until the launches are made, or else `memory`, which
+ * has to be given back then; -1 with an exception.
+ *
+ * Launches of a stream follow each other, so they share a room; torch's allocator would take longer than a launch as a
+ * graph. What is captured has memory of its own, since it may be replayed on any stream. */
+static int take_memory(Sequence* self, void* stream, const uint64_t* id, Room** room, PyObject** memory,
+                       uint64_t* address) {
+  Driver* driver = self->driver;
+  Room* found = NULL;
+  for (int at = 0; id != NULL && self->room <= MOST_ROOM && found == NULL && at < driver->num_rooms; at++) {
+    if (driver->rooms[at].stream == *id) found = &driver->rooms[at];
+  }
+  if (id != NULL && self->room <= MOST_ROOM && found == NULL && driver->num_rooms < MAX_ROOMS) {
+    found = &driver->rooms[driver->num_rooms++];
+    found->stream = *id;
+  }
+  if (found == NULL || found->busy) { /* by another thread, whose launches may come in between */
+    if (allocate(driver, self->room, stream, memory) < 0) return -1;
+    if (address_of(driver, *memory, given_of(self), address) == 0) return 0;
+    Py_CLEAR(*memory);
+    return -1;
+  }
+  found->busy = 1;
+  if (found->bytes < self->room) {
+    PyObject *larger = NULL, *smaller = found->memory;
+    uint64_t bytes = 1 << 16, begin;
+    while (bytes < self->room) bytes *= 2;
+    if (allocate(driver, bytes, stream, &larger) < 0 || address_of(driver, larger, given_of(self), &begin) < 0) {
+      Py_XDECREF(larger);
+      found->busy = 0;
+      return -1;
+    }
+    found->memory = larger;
+    found->bytes = bytes;
+    found->address = begin;
+    if (smaller != NULL && release(driver, smaller) < 0) {
+      found->busy = 0;
+      return -1;
+    }
+  }
+  *room = found;
+  *address = found->address;
+  return 0;
+}
+
 /* The address of a stream's counters: 1, 0 if the launches have to do without, or -1 with an exception. They are zero
  * only between launches of one stream; a graph that captures the launches may be replayed on another. */
-static int counters_of(Sequence* self, void* stream, uint64_t* address) {
+static int counters_of(Sequence* self, void* stream, int numbered, uint64_t* address) {
   int capturing = 0;
-  if (self->driver->capturing(stream, &capturing) != 0 || capturing) return 0;
+  if (!numbered && (self->driver->capturing(stream, &capturing) != 0 || capturing)) return 0;
   if (!self->counted_before || self->counted_stream != stream) {
     PyObject* on = PyLong_FromVoidPtr(stream);
     PyObject* found = on == NULL ? NULL : PyObject_CallFunctionObjArgs(self->driver->counters, self->device, on, NULL);
@@ -1124,12 +1198,10 @@ static Graph* graph_of(Sequence* self, void* stream, uint64_t id, const Launch* 
 
 /* The launches by the graph of their stream: 1; 0 if they have to be plain, nothing being launched; -1 with `status`.
  */
-static int use_graph(Sequence* self, void* stream, const Launch* launches, int count, size_t bytes, int* status) {
+static int use_graph(Sequence* self, void* stream, uint64_t id, const Launch* launches, int count, size_t bytes,
+                     int* status) {
   Driver* driver = self->driver;
   void* parameters[MAX_PARAMETERS];
-  uint64_t id;
-  int captured = 0;
-  if (driver->capturing(stream, &captured) != 0 || captured || driver->graphs.stream_id(stream, &id) != 0) return 0;
   Graph* graph = graph_of(self, stream, id, launches, count, bytes);
   if (graph == NULL) return 0;
   graph->used = self->launches;
@@ -1156,9 +1228,9 @@ static int use_graph(Sequence* self, void* stream, const Launch* launches, int c
 }
 
 /* The same, where a sequence may be a graph; -1 with an exception. */
-static int launch_as_graph(Sequence* self, void* stream, const Launch* launches, int count, size_t bytes) {
+static int launch_as_graph(Sequence* self, void* stream, uint64_t id, const Launch* launches, int count, size_t bytes) {
   Driver* driver = self->driver;
-  if (driver->graph_after == 0 || count < 2 || self->forks != forks) return 0;
+  if (driver->graph_after == 0 || count < driver->graph_least || self->forks != forks) return 0;
   for (int at = 0; at < count; at++) {
     for (uint32_t one = 0; one < launches[at].config.num_attributes; one++) { /* it is none of a node */
       if (launches[at].kernel->attributes[one].id == PROGRAMMATIC_STREAM) return 0;
@@ -1170,7 +1242,7 @@ static int launch_as_graph(Sequence* self, void* stream, const Launch* launches,
     PyThreadState* thread = PyEval_SaveThread();
     int mode = RELAXED; /* another thread may capture */
     if (driver->graphs.exchange_mode(&mode) == 0) {
-      launched = use_graph(self, stream, launches, count, bytes, &status);
+      launched = use_graph(self, stream, id, launches, count, bytes, &status);
       driver->graphs.exchange_mode(&mode);
     }
     PyEval_RestoreThread(thread);
@@ -1200,18 +1272,15 @@ static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_
   void* stream;
   if (current_stream(self->driver, self->device, &stream) < 0) return -1;
   if (self->stream != NULL && *self->stream != (uint64_t)(uintptr_t)stream) return 0;
+  uint64_t id;
+  int numbered = number_of(self->driver, stream, &id);
   if (self->counted) {
-    int counted = counters_of(self, stream, &addresses[self->num_operands - 1]);
+    int counted = counters_of(self, stream, numbered, &addresses[self->num_operands - 1]);
     if (counted != 1) return counted;
   }
+  Room* room = NULL;
   PyObject* memory = NULL;
-  if (self->room) {
-    if (allocate(self->driver, self->room, stream, &memory) < 0) return -1;
-    if (address_of(self->driver, memory, count, &addresses[count]) < 0) {
-      Py_DECREF(memory);
-      return -1;
-    }
-  }
+  if (self->room && take_memory(self, stream, numbered ? &id : NULL, &room, &memory, &addresses[count]) < 0) return -1;
   alignas(64) unsigned char values[MAX_BYTES];
   Launch launches[MAX_STEPS];
   Py_ssize_t begin = 0;
@@ -1239,9 +1308,10 @@ static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_
     begin += rounded(step->kernel);
   }
   if (entered && status == 0) {
-    int launched = launch_as_graph(self, stream, launches, entered, (size_t)begin);
+    int launched = numbered ? launch_as_graph(self, stream, id, launches, entered, (size_t)begin) : 0;
     status = launched != 0 ? launched : launch_all(self->driver, self->device, stream, launches, entered);
   }
+  if (room != NULL) room->busy = 0;
   if (memory != NULL && release(self->driver, memory) < 0) status = -1;
   return status < 0 ? -1 : 1;
 }
@@ -1568,6 +1638,409 @@ static PyObject* forms_launch(PyObject* object, PyObject* const* given, Py_ssize
   return launched < 0 ? NULL : PyBool_FromLong(launched);
 }
 
+/* ---- Calls: whole calls of an op, by their arguments -------------------------------------------------------------
+ *
+ * A call whose arguments are those of one before, but for the memory of its tensors, needs none of the op's Python: what
+ * its function would look up is in a `Call`. Which calls are worth one is found out by counting those that have none. */
+
+typedef struct {
+  PyObject_HEAD
+  Known* known;
+  int16_t sources[MAX_OPERANDS]; /* of the known call's operands: an argument, then results that are made; -1: None */
+  int16_t results[MAX_RESULTS];  /* the same of what is returned */
+  Py_ssize_t num_results;        /* 0: one, and no tuple */
+  PyObject *made, *tick, *failed; /* functions: of each result that is made, of the count of calls, of an exception */
+  uint64_t signature;
+  Py_ssize_t num_flat;
+  PyObject* constants[MAX_OPERANDS]; /* NULL for a tensor */
+  uint8_t forms[MAX_OPERANDS];
+  int followed_by; /* which call came after it last */
+} Call;
+
+typedef struct { /* the arguments of a call, with the tensors of a list or tuple one by one */
+  PyObject* flat[MAX_OPERANDS];
+  uint8_t forms[MAX_OPERANDS]; /* of an argument 0, of a list of n tensors 2n, of a tuple 2n + 1; then 0 */
+  Py_ssize_t count;
+  uint64_t tensors, signature;
+} Arguments;
+
+typedef struct {
+  uint64_t signature;
+  uint32_t count;
+} Missed;
+
+typedef struct {
+  PyObject_HEAD
+  Driver* driver;
+  PyObject *learn, *contexts_used, *contexts, *forward; /* see `calls_init` */
+  PyObject* shape;                                      /* the descriptor of a tensor's `shape` */
+  descrgetfunc shape_of;
+  Call* calls[MAX_CALLS];
+  int num_calls, next, last; /* the one to replace next, the one that was made last */
+  Missed missed[MAX_MISSED];
+} Calls;
+
+static int read_indices(PyObject* given, Py_ssize_t least, Py_ssize_t most, int16_t* found) {
+  Py_ssize_t count = PyTuple_Size(given);
+  for (Py_ssize_t at = 0; at < count; at++) {
+    long index = PyLong_AsLong(PyTuple_GetItem(given, at));
+    if (PyErr_Occurred()) return -1;
+    if (index < least || index >= most) {
+      PyErr_Format(PyExc_ValueError, "index %ld of %zd", index, most);
+      return -1;
+    }
+    found[at] = (int16_t)index;
+  }
+  return 0;
+}
+
+static int call_init(PyObject* object, PyObject* args, PyObject* named) {
+  static char* names[] = {"known", "sources", "results", "single", "made", "tick", "failed", NULL};
+  Call* self = (Call*)object;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
+  PyObject *known, *sources, *results, *made, *tick, *failed;
+  int single;
+  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!O!O!pO!OO", names, state->known_type, &known,
+                                                    &PyTuple_Type, &sources, &PyTuple_Type, &results, &single,
+                                                    &PyTuple_Type, &made, &tick, &failed))
+    return -1;
+  Known* of = (Known*)known;
+  Py_ssize_t count = PyTuple_Size(results);
+  if (self->known != NULL || of->driver == NULL || of->checked || of->sequence == NULL ||
+      PyTuple_Size(sources) != of->num_operands || count < 1 || count > MAX_RESULTS || (single && count != 1) ||
+      PyTuple_Size(made) > MAX_RESULTS) {
+    PyErr_Format(PyExc_ValueError, "made once, of a known call that launches, with all its operands, for 1 to %d results",
+                 MAX_RESULTS);
+    return -1;
+  }
+  if (read_indices(sources, -1, 2 * MAX_OPERANDS, self->sources) < 0 ||
+      read_indices(results, -1, 2 * MAX_OPERANDS, self->results) < 0)
+    return -1;
+  self->num_results = single ? 0 : count;
+  Py_INCREF(known), Py_INCREF(made), Py_INCREF(tick), Py_INCREF(failed);
+  self->made = made;
+  self->tick = tick;
+  self->failed = failed;
+  self->known = of;
+  return 0;
+}
+
+static void call_dealloc(PyObject* object) {
+  Call* self = (Call*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  for (Py_ssize_t at = 0; at < self->num_flat; at++) Py_XDECREF(self->constants[at]);
+  Py_XDECREF(self->known);
+  Py_XDECREF(self->made);
+  Py_XDECREF(self->tick);
+  Py_XDECREF(self->failed);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+static int calls_init(PyObject* object, PyObject* args, PyObject* named) {
+  static char* names[] = {"driver", "learn", "contexts_used", "contexts", "forward", NULL};
+  Calls* self = (Calls*)object;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
+  PyObject *driver, *learn, *used, *contexts, *forward;
+  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!OO!OO", names, state->driver_type, &driver, &learn,
+                                                    &PyList_Type, &used, &contexts, &forward))
+    return -1;
+  if (self->driver != NULL || ((Driver*)driver)->tensor == NULL) {
+    PyErr_SetString(PyExc_TypeError, "made once, with a driver that is");
+    return -1;
+  }
+  self->shape = PyObject_GetAttr((PyObject*)((Driver*)driver)->tensor, name_shape);
+  if (self->shape == NULL) return -1;
+  self->shape_of = (descrgetfunc)PyType_GetSlot(Py_TYPE(self->shape), Py_tp_descr_get);
+  Py_INCREF(driver), Py_INCREF(learn), Py_INCREF(used), Py_INCREF(contexts), Py_INCREF(forward);
+  self->learn = learn;
+  self->contexts_used = used;
+  self->contexts = contexts;
+  self->forward = forward;
+  self->driver = (Driver*)driver;
+  return 0;
+}
+
+static void forget_calls(Calls* self) {
+  while (self->num_calls) {
+    Call* last = self->calls[--self->num_calls];
+    self->calls[self->num_calls] = NULL;
+    Py_DECREF((PyObject*)last);
+  }
+}
+
+static void calls_dealloc(PyObject* object) {
+  Calls* self = (Calls*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  forget_calls(self);
+  Py_XDECREF(self->driver);
+  Py_XDECREF(self->learn);
+  Py_XDECREF(self->contexts_used);
+  Py_XDECREF(self->contexts);
+  Py_XDECREF(self->forward);
+  Py_XDECREF(self->shape);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+static uint64_t mixed(uint64_t signature, uint64_t more) {
+  signature = (signature ^ more) * 0x9E3779B97F4A7C15ULL;
+  return signature ^ (signature >> 29);
+}
+
+/* Whether two arguments that are no tensors are one value. */
+static int same_constant(PyObject* one, PyObject* other) {
+  if (one == other) return 1;
+  if (Py_TYPE(one) != Py_TYPE(other)) return 0;
+  if (PyFloat_CheckExact(one)) { /* 0.0 is not -0.0 */
+    double first = PyFloat_AsDouble(one), second = PyFloat_AsDouble(other);
+    return memcmp(&first, &second, sizeof first) == 0;
+  }
+  if (PyLong_CheckExact(one) || PyUnicode_CheckExact(one)) return PyObject_RichCompareBool(one, other, Py_EQ) == 1;
+  if (!PyTuple_CheckExact(one) || PyTuple_Size(one) != PyTuple_Size(other)) return 0;
+  for (Py_ssize_t at = 0; at < PyTuple_Size(one); at++) {
+    if (!same_constant(PyTuple_GetItem(one, at), PyTuple_GetItem(other, at))) return 0;
+  }
+  return 1;
+}
+
+static int flatten(Calls* self, PyObject* const* given, Py_ssize_t count, Arguments* found) {
+  PyTypeObject* tensor = self->driver->tensor;
+  found->count = 0;
+  found->tensors = 0;
+  found->signature = (uint64_t)count;
+  for (Py_ssize_t at = 0; at < count; at++) {
+    PyObject* one = given[at];
+    int list = PyList_CheckExact(one);
+    Py_ssize_t size = list ? PyList_Size(one) : PyTuple_CheckExact(one) ? PyTuple_Size(one) : 0;
+    PyObject* first = size == 0 ? NULL : list ? PyList_GetItem(one, 0) : PyTuple_GetItem(one, 0);
+    int several = first != NULL && PyObject_TypeCheck(first, tensor);
+    Py_ssize_t items = several ? size : 1;
+    if (found->count + items > MAX_OPERANDS) return 0;
+    for (Py_ssize_t of = 0; of < items; of++) {
+      PyObject* item = !several ? one : list ? PyList_GetItem(one, of) : PyTuple_GetItem(one, of);
+      Py_ssize_t place = found->count++;
+      found->flat[place] = item;
+      found->forms[place] = (uint8_t)(several && of == 0 ? 2 * size + !list : 0);
+      if (PyObject_TypeCheck(item, tensor)) found->tensors |= 1ULL << place;
+      else if (several) return 0;
+    }
+  }
+  return 1;
+}
+
+/* Find the signature of arguments, which calls that are alike have in common; 0 if there is none. */
+static int sign(Calls* self, Arguments* found) {
+  int shapes = 0;
+  uint64_t signature = mixed((uint64_t)found->count, found->tensors);
+  for (Py_ssize_t at = 0; at < found->count; at++) {
+    PyObject* one = found->flat[at];
+    Py_hash_t hash;
+    if (found->tensors & (1ULL << at)) {
+      if (shapes++ == 2) continue; /* two tell layers and numbers of tokens apart */
+      PyObject* shape = self->shape_of ? self->shape_of(self->shape, one, (PyObject*)Py_TYPE(one))
+                                       : PyObject_GetAttr(one, name_shape);
+      hash = shape == NULL ? -1 : PyObject_Hash(shape);
+      Py_XDECREF(shape);
+    } else if (one == Py_None) {
+      continue;
+    } else {
+      hash = PyObject_Hash(one);
+    }
+    if (hash == -1 && PyErr_Occurred()) { /* a nested tensor, a list */
+      PyErr_Clear();
+      return 0;
+    }
+    signature = mixed(signature, (uint64_t)hash + (uint64_t)at);
+  }
+  found->signature = signature;
+  return 1;
+}
+
+static int is_call(const Call* call, const Arguments* given) {
+  if (call->num_flat != given->count) return 0;
+  for (Py_ssize_t at = 0; at < given->count; at++) {
+    int tensor = (given->tensors >> at) & 1;
+    if (tensor != (call->constants[at] == NULL) || call->forms[at] != given->forms[at]) return 0;
+    if (!tensor && !same_constant(call->constants[at], given->flat[at])) return 0;
+  }
+  return 1;
+}
+
+/* Let Python see the exception of a launch; what it raises takes its place. */
+static void tell(PyObject* failed) {
+  PyObject *type, *value, *trace;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (trace != NULL) PyException_SetTraceback(value, trace);
+  PyObject* done = PyObject_CallFunctionObjArgs(failed, value, NULL);
+  if (done != NULL) {
+    Py_DECREF(done);
+    PyErr_Restore(type, value, trace);
+    return;
+  }
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(trace);
+}
+
+static PyObject* argument_of(const Arguments* given, PyObject* const* made, int16_t index) {
+  if (index < 0) return Py_None;
+  return index < given->count ? given->flat[index] : made[index - given->count];
+}
+
+/* What a call returns, launched: NULL with an exception, or without one if it is not this call or launched otherwise. */
+static PyObject* call_again(Call* self, const Arguments* given) {
+  PyObject *made[MAX_RESULTS] = {NULL}, *operands[MAX_OPERANDS], *tensors[MAX_OPERANDS], *result = NULL;
+  uint64_t found[MAX_OPERANDS], addresses[MAX_OPERANDS];
+  Known* known = self->known;
+  Py_ssize_t num_made = PyTuple_Size(self->made);
+  int launched = 0;
+  for (Py_ssize_t at = 0; at < num_made; at++) {
+    made[at] = PyObject_CallObject(PyTuple_GetItem(self->made, at), NULL);
+    if (made[at] == NULL) goto done;
+  }
+  for (Py_ssize_t at = 0; at < known->num_operands; at++) operands[at] = argument_of(given, made, self->sources[at]);
+  launched = is_known(known, operands, NULL, found);
+  Sequence* sequence = known->sequence;
+  if (launched == 1 && sequence != NULL) {
+    Py_ssize_t count = given_of(sequence);
+    for (Py_ssize_t at = 0; at < count; at++) {
+      tensors[at] = operands[known->places[known->order[at]]];
+      addresses[at] = found[known->order[at]];
+    }
+    Py_INCREF((PyObject*)sequence); /* another thread may attach a new one */
+    launched = launch_sequence(sequence, tensors, addresses);
+    Py_DECREF((PyObject*)sequence);
+    if (launched < 0) tell(self->failed);
+  }
+  if (launched == 1) {
+    PyObject* count = PyObject_CallObject(self->tick, NULL);
+    if (count == NULL) goto done;
+    Py_DECREF(count);
+    if (self->num_results == 0) {
+      result = argument_of(given, made, self->results[0]);
+      Py_INCREF(result);
+    } else {
+      result = PyTuple_New(self->num_results);
+      for (Py_ssize_t at = 0; result != NULL && at < self->num_results; at++) {
+        PyObject* one = argument_of(given, made, self->results[at]);
+        Py_INCREF(one);
+        PyTuple_SetItem(result, at, one);
+      }
+    }
+  }
+done:
+  for (Py_ssize_t at = 0; at < num_made; at++) Py_XDECREF(made[at]);
+  return result;
+}
+
+/* Whether nothing but its arguments decides on a call: it is outside of all contexts, and of forward differentiation. */
+static int undisturbed(Calls* self) {
+  if (PyList_Size(self->contexts_used) > 0) {
+    PyObject* contexts = PyObject_CallObject(self->contexts, NULL);
+    int inside = contexts == NULL ? -1 : PyObject_IsTrue(contexts);
+    Py_XDECREF(contexts);
+    if (inside != 0) return inside < 0 ? -1 : 0;
+  }
+  PyObject* level = PyObject_GetAttr(self->forward, name_level);
+  long now = level == NULL ? -1 : PyLong_AsLong(level);
+  Py_XDECREF(level);
+  return PyErr_Occurred() ? -1 : now < 0;
+}
+
+/* The result of one of the calls, if the arguments are of it, as of `call_again`. */
+static PyObject* try_call(Calls* self, int at, const Arguments* given) {
+  Call* call = at < self->num_calls ? self->calls[at] : NULL;
+  if (call == NULL || !is_call(call, given)) return NULL;
+  Py_INCREF((PyObject*)call); /* another thread may forget it */
+  PyObject* result = call_again(call, given);
+  Py_DECREF((PyObject*)call);
+  if (result == NULL) return NULL;
+  if (self->last < self->num_calls) self->calls[self->last]->followed_by = at;
+  self->last = at;
+  return result;
+}
+
+static PyObject* calls_again(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  Calls* self = (Calls*)object;
+  Arguments arguments;
+  if (self->driver == NULL) return PyErr_Format(PyExc_TypeError, "was not initialised");
+  int free_of_others = undisturbed(self);
+  if (free_of_others < 0) return NULL;
+  if (!free_of_others || !flatten(self, given, count, &arguments)) Py_RETURN_NONE;
+  /* Layers make the same calls in turn, so what followed the last call is tried before a signature is computed. */
+  int guess = self->last < self->num_calls ? self->calls[self->last]->followed_by : self->num_calls;
+  PyObject* result = try_call(self, guess, &arguments);
+  if (result != NULL || PyErr_Occurred()) return result;
+  if (!sign(self, &arguments)) Py_RETURN_NONE;
+  for (int at = 0; at < self->num_calls; at++) {
+    if (at == guess || self->calls[at]->signature != arguments.signature) continue;
+    result = try_call(self, at, &arguments);
+    if (result != NULL || PyErr_Occurred()) return result;
+  }
+  Missed* missed = &self->missed[arguments.signature % MAX_MISSED];
+  if (missed->signature != arguments.signature) *missed = (Missed){arguments.signature, 0};
+  uint32_t times = ++missed->count;
+  if (times < LEARNED_AFTER || (times & (times - 1))) Py_RETURN_NONE;
+  PyObject* call = tuple_of(given, count, NULL);
+  result = call == NULL ? NULL : PyObject_CallObject(self->learn, call);
+  Py_XDECREF(call);
+  return result;
+}
+
+static PyObject* calls_add(PyObject* object, PyObject* args) {
+  Calls* self = (Calls*)object;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
+  PyObject *given, *of, *flat[MAX_OPERANDS];
+  Arguments arguments;
+  if (state == NULL || !PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &given, state->call_type, &of)) return NULL;
+  Call* call = (Call*)of;
+  Py_ssize_t count = PyTuple_Size(given);
+  if (self->driver == NULL || call->known == NULL || call->num_flat || count > MAX_OPERANDS)
+    return PyErr_Format(PyExc_ValueError, "takes a Call once");
+  for (Py_ssize_t at = 0; at < count; at++) flat[at] = PyTuple_GetItem(given, at);
+  if (!flatten(self, flat, count, &arguments) || !sign(self, &arguments))
+    return PyErr_Format(PyExc_ValueError, "arguments of no repeated call");
+  Py_ssize_t most = arguments.count + PyTuple_Size(call->made);
+  for (Py_ssize_t at = 0; at < call->known->num_operands + (call->num_results ? call->num_results : 1); at++) {
+    Py_ssize_t result = at - call->known->num_operands;
+    if ((result < 0 ? call->sources[at] : call->results[result]) >= most)
+      return PyErr_Format(PyExc_ValueError, "a source beyond the %zd arguments and results", most);
+  }
+  call->signature = arguments.signature;
+  call->num_flat = arguments.count;
+  for (Py_ssize_t at = 0; at < arguments.count; at++) {
+    call->forms[at] = arguments.forms[at];
+    call->constants[at] = (arguments.tensors >> at) & 1 ? NULL : arguments.flat[at];
+    Py_XINCREF(call->constants[at]);
+  }
+  Py_INCREF(of);
+  if (self->num_calls < MAX_CALLS) {
+    self->calls[self->num_calls++] = call;
+    Py_RETURN_NONE;
+  }
+  Call* before = self->calls[self->next];
+  self->calls[self->next] = call;
+  self->next = (self->next + 1) % MAX_CALLS;
+  Py_DECREF((PyObject*)before);
+  Py_RETURN_NONE;
+}
+
+static PyObject* calls_flat(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  Calls* self = (Calls*)object;
+  Arguments arguments;
+  if (self->driver == NULL || !flatten(self, given, count, &arguments)) Py_RETURN_NONE;
+  return tuple_of(arguments.flat, arguments.count, NULL);
+}
+
+static PyObject* calls_clear(PyObject* object, PyObject* nothing) {
+  (void)nothing;
+  forget_calls((Calls*)object);
+  memset(((Calls*)object)->missed, 0, sizeof ((Calls*)object)->missed);
+  Py_RETURN_NONE;
+}
+
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef driver_methods[] = {
@@ -1606,6 +2079,16 @@ static PyMethodDef known_methods[] = {
      "launch(operands): 0 unless `holds`; 1 if nothing is attached, or it has to be launched otherwise; 2 if launched."},
     {NULL, NULL, 0, NULL}};
 
+static PyMethodDef calls_methods[] = {
+    {"again", (PyCFunction)(void (*)(void))calls_again, METH_FASTCALL,
+     "again(*arguments): launch a call like one that was added, and what it returns; else None. Some of the calls that "
+     "come again are made by `learn`."},
+    {"add", calls_add, METH_VARARGS, "add(arguments, call): let calls with arguments like these be this one."},
+    {"flat", (PyCFunction)(void (*)(void))calls_flat, METH_FASTCALL,
+     "flat(*arguments): the arguments as the sources of a Call count them; None if there are too many."},
+    {"clear", calls_clear, METH_NOARGS, "clear(): forget all calls."},
+    {NULL, NULL, 0, NULL}};
+
 #define SLOT(id, value) {id, (void*)(value)}
 static PyType_Slot driver_slots[] = {SLOT(Py_tp_init, driver_init),
                                      SLOT(Py_tp_dealloc, driver_dealloc),
@@ -1632,6 +2115,15 @@ static PyType_Slot known_slots[] = {SLOT(Py_tp_init, known_init),
                                     SLOT(Py_tp_methods, known_methods),
                                     SLOT(Py_tp_doc, "The form of a call that its checks let through."),
                                     {0, NULL}};
+static PyType_Slot call_slots[] = {SLOT(Py_tp_init, call_init),
+                                   SLOT(Py_tp_dealloc, call_dealloc),
+                                   SLOT(Py_tp_doc, "A call that launches a known one."),
+                                   {0, NULL}};
+static PyType_Slot calls_slots[] = {SLOT(Py_tp_init, calls_init),
+                                    SLOT(Py_tp_dealloc, calls_dealloc),
+                                    SLOT(Py_tp_methods, calls_methods),
+                                    SLOT(Py_tp_doc, "Whole calls of an op."),
+                                    {0, NULL}};
 static PyType_Spec driver_spec = {"kernelhub._launch.Driver", sizeof(Driver), 0, Py_TPFLAGS_DEFAULT, driver_slots};
 static PyType_Spec kernel_spec = {"kernelhub._launch.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
 static PyType_Spec sequence_spec = {"kernelhub._launch.Sequence", sizeof(Sequence), 0, Py_TPFLAGS_DEFAULT,
@@ -1639,6 +2131,9 @@ static PyType_Spec sequence_spec = {"kernelhub._launch.Sequence", sizeof(Sequenc
 static PyType_Spec forms_spec = {"kernelhub._launch.Forms", sizeof(Forms), 0, Py_TPFLAGS_DEFAULT, forms_slots};
 
 static PyType_Spec known_spec = {"kernelhub._launch.Known", sizeof(Known), 0, Py_TPFLAGS_DEFAULT, known_slots};
+
+static PyType_Spec call_spec = {"kernelhub._launch.Call", sizeof(Call), 0, Py_TPFLAGS_DEFAULT, call_slots};
+static PyType_Spec calls_spec = {"kernelhub._launch.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT, calls_slots};
 
 static int add_type(PyObject* module, const char* name, PyType_Spec* spec, PyObject** kept) {
   PyObject* type = PyType_FromModuleAndSpec(module, spec, NULL);
@@ -1664,7 +2159,8 @@ static int run_module(PyObject* module) {
                   {&name_shape, "shape"},
                   {&name_strides, "strides"},
                   {&name_padding, "padding"},
-                  {&name_nested, "is_nested"}};
+                  {&name_nested, "is_nested"},
+                  {&name_level, "_current_level"}};
   for (size_t at = 0; at < sizeof interned / sizeof *interned; at++) {
     if (*interned[at].name == NULL) *interned[at].name = PyUnicode_InternFromString(interned[at].text);
     if (*interned[at].name == NULL) return -1;
@@ -1673,14 +2169,16 @@ static int run_module(PyObject* module) {
       add_type(module, "Kernel", &kernel_spec, &state->kernel_type) < 0 ||
       add_type(module, "Sequence", &sequence_spec, &state->sequence_type) < 0 ||
       add_type(module, "Forms", &forms_spec, &state->forms_type) < 0 ||
-      add_type(module, "Known", &known_spec, &state->known_type) < 0)
+      add_type(module, "Known", &known_spec, &state->known_type) < 0 ||
+      add_type(module, "Call", &call_spec, &state->call_type) < 0 ||
+      add_type(module, "Calls", &calls_spec, &state->calls_type) < 0)
     return -1;
   if (PyModule_AddIntConstant(module, "MAX_PARAMETERS", MAX_PARAMETERS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_STEPS", MAX_STEPS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 7);
+  return PyModule_AddIntConstant(module, "VERSION", 8);
 }
 
 static int clear_module(PyObject* module) {
@@ -1690,6 +2188,8 @@ static int clear_module(PyObject* module) {
   Py_CLEAR(state->sequence_type);
   Py_CLEAR(state->forms_type);
   Py_CLEAR(state->known_type);
+  Py_CLEAR(state->call_type);
+  Py_CLEAR(state->calls_type);
   return 0;
 }
 
@@ -1700,6 +2200,8 @@ static int traverse_module(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->sequence_type);
   Py_VISIT(state->forms_type);
   Py_VISIT(state->known_type);
+  Py_VISIT(state->call_type);
+  Py_VISIT(state->calls_type);
   return 0;
 }
 

@@ -91,6 +91,8 @@ class Hub:
         self._added: dict[str, Any] = {}  # backends registered at run time; a reload keeps them
         self.ledger = Ledger()
         self.known_of: Callable[..., Any] | None = None  # compares known calls in C, once the launcher is loaded
+        self.calls_of: Callable[[Callable[..., Any]], Any] | None = None  # the same of whole calls
+        self._on_launcher: list[Callable[[], None]] = []
         self._watched: set[Watch] = set()  # hooked libraries; they stay hooked until the process ends
         JOURNAL.caller = lambda: caller_on_stack(self.ledger.bound_of, Hub.bind.__code__)
 
@@ -373,6 +375,19 @@ class Hub:
     def on_change(self, forget: Callable[[], None]) -> None:
         """Register `forget`, which is called when selections are discarded."""
         self._caches.append(forget)
+
+    def on_launcher(self, begin: Callable[[], None]) -> None:
+        """Register `begin`, which is called once `calls_of` is there."""
+        self._on_launcher.append(begin)
+        if self.calls_of is not None:
+            begin()
+
+    def recognise(self, known_of: Callable[..., Any], calls_of: Callable[[Callable[..., Any]], Any]) -> None:
+        """Let the launcher's extension recognise known calls, and whole ones."""
+        with self.lock:
+            self.known_of, self.calls_of = known_of, calls_of
+            for begin in self._on_launcher:
+                begin()
 
     def on_loss(self, forget: Callable[[int], None]) -> None:
         """Register `forget`, which is called with the index of each device that is lost."""

@@ -32,6 +32,7 @@ from kernelhub.dispatch.problem import ProblemT
 from kernelhub.dispatch.select import no_kernel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.shapes import standing_in
+from kernelhub.dispatch.whole_calls import learn
 from kernelhub.errors import InvalidArgument, NoKernel
 
 P = ParamSpec("P")
@@ -122,10 +123,14 @@ class Op(Generic[ProblemT]):
         table: by key, the bound function for calls without ``backend=`` and outside of `use` blocks.
         before: the kernel that was selected last, for ops whose functions ask it first.
         befores: the same of calls with features, by what the op's function makes of all arguments but tensors.
+        again: given all arguments of a call, makes it and returns its result, if it is like one before; else None. None
+            where whole calls are not repeated; see `dispatch.whole_calls`.
     """
 
     def __init__(self, contract: Contract[ProblemT]) -> None:
         self.contract = contract
+        self.again: Callable[..., Any] | None = None
+        self._calls: Any = None  # whose method `again` is
         self.function: Callable[..., Any]
         self.traced: Callable[..., Any]
         self.table: dict[Key, Run] = {}
@@ -136,6 +141,7 @@ class Op(Generic[ProblemT]):
         self._bound_otherwise: dict[Request, Bound] = {}  # with one of them
         self._prepared: dict[Key, dict[str, Any]] = {}  # forms of the arguments that plans were prepared with
         HUB.on_change(self._forget)
+        HUB.on_launcher(self._repeat)
         HUB.on_loss(self._forget_device)
 
     def override(self, key: Key, backend: Backend | DryRun) -> Run | None:
@@ -283,9 +289,25 @@ class Op(Generic[ProblemT]):
         _ = HUB.settings
         return tuple(sorted(kernel.name for kernel in HUB.registry.candidates(self.contract.name).kernels))
 
-    def _forget(self) -> None:
+    @functools.cached_property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the public function's parameters."""
+        return tuple(inspect.signature(self.function).parameters)
+
+    def _repeat(self) -> None:
+        """Let the launcher's extension make whole calls from now on."""
+        assert HUB.calls_of is not None
+        calls, call_of = HUB.calls_of(lambda *arguments: learn(self, calls, call_of, arguments))
+        self._calls, self.again = calls, calls.again
+
+    def _forget_calls(self) -> None:
         self.before = None
         self.befores.clear()
+        if self._calls is not None:
+            self._calls.clear()
+
+    def _forget(self) -> None:
+        self._forget_calls()
         self.table.clear()
         self._overrides.clear()
         self._bound.clear()
@@ -294,8 +316,7 @@ class Op(Generic[ProblemT]):
 
     def _forget_device(self, device: int) -> None:
         """Remove the device's functions from the tables. Its next call reaches `bound_for`, which raises DeviceLost."""
-        self.before = None
-        self.befores.clear()
+        self._forget_calls()
         runs = {id(bound.run) for request, bound in self._requests() if request.device == device}
         for key in [key for key, run in self.table.items() if id(run) in runs]:
             del self.table[key]

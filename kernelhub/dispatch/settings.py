@@ -294,6 +294,13 @@ VARIABLES = {
             "Launch compiled Triton kernels by kernelhub's own launcher; 0 leaves it to Triton's.",
         ),
         Variable(
+            "KERNELHUB_LAUNCH_GRAPHS",
+            parse_bool,
+            True,
+            "0 or 1",
+            "Launch eager calls of several kernels that come again as CUDA graphs; 0 launches kernel by kernel.",
+        ),
+        Variable(
             "KERNELHUB_ENGINE_WARMUP",
             parse_bool,
             True,

@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
+from kernelhub.dispatch.whole_calls import WATCHED
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.ops.operands import extent_of, transformed
 
@@ -50,15 +51,15 @@ def is_repeated(adapter: Repeatable) -> bool:
 class KnownCalls:
     """The calls that an op let through, for one bound kernel. Threads may share it."""
 
-    __slots__ = ("_calls", "_launch", "_launching", "_missed", "_tried", "results")
+    __slots__ = ("_calls", "_launch", "_launching", "_missed", "_reports", "_tried", "results")
 
-    def __init__(self, launch: Callable[..., Any] | None = None) -> None:
-        """`launch` is of the adapter, whose failures `launches` reports; without it the caller does.
+    def __init__(self, launch: Callable[..., Any] | None = None, reports: bool = True) -> None:
+        """`launch` is of the adapter, whose failures `launches` reports if it `reports`; else the caller does.
 
         Attributes:
             results: the caller's, of calls that are launched at once, by their keys.
         """
-        self._launch = launch
+        self._launch, self._reports = launch, reports and launch is not None
         self.results: dict[Hashable, Any] = {}
         self._calls: dict[Hashable, Callable[[tuple[Any, ...]], bool]] = {}
         self._missed: dict[Hashable, int] = {}  # how often a call with this key was not known
@@ -86,11 +87,14 @@ class KnownCalls:
         if launch is None:
             return int(self.holds(key, given))
         try:
-            return launch(given) if forward_ad._current_level < 0 else 0
+            state = launch(given) if forward_ad._current_level < 0 else 0
         except Exception as error:
-            if self._launch is not None:
+            if self._reports:
                 failed(self._launch, error)
             raise
+        if state == 2 and WATCHED.launched is not None:
+            WATCHED.launched.append((self._launch, getattr(launch, "__self__", None), given))
+        return state
 
     def attach(self, key: Hashable, given: tuple[Any, ...], repeated: Callable[..., Any], *arguments: Any) -> bool:
         """Let later calls like a known one, which was launched just now, make its launches at once; whether they do.

@@ -22,10 +22,9 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
-VERSION = 7  # of the extension's interface, as `launch.c` gives it
-# Whether calls of two or more launches are launched as CUDA graphs, whose nodes get each call's parameters. It has not
-# been measured in kernelhub: `benchmarks/host.py --graphs` does, and tests/gpu/test_direct_launch_on_gpu.py checks it.
-GRAPHS = False
+VERSION = 8  # of the extension's interface, as `launch.c` gives it
+# Calls of so many launches or more are launched as CUDA graphs, whose nodes get each call's parameters.
+GRAPH_LEAST = 2
 GRAPH_AFTER = 8  # launches of a sequence before it becomes a graph: to make one takes as long as many launches
 # As `GraphFunctions` in `launch.c` has them; without a version they would be those of CUDA 11.
 GRAPH_FUNCTIONS = (
@@ -119,17 +118,25 @@ def native() -> Native | None:
     if library is None or module is None:
         return None
     functions = library.cuLaunchKernelEx, library.cuTensorMapEncodeTiled, library.cuStreamIsCapturing
-    made = native_of(module, *map(address, functions), **as_graphs(library) if GRAPHS else {})
+    graphs = as_graphs(library, GRAPH_AFTER if HUB.settings["KERNELHUB_LAUNCH_GRAPHS"] else 0)
+    made = native_of(module, *map(address, functions), **graphs)
     recognise_in_c(made)
     return made
 
 
-def as_graphs(library: ctypes.CDLL, after: int = GRAPH_AFTER) -> dict[str, Any]:
-    """What a `Driver` takes to launch sequences as graphs after so many plain launches; nothing if it cannot."""
+def as_graphs(library: ctypes.CDLL, after: int = GRAPH_AFTER, least: int | None = None) -> dict[str, Any]:
+    """What a `Driver` takes to know its streams, and to launch sequences as graphs; nothing if it cannot.
+
+    Args:
+        library: the CUDA driver.
+        after: so many launches of a sequence are plain; 0 for all.
+        least: a graph has at least so many kernels.
+    """
     if not all(hasattr(library, name) for name in GRAPH_FUNCTIONS):
         _log.warning("sequences of launches are not launched as graphs: the CUDA driver is too old")
         return {}
-    return {"graphs": tuple(address(getattr(library, name)) for name in GRAPH_FUNCTIONS), "graph_after": after}
+    functions = tuple(address(getattr(library, name)) for name in GRAPH_FUNCTIONS)
+    return {"graphs": functions, "graph_after": after, "graph_least": GRAPH_LEAST if least is None else least}
 
 
 def graph_counts() -> dict[str, int]:
@@ -142,14 +149,19 @@ def graph_counts() -> dict[str, int]:
 
 
 def recognise_in_c(native: Native) -> None:
-    """Let `ops.known_calls` compare the calls that it learns from now on in the extension."""
+    """Let the extension compare the known calls that are learned from now on, and make whole ones."""
+    from torch.autograd import forward_ad  # `kernelhub doctor` asks what is here without torch
 
     def known_of(holds: Any, operands: int, places: Any, apart: Any, same: Any) -> Any:
         if operands > native.module.MAX_OPERANDS:
             return None
         return native.module.Known(native.driver, holds, operands, places, apart, same).holds
 
-    HUB.known_of = known_of
+    def calls_of(learn: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
+        made = native.module.Calls(native.driver, learn, HUB.contexts_used, HUB.contexts.get, forward_ad)
+        return made, native.module.Call
+
+    HUB.recognise(known_of, calls_of)
 
 
 def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other: Any) -> Native:

@@ -131,7 +131,7 @@ def test_a_driver_that_lacks_a_function_of_graphs_launches_one_by_one(caplog) ->
     [
         {"graphs": (1, 2)},
         {"graphs": (1,) * 12 + (0,)},
-        {"graph_after": 0},
+        {"graph_least": 0},
         {"capturing": 0},
     ],
     ids=str,

@@ -272,6 +272,28 @@ def attention(
         >>> kernelhub.attention(q, k, v, causal=True).shape
         torch.Size([1, 128, 8, 64])
     """
+    if _op.again is not None:
+        again: Any | None = _op.again(
+            q,
+            k,
+            v,
+            cu_seqlens_q,
+            cu_seqlens_k,
+            max_seqlen_q,
+            max_seqlen_k,
+            causal,
+            window,
+            softcap,
+            sinks,
+            scale,
+            k_scale,
+            v_scale,
+            return_lse,
+            out,
+            backend,
+        )
+        if again is not None:
+            return again
     if type(q) is not Tensor and not isinstance(backend, DryRun):
         return _op.traced(**locals())
     try:

@@ -324,6 +324,26 @@ def rms_norm_quant(
         >>> codes.dtype, scale.shape, residual.shape
         (torch.float8_e4m3fn, torch.Size([4, 4]), torch.Size([4, 512]))
     """
+    if _op.again is not None:
+        again: Any | None = _op.again(
+            x,
+            weight,
+            eps,
+            residual,
+            format,
+            scale,
+            global_scale,
+            ue8m0,
+            scale_dtype,
+            scale_layout,
+            unit_offset,
+            out,
+            out_scale,
+            out_residual,
+            backend,
+        )
+        if again is not None:
+            return again
     if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
         return _op.traced(**locals())
     try:

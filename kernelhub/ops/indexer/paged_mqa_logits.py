@@ -402,6 +402,12 @@ def paged_mqa_logits(
         >>> logits.isfinite().sum(1)
         tensor([20,  3])
     """
+    if _op.again is not None:
+        again: Tensor | None = _op.again(
+            q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out, backend
+        )
+        if again is not None:
+            return again
     if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced

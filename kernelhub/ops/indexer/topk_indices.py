@@ -217,6 +217,10 @@ def topk_indices(
         tensor([[ 0,  2,  3],
                 [ 0,  1, -1]], dtype=torch.int32)
     """
+    if _op.again is not None:
+        again: Tensor | None = _op.again(logits, k, row_starts, row_ends, out, backend)
+        if again is not None:
+            return again
     if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced

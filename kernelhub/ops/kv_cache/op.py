@@ -424,6 +424,24 @@ def write_kv_cache(
         >>> k_cache.sum((2, 3)).nonzero().tolist()
         [[0, 0], [2, 1]]
     """
+    if _op.again is not None:
+        again: tuple[Tensor, ...] | None = _op.again(
+            k,
+            v,
+            k_cache,
+            v_cache,
+            slot_mapping,
+            k_scale,
+            v_scale,
+            kv_layout,
+            q,
+            positions,
+            cos_sin_cache,
+            is_neox,
+            backend,
+        )
+        if again is not None:
+            return again
     if type(k) is not Tensor and isinstance(k, Tensor) and not isinstance(backend, DryRun):
         traced: tuple[Tensor, ...] = _op.traced(**locals())
         return traced

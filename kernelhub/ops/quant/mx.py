@@ -300,6 +300,10 @@ def quantize_mxfp4(
         >>> codes.shape, scale.shape
         (torch.Size([4, 32]), torch.Size([4, 2]))
     """
+    if _quantize_mxfp4.again is not None:
+        again: tuple[Tensor, Tensor] | None = _quantize_mxfp4.again(x, scale_rounding, out, out_scale, backend)
+        if again is not None:
+            return again
     return _quantized(_quantize_mxfp4, x, scale_rounding, out, out_scale, backend)
 
 
@@ -336,6 +340,10 @@ def dequantize_mxfp4(
         >>> kernelhub.dequantize_mxfp4(*kernelhub.quantize_mxfp4(x)).float().equal(x)
         True
     """
+    if _dequantize_mxfp4.again is not None:
+        again: Tensor | None = _dequantize_mxfp4.again(x, scale, out_dtype, out, backend)
+        if again is not None:
+            return again
     return _dequantized(_dequantize_mxfp4, x, scale, out_dtype, out, backend)
 
 
@@ -374,6 +382,10 @@ def quantize_mxfp8(
         >>> codes.shape, scale.shape
         (torch.Size([4, 64]), torch.Size([4, 2]))
     """
+    if _quantize_mxfp8.again is not None:
+        again: tuple[Tensor, Tensor] | None = _quantize_mxfp8.again(x, scale_rounding, out, out_scale, backend)
+        if again is not None:
+            return again
     return _quantized(_quantize_mxfp8, x, scale_rounding, out, out_scale, backend)
 
 
@@ -410,4 +422,8 @@ def dequantize_mxfp8(
         >>> kernelhub.dequantize_mxfp8(*kernelhub.quantize_mxfp8(x)).float().equal(x)
         True
     """
+    if _dequantize_mxfp8.again is not None:
+        again: Tensor | None = _dequantize_mxfp8.again(x, scale, out_dtype, out, backend)
+        if again is not None:
+            return again
     return _dequantized(_dequantize_mxfp8, x, scale, out_dtype, out, backend)

@@ -47,10 +47,13 @@ from kernelhub.ops.attention import paged_call
 from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
 from kernelhub.ops.comm.problem import AllGatherProblem, AllReduceProblem, AllReduceRmsNormProblem, ReduceScatterProblem
 from kernelhub.ops.mla.attention import call as mla_call
+from kernelhub.ops.operands import span_of
 from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.stub import Memory, OneDevice, Stub, install, install_launcher
 from tests.ops.test_known_calls import call_of, others_than, outcome
+
+WHOLE = 9  # calls after which the extension makes them from their arguments
 
 
 @triton.jit
@@ -712,6 +715,33 @@ def _decodes_again(stub: Stub, name: str) -> None:
             _steps_again(stub, op, good, met)
 
 
+def _whole(op: Any, given: dict[str, Any]) -> Any:
+    """The result of a call that the extension makes from its arguments alone."""
+    bound = inspect.signature(op).bind(**given)
+    bound.apply_defaults()
+    results = op.op.again(*(bound.arguments[name] for name in op.op.parameters))
+    assert results is not None
+    return results
+
+
+def shapes_of(results: Any) -> Any:
+    """The forms of what a call returned."""
+    if isinstance(results, tuple):
+        return tuple(map(shapes_of, results))
+    return None if results is None else (results.shape, results.stride(), results.dtype, type(results))
+
+
+def assert_own_memory(results: Any, given: dict[str, Any]) -> None:
+    """A result is one of the arguments, or has memory of its own."""
+    all_of = results if isinstance(results, tuple) else (results,)
+    arguments = [one for one in given.values() if isinstance(one, torch.Tensor)]
+    spans = [span_of(one) for one in arguments]
+    for one in all_of:
+        if one is not None and not any(one is argument for argument in arguments):
+            begin, end = span_of(one)
+            assert all(end <= first or last <= begin for first, last in spans)
+
+
 def _cloned(given: dict[str, Any]) -> dict[str, Any]:
     """The same call in other memory."""
 
@@ -835,18 +865,20 @@ def _products_again(stub: Stub, name: str, *more: str) -> None:
                 assert {one for of_one in launches for one in of_one} >= {
                     one for one, value in given.items() if isinstance(value, torch.Tensor)
                 }
-                for _ in range(3):
+                for _ in range(WHOLE):
                     op(**given)
                 calls = len(met)
                 for (parameter, kind, other), expected in zip(others, first, strict=True):
                     stub.take()
                     like = _cloned(given)
-                    op(**like)
+                    results = _whole(op, like)
                     assert len(met) == calls, (parameter, kind, "a call like one before reaches no adapter")
                     assert _launched(stub, like) == launches
+                    assert shapes_of(results) == shapes_of(op(**given))
+                    assert_own_memory(results, like)
                     assert outcome(op, given | {parameter: other}) == expected, (parameter, kind)
                     op.op._forget()
-                    for _ in range(4):
+                    for _ in range(WHOLE):
                         op(**given)
                     calls = len(met)
                 with forward_ad.dual_level():
@@ -864,7 +896,7 @@ def _products_again(stub: Stub, name: str, *more: str) -> None:
                     op(**given)
                     assert len(met) == calls + 1, "other tiles are launched anew"
             if name in ("attention", "linear_attention"):
-                for _ in range(4):
+                for _ in range(WHOLE):
                     op(**good)
                 calls = len(met)
                 op(**good | {"scale": 0.3})
@@ -940,7 +972,7 @@ def small_calls_again(stub: Stub) -> None:
         with counted(adapter) as met:
             for stacked in (False, True):
                 launches = []
-                for first in (0, 0, 0, 0, 2):
+                for first in (*(0,) * WHOLE, 2):
                     parts = tuple(of[first : first + 2] if stacked else [*of[first : first + 2]] for of in (outs, lses))
                     out, out_lse = torch.empty(3, 4, 16), torch.empty(4, 3)
                     calls, _ = len(met), stub.take()

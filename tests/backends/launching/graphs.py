@@ -23,9 +23,11 @@ from kernelhub.backends.shared.launches import sequence
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.check import on_stub, twice
-from tests.backends.launching.stub import OneDevice, Stub, install, install_launcher
+from tests.backends.launching.stub import ROOM, Memory, OneDevice, Stub, install, install_launcher
 
 AFTER = 2
+MOST_ROOM = 16 << 20  # as in `launch.c`
+MOST_ROOMS = 16
 MADE = {
     "cuGraphCreate": 1,
     "cuGraphAddKernelNode_v2": 2,
@@ -34,7 +36,7 @@ MADE = {
     "cuStreamGetPriority": 1,
     "cuStreamGetGreenCtx": 1,
 }
-LAUNCHED = {"cuGraphLaunch": 1, "cuStreamGetId": 1, "cuThreadExchangeStreamCaptureMode": 2}
+LAUNCHED = {"cuGraphLaunch": 1, "cuThreadExchangeStreamCaptureMode": 2}
 
 
 def two_launches(stub: Stub, after: int = AFTER, **options: Any) -> Any:
@@ -48,6 +50,16 @@ def two_launches(stub: Stub, after: int = AFTER, **options: Any) -> Any:
         launcher(grid, (0,), tensors[source], tensors[source + 1], 7)
         steps.append(launcher.step(grid, (0,), tensors[source], tensors[source + 1], 7))
     return sequence(steps, places, 3, [0, 1, 2])
+
+
+def one_launch(stub: Stub, least: int = 2, room: int = 0, install: bool = True) -> Any:
+    """A sequence from x to itself, or to memory for temporaries."""
+    if install:
+        install_launcher(stub, AFTER, least)
+    launcher, x = Launcher(twice, {"SIZE": 64}, 4), torch.zeros(64)
+    launcher(3, (0,), x, x, 7)
+    step = launcher.step(3, (0,), x, x, 7)
+    return sequence([step], [[(0, 0), (1 if room else 0, 0), None]], 1, [0], room)
 
 
 def as_graph(stub: Stub, **options: Any) -> Any:
@@ -199,15 +211,63 @@ def attributes(stub: Stub) -> None:
     made.launch(*given)
     assert received(stub) == of(given)
     assert not stub.take_graph_calls()
-    install_launcher(stub, AFTER)
-    launcher = Launcher(twice, {"SIZE": 64}, 4)
-    x = torch.zeros(64)
-    launcher(3, (0,), x, x, 7)
-    one = sequence([launcher.step(3, (0,), x, x, 7)], [[(0, 0), (0, 0), None]], 1, [0])
-    for _ in range(9):
-        one.launch(x)
-    assert not stub.take_graph_calls(), "one launch is plain"
+    for least, graphs in ((2, 0), (1, 7)):
+        one = one_launch(stub, least)
+        stub.take_graph_calls()
+        for _ in range(AFTER + 7):
+            one.launch(torch.zeros(64))
+        assert stub.take_graph_calls().get("cuGraphLaunch", 0) == graphs, least
     stub.take()
+
+
+def rooms(stub: Stub) -> None:
+    """The sequences of a stream share memory for temporaries; what is captured, large or of two threads has its own."""
+    on_stub(stub)
+    install_launcher(stub, AFTER)
+    made = {size: one_launch(stub, room=size, install=False) for size in (256, ROOM + 1, MOST_ROOM + 1)}
+    x = torch.zeros(64)
+
+    def memory_of(size: int, stream: int = 77) -> int:
+        stub.take()
+        with on_stream(stream):
+            assert made[size].launch(x) is True
+        (noted,) = stub.take()
+        return int.from_bytes(noted.parameters[1], "little")
+
+    assert not Memory.rooms
+    first = memory_of(256)
+    assert {address: (memory.numel(), stream) for address, (memory, stream) in Memory.rooms.items()} == {
+        first: (ROOM, 77)
+    }
+    assert memory_of(256) == first
+    assert memory_of(256, 78) != first
+    larger = memory_of(ROOM + 1)
+    assert larger == memory_of(256)
+    assert first not in Memory.rooms, "it was given back"
+    assert memory_of(256, 78) == memory_of(256, 78)
+    held = set(Memory.rooms)
+    for size, capturing in ((256, 1), (MOST_ROOM + 1, 0)):
+        stub.capturing.value = capturing
+        assert memory_of(size) not in held
+        stub.capturing.value = 0
+    assert not Memory.live
+    seen: set[int] = set()
+
+    def nested(size: int, stream: int) -> int:  # another thread, while the room is being made
+        Memory.allocating = None
+        seen.add(memory_of(256, 90))
+        return Memory.allocate(size, stream)
+
+    Memory.allocating = nested
+    room = memory_of(256, 90)
+    assert room not in seen
+    assert len(seen) == 1
+    assert memory_of(256, 90) == room
+    for stream in range(100, 140):
+        memory_of(256, stream)
+    assert len(Memory.rooms) == MOST_ROOMS
+    assert not Memory.live
+    Memory.rooms.clear()
 
 
 def failures(stub: Stub) -> None:
@@ -311,6 +371,7 @@ SCENARIOS = (
     streams,
     other_streams,
     attributes,
+    rooms,
     failures,
     threads,
     forks,

@@ -313,6 +313,33 @@ def fused_moe(
         >>> kernelhub.fused_moe(x, w13, w2, weights, ids).shape
         torch.Size([5, 32])
     """
+    if _op.again is not None:
+        again: Tensor | None = _op.again(
+            x,
+            w13,
+            w2,
+            topk_weights,
+            topk_ids,
+            activation,
+            activation_dtype,
+            w13_scale,
+            w2_scale,
+            w13_global_scale,
+            w2_global_scale,
+            w13_bias,
+            w2_bias,
+            a1_scale,
+            a2_scale,
+            alpha,
+            limit,
+            apply_router_weight_on_input,
+            expert_map,
+            residual,
+            out,
+            backend,
+        )
+        if again is not None:
+            return again
     if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
         traced: Tensor = _op.traced(**locals())
         return traced

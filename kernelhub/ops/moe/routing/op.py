@@ -146,7 +146,7 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destinations, the launch."""
-    launch, calls, repeats = adapter.launch, KnownCalls(), is_repeated(adapter)
+    launch, calls, repeats = adapter.launch, KnownCalls(adapter.launch, reports=False), is_repeated(adapter)
     recognise: Callable[[Any, Any], int] = calls.launches if repeats else calls.holds
     top_k, num_experts, scoring = problem.top_k, problem.num_experts, problem.scoring
     num_groups, topk_groups = problem.num_groups, problem.topk_groups
@@ -376,6 +376,22 @@ def route_experts(
         >>> weights.tolist(), ids.tolist()
         ([[0.5, 0.5]], [[1, 3]])
     """
+    if _op.again is not None:
+        again: tuple[Tensor, Tensor] | None = _op.again(
+            logits,
+            top_k,
+            scoring,
+            num_groups,
+            topk_groups,
+            correction_bias,
+            renormalize,
+            scaling_factor,
+            out_weights,
+            out_ids,
+            backend,
+        )
+        if again is not None:
+            return again
     if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, DryRun):
         return cast(tuple[Tensor, Tensor], _op.traced(**locals()))
     try:
