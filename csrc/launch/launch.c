@@ -1662,6 +1662,7 @@ typedef struct { /* the arguments of a call, with the tensors of a list or tuple
   uint8_t forms[MAX_OPERANDS]; /* of an argument 0, of a list of n tensors 2n, of a tuple 2n + 1; then 0 */
   Py_ssize_t count;
   uint64_t tensors, signature;
+  int lists; /* whether some are items of a list, which another thread may change */
 } Arguments;
 
 typedef struct {
@@ -1808,7 +1809,7 @@ static int flatten(Calls* self, PyObject* const* given, Py_ssize_t count, Argume
   PyTypeObject* tensor = self->driver->tensor;
   found->count = 0;
   found->tensors = 0;
-  found->signature = (uint64_t)count;
+  found->lists = 0;
   for (Py_ssize_t at = 0; at < count; at++) {
     PyObject* one = given[at];
     int list = PyList_CheckExact(one);
@@ -1817,6 +1818,7 @@ static int flatten(Calls* self, PyObject* const* given, Py_ssize_t count, Argume
     int several = first != NULL && PyObject_TypeCheck(first, tensor);
     Py_ssize_t items = several ? size : 1;
     if (found->count + items > MAX_OPERANDS) return 0;
+    found->lists |= several && list;
     for (Py_ssize_t of = 0; of < items; of++) {
       PyObject* item = !several ? one : list ? PyList_GetItem(one, of) : PyTuple_GetItem(one, of);
       Py_ssize_t place = found->count++;
@@ -1831,13 +1833,11 @@ static int flatten(Calls* self, PyObject* const* given, Py_ssize_t count, Argume
 
 /* Find the signature of arguments, which calls that are alike have in common; 0 if there is none. */
 static int sign(Calls* self, Arguments* found) {
-  int shapes = 0;
   uint64_t signature = mixed((uint64_t)found->count, found->tensors);
   for (Py_ssize_t at = 0; at < found->count; at++) {
     PyObject* one = found->flat[at];
     Py_hash_t hash;
     if (found->tensors & (1ULL << at)) {
-      if (shapes++ == 2) continue; /* two tell layers and numbers of tokens apart */
       PyObject* shape = self->shape_of ? self->shape_of(self->shape, one, (PyObject*)Py_TYPE(one))
                                        : PyObject_GetAttr(one, name_shape);
       hash = shape == NULL ? -1 : PyObject_Hash(shape);
@@ -1887,6 +1887,14 @@ static void tell(PyObject* failed) {
 static PyObject* argument_of(const Arguments* given, PyObject* const* made, int16_t index) {
   if (index < 0) return Py_None;
   return index < given->count ? given->flat[index] : made[index - given->count];
+}
+
+static void hold(const Arguments* given) {
+  for (Py_ssize_t at = 0; given->lists && at < given->count; at++) Py_INCREF(given->flat[at]);
+}
+
+static void let_go(const Arguments* given) {
+  for (Py_ssize_t at = 0; given->lists && at < given->count; at++) Py_DECREF(given->flat[at]);
 }
 
 /* What a call returns, launched: NULL with an exception, or without one if it is not this call or launched otherwise. */
@@ -1962,26 +1970,37 @@ static PyObject* try_call(Calls* self, int at, const Arguments* given) {
   return result;
 }
 
+/* The result of the call that the arguments are of; NULL with an exception, or if there is none.
+ *
+ * Layers make the same calls in turn, so what followed the last call is tried before a signature is computed. `times`
+ * is how often there was none with this signature. */
+static PyObject* find_call(Calls* self, Arguments* given, uint32_t* times) {
+  int guess = self->last < self->num_calls ? self->calls[self->last]->followed_by : self->num_calls;
+  PyObject* result = try_call(self, guess, given);
+  if (result != NULL || PyErr_Occurred() || !sign(self, given)) return result;
+  for (int at = 0; at < self->num_calls; at++) {
+    if (at == guess || self->calls[at]->signature != given->signature) continue;
+    result = try_call(self, at, given);
+    if (result != NULL || PyErr_Occurred()) return result;
+  }
+  Missed* missed = &self->missed[given->signature % MAX_MISSED];
+  if (missed->signature != given->signature) *missed = (Missed){given->signature, 0};
+  *times = ++missed->count;
+  return NULL;
+}
+
 static PyObject* calls_again(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   Calls* self = (Calls*)object;
   Arguments arguments;
+  uint32_t times = 0;
   if (self->driver == NULL) return PyErr_Format(PyExc_TypeError, "was not initialised");
-  int free_of_others = undisturbed(self);
-  if (free_of_others < 0) return NULL;
-  if (!free_of_others || !flatten(self, given, count, &arguments)) Py_RETURN_NONE;
-  /* Layers make the same calls in turn, so what followed the last call is tried before a signature is computed. */
-  int guess = self->last < self->num_calls ? self->calls[self->last]->followed_by : self->num_calls;
-  PyObject* result = try_call(self, guess, &arguments);
+  int alone = undisturbed(self);
+  if (alone < 0) return NULL;
+  if (!alone || !flatten(self, given, count, &arguments)) Py_RETURN_NONE;
+  hold(&arguments);
+  PyObject* result = find_call(self, &arguments, &times);
+  let_go(&arguments);
   if (result != NULL || PyErr_Occurred()) return result;
-  if (!sign(self, &arguments)) Py_RETURN_NONE;
-  for (int at = 0; at < self->num_calls; at++) {
-    if (at == guess || self->calls[at]->signature != arguments.signature) continue;
-    result = try_call(self, at, &arguments);
-    if (result != NULL || PyErr_Occurred()) return result;
-  }
-  Missed* missed = &self->missed[arguments.signature % MAX_MISSED];
-  if (missed->signature != arguments.signature) *missed = (Missed){arguments.signature, 0};
-  uint32_t times = ++missed->count;
   if (times < LEARNED_AFTER || (times & (times - 1))) Py_RETURN_NONE;
   PyObject* call = tuple_of(given, count, NULL);
   result = call == NULL ? NULL : PyObject_CallObject(self->learn, call);

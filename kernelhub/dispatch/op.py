@@ -297,7 +297,11 @@ class Op(Generic[ProblemT]):
     def _repeat(self) -> None:
         """Let the launcher's extension make whole calls from now on."""
         assert HUB.calls_of is not None
-        calls, call_of = HUB.calls_of(lambda *arguments: learn(self, calls, call_of, arguments))
+
+        def call(*arguments: Any) -> Any:
+            return self.function(**dict(zip(self.parameters, arguments, strict=True)))
+
+        calls, call_of = HUB.calls_of(lambda *arguments: learn(call, calls, call_of, arguments))
         self._calls, self.again = calls, calls.again
 
     def _forget_calls(self) -> None:

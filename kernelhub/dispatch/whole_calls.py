@@ -5,7 +5,7 @@ with tensors that a known call (`ops.known_calls`) would let through and launch.
 could differ: its key and the kernel follow from the values and from the forms of the tensors, and the launches from
 those and from where the tensors' memory is.
 
-The extension counts the calls that it does not know. The fourth, eighth, sixteenth of a kind is made by `learn`, which
+The extension counts the calls that it does not recognise. The fourth, eighth, sixteenth of a kind is made by `learn`, which
 watches what the function does with its arguments. A call is learned if
 
 - it made the launches of one known call, all of whose operands are arguments or results of it,
@@ -19,15 +19,14 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.hub import HUB
-
-if TYPE_CHECKING:
-    from kernelhub.dispatch.op import Op
+from kernelhub.dispatch.lost import failed
 
 _VALUES = (type(None), bool, int, float, str, torch.dtype)
 
@@ -41,19 +40,19 @@ class _Watched(threading.local):
 WATCHED = _Watched()
 
 
-def learn(op: Op[Any], calls: Any, call_of: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Make a call of an op, and let later ones like it be made by the extension if they can.
+def learn(function: Callable[..., Any], calls: Any, call_of: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Make a call, and let later ones like it be made by the extension if they can.
 
     Args:
-        op: the op.
-        calls: its `Calls`, of the extension.
+        function: makes the call of these arguments.
+        calls: `Calls` of the extension.
         call_of: makes a `Call`.
-        arguments: of the op's function, all of them.
+        arguments: of the call, all of them.
     """
     generation = HUB.generation
     before, WATCHED.launched = WATCHED.launched, []
     try:
-        result = op.function(**dict(zip(op.parameters, arguments, strict=True)))
+        result = function(*arguments)
         launched = WATCHED.launched
     finally:
         WATCHED.launched = before
@@ -77,8 +76,6 @@ def facts_of(
         known: the known call that was launched instead.
         operands: of the known call.
     """
-    from kernelhub.dispatch.lost import failed
-
     bound = HUB.ledger.bound_of(getattr(launch, "__self__", None))
     if arguments is None or bound is None:
         return None
@@ -98,8 +95,12 @@ def facts_of(
     if None in makers or None in sources or None in returned:
         return None
     single = type(result) is not tuple
-    tick = bound.counter.__next__
-    return known, tuple(sources), tuple(returned), single, tuple(makers), tick, functools.partial(failed, launch)
+    counts, fails = bound.counter.__next__, functools.partial(_failed, bound)
+    return known, tuple(sources), tuple(returned), single, tuple(makers), counts, fails
+
+
+def _failed(bound: Bound, error: Exception) -> None:
+    failed(bound.adapter.launch, error)
 
 
 def _is_value(one: Any) -> bool:

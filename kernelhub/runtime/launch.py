@@ -125,7 +125,7 @@ def native() -> Native | None:
 
 
 def as_graphs(library: ctypes.CDLL, after: int = GRAPH_AFTER, least: int | None = None) -> dict[str, Any]:
-    """What a `Driver` takes to know its streams, and to launch sequences as graphs; nothing if it cannot.
+    """What a `Driver` takes to tell streams apart, and to launch sequences as graphs; nothing if it cannot.
 
     Args:
         library: the CUDA driver.

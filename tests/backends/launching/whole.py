@@ -1,0 +1,285 @@
+"""Whole calls that the extension makes, on the stub driver: `python -m tests.backends.launching.whole [NAME ...]`."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import struct
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.dispatch.hub import HUB
+from kernelhub.runtime import launch as runtime
+from tests.backends.launching.check import WHOLE, believed_on_gpu, counted, on_stub
+from tests.backends.launching.stub import Stub, install
+
+E4M3 = torch.float8_e4m3fn
+
+
+def arguments(op: Any, **given: Any) -> list[Any]:
+    """All arguments of a call, as its function asks for it."""
+    import inspect
+
+    bound = inspect.signature(op).bind(**given)
+    bound.apply_defaults()
+    return [bound.arguments[name] for name in op.op.parameters]
+
+
+def quantised(tokens: int = 4, width: int = 512, fresh: bool = False, **more: Any) -> dict[str, Any]:
+    """A call of `quantize_fp8`."""
+    given = {"x": torch.zeros(tokens, width, dtype=torch.bfloat16), "backend": "triton", **more}
+    if not fresh:
+        given |= {"out": torch.zeros(tokens, width).to(E4M3), "out_scale": torch.zeros(tokens, 1)}
+    return given
+
+
+@contextmanager
+def quantising(stub: Stub) -> Iterator[Callable[..., Any]]:
+    """`quantize_fp8` with a kernel of the stub; gives `again` of a call, by its keywords."""
+    on_stub(stub, [8] * 2)
+    runtime.recognise_in_c(runtime.native())
+    op = kernelhub.quantize_fp8
+    with believed_on_gpu(op.op):
+        adapter = type(op.prepare(quantised()["x"], backend="triton").adapter)
+        with counted(adapter):
+            op.op._forget()
+            yield lambda **given: op.op.again(*arguments(op, **given))
+
+
+def learned(given: dict[str, Any], op: Any = kernelhub.quantize_fp8) -> None:
+    for _ in range(WHOLE):
+        op(**given)
+
+
+def pointers(stub: Stub) -> set[int]:
+    return {struct.unpack("<Q", value)[0] for one in stub.take() for value in one.parameters}
+
+
+def values(stub: Stub) -> None:
+    """A call is made only if all its values are those of one before."""
+    with quantising(stub) as again:
+        good = quantised()
+        assert again(**good) is None
+        learned(good)
+        stub.take()
+        like = quantised()
+        assert again(**like) == (like["out"], like["out_scale"])
+        assert {like[name].data_ptr() for name in ("x", "out", "out_scale")} <= pointers(stub)
+        for other in (
+            {"granularity": "tensor"},
+            {"group_size": 64},
+            {"group_size": 128.0},
+            {"ue8m0": True},
+            {"ue8m0": 0},
+            {"scale_dtype": torch.float8_e8m0fnu},
+            {"backend": "triton.rows"},
+            {"backend": ("triton",)},
+            {"backend": ["triton"]},
+            {"backend": None},
+            {"scale": torch.zeros(4, 1)},
+            {"x": good["x"][:3]},
+            {"x": good["x"].float()},
+            {"x": good["x"].tolist()},
+            {"x": [good["x"]]},
+            {"x": good["x"].t()},
+            {"x": torch.nested.nested_tensor([good["x"]])},
+            {"out": None},
+            {"out": good["x"]},
+            {"out_scale": good["x"]},
+        ):
+            assert again(**(good | other)) is None, other
+        assert not stub.take()
+        spelled = "".join(["trit", "on"])
+        assert again(**(good | {"backend": spelled, "group_size": int("128")})) is not None, "equal, not the same"
+
+
+def contexts(stub: Stub) -> None:
+    """Inside a `use` block, and of a thread that is in one, nothing is made before the function decides."""
+    with quantising(stub) as again:
+        good = quantised()
+        learned(good)
+        with kernelhub.use(disable="flashinfer"):
+            assert again(**good) is None
+            learned(good)
+            assert again(**good) is None
+        assert again(**good) is not None
+        HUB.forget_selections()
+        assert again(**good) is None, "settings may have changed"
+        learned(good)
+        assert again(**good) is not None
+
+
+def counts(stub: Stub) -> None:
+    """Each call is counted where the report finds it."""
+    with quantising(stub) as again:
+        good = quantised()
+        learned(good)
+        [bound] = [bound for _, bound in kernelhub.quantize_fp8.op._requests() if bound.calls]
+        before = bound.calls
+        for _ in range(10):
+            assert again(**good) is not None
+        assert bound.calls == before + 10
+
+
+def layers(stub: Stub) -> None:
+    """Calls of several layers take turns; more kinds than are kept, or in another order, are right, too."""
+    with quantising(stub) as again:
+        kinds = [
+            quantised(tokens, width, fresh) for tokens, width, fresh in itertools.product((1, 4), (128, 512), (0, 1))
+        ]
+        for _ in range(WHOLE):
+            for given in kinds:
+                kernelhub.quantize_fp8(**given)
+        stub.take()
+        for order in (kinds, kinds[::-1], kinds[::3]):
+            for given in order * 2:
+                codes, scales = again(**given)
+                assert (codes.shape, scales.shape) == (given["x"].shape, (len(given["x"]), 1))
+                assert {given["x"].data_ptr(), codes.data_ptr(), scales.data_ptr()} <= pointers(stub)
+        many = [quantised(1 + at, 128, True) for at in range(100)]
+        for given in [*many, *many]:
+            learned(given)
+            assert again(**given) is not None
+        assert again(**many[0]) is None, "64 are kept"
+        assert again(**many[-1]) is not None
+
+
+def results(stub: Stub) -> None:
+    """Results that a call makes are new in each call."""
+    with quantising(stub) as again:
+        good = quantised(fresh=True)
+        learned(good)
+        made = [again(**good) for _ in range(5)]
+        addresses = {one.data_ptr() for pair in made for one in pair}
+        assert len(addresses) == 10
+        assert {(pair[0].dtype, pair[1].dtype) for pair in made} == {(E4M3, torch.float32)}
+
+
+def lists(stub: Stub) -> None:
+    """Tensors in a list are operands; a tuple of the same is another call."""
+    on_stub(stub, [8] * 2)
+    runtime.recognise_in_c(runtime.native())
+    op, outs, lses = kernelhub.merge_attention_states, torch.randn(3, 3, 4, 16), torch.randn(3, 4, 3)
+    out, out_lse = torch.empty(3, 4, 16), torch.empty(4, 3)
+    good = {"outs": [*outs[:2]], "lses": [*lses[:2]], "out": out, "out_lse": out_lse, "backend": "triton"}
+    with believed_on_gpu(op.op):
+        adapter = type(op.prepare([*outs[:2]], [*lses[:2]], return_lse=True, backend="triton").adapter)
+        with counted(adapter):
+            op.op._forget()
+            learned(good, op)
+            stub.take()
+            assert op.op.again(*arguments(op, **good)) == (out, out_lse)
+            assert {*(one.data_ptr() for one in (*outs[:2], *lses[:2], out, out_lse))} <= pointers(stub)
+            other = [*outs[1:]]
+            assert op.op.again(*arguments(op, **(good | {"outs": other}))) is not None
+            assert {one.data_ptr() for one in other} <= pointers(stub)
+            for wrong in ((*outs[:2],), [*outs], [outs[0], None], [outs[0]] * 2, [], outs[:2]):
+                assert op.op.again(*arguments(op, **(good | {"outs": wrong}))) is None, wrong
+
+
+def errors(stub: Stub) -> None:
+    """An error of the driver is raised as the function raises it; nothing is counted, and later calls go on."""
+    with quantising(stub) as again:
+        good = quantised()
+        learned(good)
+        stub.fail(700)
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_ILLEGAL_ADDRESS, 700") as raised:
+            again(**good)
+        assert any("raised by kernel triton" in note for note in raised.value.__notes__)
+        assert again(**good) is not None
+        stub.take()
+
+
+def wrong(stub: Stub) -> None:
+    """What Python gives the extension is checked."""
+    with quantising(stub) as again:
+        good = quantised()
+        learned(good)
+        assert again(**good) is not None
+        module, native = runtime.native().module, runtime.native()
+        call = kernelhub.quantize_fp8.op._calls
+        holds = module.Known(native.driver, lambda *tensors: True, 1, (0,), (), ())
+        for given in ((holds, (0,), (0,), True), (holds, (), (), True), (None, (0,), (0,), True)):
+            with pytest.raises((TypeError, ValueError)):
+                module.Call(*given, (), int, print)
+        with pytest.raises((TypeError, ValueError)):
+            call.add((1, 2), None)
+        assert call.flat(1, [good["x"], good["out"]], (1, 2)) == (1, good["x"], good["out"], (1, 2))
+        assert call.flat(*[good["x"]] * 65) is None
+        assert call.again(*[good["x"]] * 65) is None
+        empty = module.Calls.__new__(module.Calls)
+        with pytest.raises(TypeError):
+            empty.again(1)
+
+
+def threads(stub: Stub) -> None:
+    """Threads call one op with tensors of their own, while selections are forgotten."""
+    with quantising(stub):
+        done, failures = threading.Event(), []
+
+        def work(fresh: bool, width: int) -> None:
+            try:
+                while not done.is_set():
+                    given = quantised(4, width, fresh)
+                    codes, scales = kernelhub.quantize_fp8(**given)
+                    assert codes.shape == (4, width)
+                    assert fresh or (codes is given["out"] and scales is given["out_scale"])
+            except BaseException as error:
+                failures.append(error)
+
+        workers = [threading.Thread(target=work, args=(at % 2 == 0, 128 << at % 3)) for at in range(4)]
+        for worker in workers:
+            worker.start()
+        for _ in range(20):
+            done.wait(0.05)
+            HUB.forget_selections()
+        done.set()
+        for worker in workers:
+            worker.join()
+        assert not failures, failures
+        stub.take()
+
+
+def leaks(stub: Stub) -> None:
+    """Calls keep no argument, no result and no exception alive."""
+    with quantising(stub) as again:
+        for good in (quantised(), quantised(fresh=True)):
+            learned(good)
+            assert again(**good) is not None
+            given = arguments(kernelhub.quantize_fp8, **good)
+            call = kernelhub.quantize_fp8.op.again
+            tracked = [*(one for one in given if isinstance(one, torch.Tensor)), call.__self__, None, True, False]
+            gc.collect()
+            before = [sys.getrefcount(one) for one in tracked]
+            objects = len(gc.get_objects())
+            for _ in range(1000):
+                call(*given)
+                call(given[0].tolist(), *given[1:])
+            after = [sys.getrefcount(one) for one in tracked]
+            assert all(abs(a - b) < 20 for a, b in zip(before, after, strict=True)), (before, after)
+            assert len(gc.get_objects()) < objects + 100
+        stub.take()
+
+
+SCENARIOS = (values, contexts, counts, layers, results, lists, errors, wrong, threads, leaks)
+
+
+def main(names: list[str]) -> None:
+    stub = Stub()
+    install(stub)
+    for scenario in SCENARIOS:
+        if not names or scenario.__name__ in names:
+            stub.expect([])
+            scenario(stub)
+            print("passed", scenario.__name__, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
