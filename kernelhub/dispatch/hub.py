@@ -91,7 +91,7 @@ class Hub:
         self._added: dict[str, Any] = {}  # backends registered at run time; a reload keeps them
         self.ledger = Ledger()
         self.known_of: Callable[..., Any] | None = None  # compares known calls in C, once the launcher is loaded
-        self.calls_of: Callable[[Callable[..., Any]], Any] | None = None  # the same of whole calls
+        self.calls_of: Callable[..., tuple[Any, Callable[..., Any]]] | None = None  # makes whole calls, likewise
         self._on_launcher: list[Callable[[], None]] = []
         self._watched: set[Watch] = set()  # hooked libraries; they stay hooked until the process ends
         JOURNAL.caller = lambda: caller_on_stack(self.ledger.bound_of, Hub.bind.__code__)
@@ -382,7 +382,7 @@ class Hub:
         if self.calls_of is not None:
             begin()
 
-    def recognise(self, known_of: Callable[..., Any], calls_of: Callable[[Callable[..., Any]], Any]) -> None:
+    def recognise(self, known_of: Callable[..., Any], calls_of: Callable[..., tuple[Any, Callable[..., Any]]]) -> None:
         """Let the launcher's extension recognise known calls, and whole ones."""
         with self.lock:
             self.known_of, self.calls_of = known_of, calls_of

@@ -32,7 +32,7 @@ from kernelhub.dispatch.problem import ProblemT
 from kernelhub.dispatch.select import no_kernel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.shapes import standing_in
-from kernelhub.dispatch.whole_calls import learn
+from kernelhub.dispatch.whole_calls import calls_of
 from kernelhub.errors import InvalidArgument, NoKernel
 
 P = ParamSpec("P")
@@ -296,13 +296,12 @@ class Op(Generic[ProblemT]):
 
     def _repeat(self) -> None:
         """Let the launcher's extension make whole calls from now on."""
-        assert HUB.calls_of is not None
 
         def call(*arguments: Any) -> Any:
             return self.function(**dict(zip(self.parameters, arguments, strict=True)))
 
-        calls, call_of = HUB.calls_of(lambda *arguments: learn(call, calls, call_of, arguments))
-        self._calls, self.again = calls, calls.again
+        self._calls = calls_of(call, HUB.contexts_used)
+        self.again = self._calls.again
 
     def _forget_calls(self) -> None:
         self.before = None

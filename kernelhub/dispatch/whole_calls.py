@@ -1,12 +1,12 @@
 """Whole calls that come again: the launcher's extension makes them before the op's function looks anything up.
 
-An op's function first asks `Op.again`, with all its arguments. A call that comes again is one with equal values, and
-with tensors that a known call (`ops.known_calls`) would let through and launch. Then nothing that the function computes
-could differ: its key and the kernel follow from the values and from the forms of the tensors, and the launches from
-those and from where the tensors' memory is.
+An op's function first asks `Op.again`, with all its arguments, and a plan's `run` asks `Runs.again`. A call that comes
+again is one with equal values, and with tensors that a known call (`ops.known_calls`) would let through and
+launch. Then nothing that the function computes could differ: its key and the kernel follow from the values and from the
+forms of the tensors, and the launches from those and from where the tensors' memory is.
 
-The extension counts the calls that it does not recognise. The fourth, eighth, sixteenth of a kind is made by `learn`, which
-watches what the function does with its arguments. A call is learned if
+The extension counts the calls that it does not recognise. The fourth, eighth, sixteenth of a kind is made by `_learn`,
+which watches what the function does with its arguments. A call is learned if
 
 - it made the launches of one known call, all of whose operands are arguments or results of it,
 - every tensor among its arguments is such an operand, and none is given twice,
@@ -40,7 +40,40 @@ class _Watched(threading.local):
 WATCHED = _Watched()
 
 
-def learn(function: Callable[..., Any], calls: Any, call_of: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+class Runs:
+    """The whole calls of a plan, whose kernel is bound.
+
+    Attributes:
+        again: given the arguments of a run, makes it and returns its result, if it is like one before; else None. It is
+            not called before `HUB.calls_of` is there.
+    """
+
+    __slots__ = ("_bound", "again")
+
+    def __init__(self, bound: Bound) -> None:
+        self._bound = bound  # alive as long as its runs, so that they count, and errors find it
+        self.again: Callable[..., Any] = self._begin
+
+    def _begin(self, *arguments: Any) -> Any:
+        self.again = calls_of(self._bound.run, []).again
+        return self.again(*arguments)
+
+
+def calls_of(function: Callable[..., Any], contexts_used: list[bool]) -> Any:
+    """`Calls` of the extension, of a function that takes all arguments by place.
+
+    Args:
+        function: makes a call.
+        contexts_used: not empty if a call may be in a `use` block, inside of which the function has to decide.
+    """
+    assert HUB.calls_of is not None
+    calls: Any
+    call_of: Callable[..., Any]
+    calls, call_of = HUB.calls_of(lambda *arguments: _learn(function, calls, call_of, arguments), contexts_used)
+    return calls
+
+
+def _learn(function: Callable[..., Any], calls: Any, call_of: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     """Make a call, and let later ones like it be made by the extension if they can.
 
     Args:

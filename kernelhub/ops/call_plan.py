@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from kernelhub.dispatch.bound import Bound
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, Op, ParsedCall
 from kernelhub.dispatch.plan import Plan, traced_as
+from kernelhub.dispatch.whole_calls import Runs
 from kernelhub.ops.arguments import refuse
 
 Fixed = Mapping[str, Callable[[Any], Any]]  # parameter -> its value, of the problem
@@ -23,6 +25,7 @@ class CallPlan(Plan):
     Attributes:
         call: the arguments of the bound function, as the op's public function passes them.
         fixed: parameters that the problem fixes, with their values for traced code.
+        repeats: whether runs that come again may be made by the launcher's extension.
         kept: parameters of `call` that keep the value which the plan was prepared with.
         weights: parameters that keep it where a run is given none of them. Those that `call` does not name come last in
             `run`, and as one tuple behind the arguments of `call`.
@@ -31,6 +34,7 @@ class CallPlan(Plan):
     __slots__ = ()
     call: ClassVar[str]
     fixed: ClassVar[Fixed] = {}
+    repeats: ClassVar[bool] = True
     kept: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -63,10 +67,10 @@ class CallPlan(Plan):
         else:
             kept = tuple(weights or (parsed.arguments[order.index(part)] for part in self.weights))
         weights_of = _weights_of(name, self.weights, kept)
-        make = _written(op.function, self.call, tuple(fixed), self.weights)
-        run, traced = make(
-            run or bound.run, op.function, backend or bound.selection.selected, kept, weights_of, **fixed
-        )
+        again = self.repeats and run is None
+        make = _written(op.function, self.call, tuple(fixed), self.weights, again)
+        given = (run or bound.run, op.function, backend or bound.selection.selected, kept, weights_of)
+        run, traced = make(*given, HUB, Runs(bound), **fixed)
         run.__qualname__ = f"{name}.run"
         super().__init__(bound, traced_as(run, traced))
 
@@ -101,7 +105,7 @@ def _weights_of(op: str, names: Sequence[str], kept: tuple[Any, ...]) -> Callabl
 
 @functools.cache
 def _written(
-    function: Callable[..., Any], call: str, fixed: tuple[str, ...], weights: tuple[str, ...]
+    function: Callable[..., Any], call: str, fixed: tuple[str, ...], weights: tuple[str, ...], again: bool
 ) -> Callable[..., Any]:
     """The function that makes `run` and `traced` of a plan. Tracebacks show its lines."""
     all_of = [item for item in inspect.signature(function).parameters.values() if item.name != "backend"]
@@ -118,6 +122,9 @@ def _written(
     names = ", ".join(weights)
     none = " is ".join(weights) + " is None"
     taken, launch = "", f"        return bound_run({call})\n"
+    if again and not beside:
+        asked = f"        if hub.calls_of is not None and (done := runs.again({call})) is not None:\n"
+        launch = f"{asked}            return done\n{launch}"
     if weights:
         taken = f"        if {weights[0]} is None:\n"
         taken += f"            {names} = kept if kept and {none} else weights_of({names})\n"
@@ -125,7 +132,7 @@ def _written(
         launch = f"        if {none}:\n    {launch}"
         launch += f"        return bound_run({call}, weights_of({names}))\n"
     source = (
-        f"def make({', '.join(('bound_run', 'op', 'kernel', 'kept', 'weights_of', *fixed))}):\n"
+        f"def make({', '.join(('bound_run', 'op', 'kernel', 'kept', 'weights_of', 'hub', 'runs', *fixed))}):\n"
         f"    def run({head}):\n"
         f"{'' if beside else taken}{launch}"
         "\n"

@@ -125,7 +125,7 @@ def native() -> Native | None:
 
 
 def as_graphs(library: ctypes.CDLL, after: int = GRAPH_AFTER, least: int | None = None) -> dict[str, Any]:
-    """What a `Driver` takes to tell streams apart, and to launch sequences as graphs; nothing if it cannot.
+    """What a `Driver` takes to number streams, and to launch sequences as graphs; nothing if it cannot.
 
     Args:
         library: the CUDA driver.
@@ -157,8 +157,8 @@ def recognise_in_c(native: Native) -> None:
             return None
         return native.module.Known(native.driver, holds, operands, places, apart, same).holds
 
-    def calls_of(learn: Callable[..., Any]) -> tuple[Any, Callable[..., Any]]:
-        made = native.module.Calls(native.driver, learn, HUB.contexts_used, HUB.contexts.get, forward_ad)
+    def calls_of(learn: Callable[..., Any], contexts_used: list[bool]) -> tuple[Any, Callable[..., Any]]:
+        made = native.module.Calls(native.driver, learn, contexts_used, HUB.contexts.get, forward_ad)
         return made, native.module.Call
 
     HUB.recognise(known_of, calls_of)

@@ -16,6 +16,7 @@ import torch
 
 import kernelhub
 from kernelhub.dispatch.hub import HUB
+from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.check import WHOLE, believed_on_gpu, counted, on_stub
 from tests.backends.launching.stub import Stub, install
@@ -184,6 +185,37 @@ def lists(stub: Stub) -> None:
                 assert op.op.again(*arguments(op, **(good | {"outs": wrong}))) is None, wrong
 
 
+def plans(stub: Stub) -> None:
+    """A plan's runs are made so, too: in a `use` block and after settings changed, since its kernel is bound."""
+    with quantising(stub):
+        good = quantised()
+        plan = kernelhub.quantize_fp8.prepare(good["x"], backend="triton")
+        given = {name: good[name] for name in ("x", "out", "out_scale")}
+        launched: list[Any] = []
+        launches = KnownCalls.launches
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(KnownCalls, "launches", lambda *of: (launched.append(of), launches(*of))[1])
+            for _ in range(WHOLE):
+                plan.run(**given)
+            assert launched
+            launched.clear()
+            calls = plan.bound.calls
+            stub.take()
+            like = quantised()
+            assert plan.run(like["x"], out=like["out"], out_scale=like["out_scale"]) == (like["out"], like["out_scale"])
+            assert {like[name].data_ptr() for name in ("x", "out", "out_scale")} <= pointers(stub)
+            with kernelhub.use(disable="flashinfer"):
+                plan.run(**given)
+            HUB.forget_selections()
+            plan.run(**given)
+            assert not launched
+            assert plan.bound.calls == calls + 3
+            plan.run(given["x"][:3])
+            assert plan.bound.calls == calls + 4
+            with pytest.raises(kernelhub.errors.InvalidArgument, match="the plan is for"):
+                plan.run(given["x"].float())
+
+
 def errors(stub: Stub) -> None:
     """An error of the driver is raised as the function raises it; nothing is counted, and later calls go on."""
     with quantising(stub) as again:
@@ -268,7 +300,7 @@ def leaks(stub: Stub) -> None:
         stub.take()
 
 
-SCENARIOS = (values, contexts, counts, layers, results, lists, errors, wrong, threads, leaks)
+SCENARIOS = (values, contexts, counts, layers, results, lists, plans, errors, wrong, threads, leaks)
 
 
 def main(names: list[str]) -> None:

@@ -146,6 +146,7 @@ class CombinePlan(CallPlan):
     """A kernel selected for a group: ``run(y, handle, out=None)`` combines results of one form."""
 
     __slots__ = ()
+    repeats = False
     call = "y, handle, group, out"
     kept = ("group",)
 

@@ -149,6 +149,7 @@ class DispatchPlan(CallPlan):
     """
 
     __slots__ = ()
+    repeats = False
     call = "x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens"
     kept = ("group", "num_experts", "format", "max_tokens")
 

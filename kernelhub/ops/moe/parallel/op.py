@@ -192,6 +192,7 @@ class ParallelPlan(CallPlan):
     """A pair selected for a group: `run` is a whole call, with the group and `max_tokens` of the plan."""
 
     __slots__ = ("group_name",)
+    repeats = False
     call = (
         "x, w13, w2, topk_weights, topk_ids, group, activation, activation_dtype, w13_scale, w2_scale, "
         "w13_global_scale, w2_global_scale, w13_bias, w2_bias, alpha, limit, max_tokens, out"
