@@ -59,7 +59,7 @@ WAYS = {
     "own": {},  # kernelhub's launcher, as it comes
     "triton": {"KERNELHUB_DIRECT_LAUNCH": "0"},
     "kernels": {"KERNELHUB_LAUNCH_GRAPHS": "0"},  # kernelhub's launcher, kernel by kernel
-    "graphs": {"HOST_GRAPH_LEAST": "1"},  # even a single kernel as a graph
+    "several": {"HOST_GRAPH_LEAST": "2"},  # calls of several kernels as graphs, others by a plain launch
 }
 NUM_LAYERS, AHEAD = 4, 100  # sets of tensors, and calls that the GPU makes one after the other
 # The goals of an eager call, in microseconds, the launch included.

@@ -408,6 +408,18 @@ def launches_as_graphs() -> str:
     return f"{where}\n\n{table(header, cells)}"
 
 
+def calls_as_graphs() -> str:
+    """Eager calls by plain launches and as CUDA graphs."""
+    result = results("graphs_h200.json")
+    facts, rows = result["facts"], []
+    for op, ways in result["ops"].items():
+        before, after = ways["kernels"], ways["own"]
+        rows.append((f"`{op}`", *[f"{way[form]:.1f}" for form in ("call", "layers", "gpu") for way in (before, after)]))
+    columns = ("host, plain", "graphs", "host, 4 layers in turn, plain", "graphs", "GPU, plain", "graphs")
+    where = f"{facts['device']}, {facts['machine']}, {facts['date']}; {facts['note']}."
+    return f"{where}\n\n{table(('µs', *columns), rows)}"
+
+
 def eager_calls() -> str:
     """Whole eager calls of every op, from all machines that they were measured on."""
     parts = []
@@ -581,6 +593,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "cost of ops": cost_of_ops,
     "launching": launching,
     "launches as graphs": launches_as_graphs,
+    "calls as graphs": calls_as_graphs,
     "eager calls": eager_calls,
     "first call": first_call,
     "headlines": headlines,

@@ -29,7 +29,7 @@ enum {
   INVALID_CONTEXT = 201, /* CUDA_ERROR_INVALID_CONTEXT */
   RELAXED = 2,           /* CU_STREAM_CAPTURE_MODE_RELAXED */
   MAX_GRAPHS = 4,        /* of a sequence, each for one stream */
-  MAX_ALL_GRAPHS = 256,  /* of a driver */
+  MAX_NODES = 2048,      /* of a driver's graphs, each a kernel: some 45 MB of an H200's memory */
   IDLE_LAUNCHES = 256,   /* of a sequence, after which another stream may take a graph's place */
   MAX_ROOMS = 16,        /* of a driver, each for one stream */
   MOST_ROOM = 16 << 20   /* bytes of one */
@@ -86,7 +86,7 @@ typedef struct {
 enum { NUM_GRAPH_FUNCTIONS = sizeof(GraphFunctions) / sizeof(void*) };
 
 typedef struct { /* changed by atomic additions */
-  int64_t live, made, launches, updates, evicted, refused, status;
+  int64_t live, nodes, made, launches, updates, evicted, refused, status;
 } GraphCounts;
 
 typedef struct { /* memory for the temporaries of a stream's sequences, which come one after the other */
@@ -150,7 +150,7 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
                           NULL};
   Driver* self = (Driver*)object;
   unsigned long long launch, encode, capturing, graph_after = 0;
-  int graph_least = 2;
+  int graph_least = 1;
   PyObject* graphs = NULL;
   PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested, *counters;
   if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!Ki", names, &launch, &encode, &tensor, &data_ptr,
@@ -234,8 +234,9 @@ static void driver_dealloc(PyObject* object) {
 static PyObject* driver_graph_counts(PyObject* object, PyObject* nothing) {
   (void)nothing;
   GraphCounts* of = &((Driver*)object)->counts;
-  const char* names[] = {"live", "made", "launches", "updates", "evicted", "refused", "status"};
-  int64_t* counts[] = {&of->live, &of->made, &of->launches, &of->updates, &of->evicted, &of->refused, &of->status};
+  const char* names[] = {"live", "nodes", "made", "launches", "updates", "evicted", "refused", "status"};
+  int64_t* counts[] = {&of->live,    &of->nodes,   &of->made,    &of->launches,
+                       &of->updates, &of->evicted, &of->refused, &of->status};
   PyObject* found = PyDict_New();
   for (size_t at = 0; found != NULL && at < sizeof names / sizeof *names; at++) {
     PyObject* count = PyLong_FromLongLong(__atomic_load_n(counts[at], __ATOMIC_RELAXED));
@@ -781,6 +782,7 @@ typedef struct {
 typedef struct {   /* the launches of a sequence on one stream as a graph, a chain of kernels */
   uint64_t stream; /* its number, which no other stream gets */
   uint64_t used;   /* the sequence's launch that used it last */
+  int num_nodes;
   void *graph, *exec, *nodes[MAX_STEPS];
   unsigned char* values; /* of the parameters that the nodes have */
 } Graph;
@@ -1095,8 +1097,9 @@ static void discard(Driver* driver, Graph* graph) {
   if (graph->exec) driver->graphs.destroy_exec(graph->exec);
   if (graph->graph) driver->graphs.destroy(graph->graph);
   free(graph->values);
-  memset(graph, 0, sizeof *graph);
+  tally(&driver->counts.nodes, -graph->num_nodes);
   tally(&driver->counts.live, -1);
+  memset(graph, 0, sizeof *graph);
 }
 
 /* Free the graphs of a sequence that nobody uses any more; those of the process before a fork are its own. */
@@ -1174,7 +1177,7 @@ static Graph* graph_of(Sequence* self, void* stream, uint64_t id, const Launch* 
     if (self->graphs[at].used < self->graphs[oldest].used) oldest = at;
   }
   if (full && self->launches - self->graphs[oldest].used < IDLE_LAUNCHES) return NULL;
-  if (!full && __atomic_load_n(&driver->counts.live, __ATOMIC_RELAXED) >= MAX_ALL_GRAPHS) return NULL;
+  if (!full && __atomic_load_n(&driver->counts.nodes, __ATOMIC_RELAXED) + count > MAX_NODES) return NULL;
   void* green = NULL; /* its kernels run on a part of the multiprocessors, those of a graph would not */
   int status = driver->graphs.green_context(stream, &green);
   if ((status != 0 && stream != NULL) || green != NULL) return NULL;
@@ -1186,6 +1189,8 @@ static Graph* graph_of(Sequence* self, void* stream, uint64_t id, const Launch* 
   Graph* graph = &self->graphs[self->num_graphs++];
   memset(graph, 0, sizeof *graph);
   graph->stream = id;
+  graph->num_nodes = count;
+  tally(&driver->counts.nodes, count);
   tally(&driver->counts.live, 1);
   status = make_graph(driver, graph, stream, launches, count, bytes);
   if (status != 0) {
@@ -2064,7 +2069,7 @@ static PyObject* calls_clear(PyObject* object, PyObject* nothing) {
 
 static PyMethodDef driver_methods[] = {
     {"graph_counts", driver_graph_counts, METH_NOARGS,
-     "graph_counts(): graphs of sequences: how many there are, were made, launched, evicted and refused, updates of their "
+     "graph_counts(): graphs of sequences: how many there are, of how many kernels, were made, launched, evicted and refused, updates of their "
      "nodes, and the driver's status of the last refusal."},
     {NULL, NULL, 0, NULL}};
 static PyMethodDef kernel_methods[] = {

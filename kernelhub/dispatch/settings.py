@@ -298,7 +298,7 @@ VARIABLES = {
             parse_bool,
             True,
             "0 or 1",
-            "Launch eager calls of several kernels that come again as CUDA graphs; 0 launches kernel by kernel.",
+            "Launch eager calls that come again as CUDA graphs of their kernels; 0 launches kernel by kernel.",
         ),
         Variable(
             "KERNELHUB_ENGINE_WARMUP",

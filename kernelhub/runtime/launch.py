@@ -23,8 +23,9 @@ from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
 VERSION = 8  # of the extension's interface, as `launch.c` gives it
-# Calls of so many launches or more are launched as CUDA graphs, whose nodes get each call's parameters.
-GRAPH_LEAST = 2
+# Calls of so many launches or more are launched as CUDA graphs, whose nodes get each call's parameters. Even a graph of
+# one kernel takes the host half of a launch and the GPU no more (benchmarks/results/graphs_h200.json).
+GRAPH_LEAST = 1
 GRAPH_AFTER = 8  # launches of a sequence before it becomes a graph: to make one takes as long as many launches
 # As `GraphFunctions` in `launch.c` has them; without a version they would be those of CUDA 11.
 GRAPH_FUNCTIONS = (
@@ -140,9 +141,9 @@ def as_graphs(library: ctypes.CDLL, after: int = GRAPH_AFTER, least: int | None 
 
 
 def graph_counts() -> dict[str, int]:
-    """Graphs of this process's sequences: how many live, were made, launched, evicted, and refused by the driver.
+    """Graphs of this process's sequences: how many live, with how many nodes, were made, launched, evicted, refused.
 
-    A sequence that the driver refused is launched plainly from then on; `status` is what the driver last said.
+    A sequence of which the driver refused one is launched plainly from then on; `status` is what the driver last said.
     """
     made = native()
     return {} if made is None else dict(made.driver.graph_counts())

@@ -343,14 +343,14 @@ def forks(stub: Stub) -> None:
 
 
 def bounds(stub: Stub) -> None:
-    """A process has 256 graphs at most; other sequences launch plainly until some are gone."""
+    """A process has graphs of 2048 kernels at most; other sequences launch plainly until some are gone."""
     first = as_graph(stub)
     step = [[(0, 0), (1, 0), None], [(1, 0), (2, 0), None]]
     launcher, x = Launcher(twice, {"SIZE": 64}, 4), torch.zeros(64)
     launcher(3, (0,), x, x, 7)
     steps = [launcher.step(grid, (0,), x, x, 7) for grid in (3, 5)]
     stub.take()
-    many = [first, *(sequence(steps, step, 3, [0]) for _ in range(70))]
+    many = [first, *(sequence(steps, step, 3, [0]) for _ in range(260))]
     for stream in range(80, 84):
         with on_stream(stream):
             for made in many:
@@ -358,10 +358,11 @@ def bounds(stub: Stub) -> None:
                     given = some()
                     made.launch(*given)
                     assert received(stub) == of(given, stream)
-    assert counts()["live"] == counts()["made"] == 256
+    assert counts()["live"] == counts()["made"] == 1024
+    assert counts()["nodes"] == 2048
     del many, made, first
     gc.collect()
-    assert counts()["live"] == 0
+    assert counts()["live"] == counts()["nodes"] == 0
     assert [one.value for one in stub.live_graphs] == [0, 0]
 
 
