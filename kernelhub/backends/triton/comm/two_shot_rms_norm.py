@@ -81,7 +81,8 @@ def two_shot_rms_norm_kernel(
             for peer in tl.static_range(WORLD):
                 if peer != RANK:
                     tl.store(slot_at(slots[peer] + here + place(RANK, peer) * sender + sums, x) + at, bits, mask)
-            finish(rounded, residual, weight, out, residual_out, row, lane, mask, eps, H)
+            before = tl.load(residual + row * H + lane, mask, other=0.0)
+            finish(rounded, before, weight, out, residual_out, row, lane, mask, eps, H)
         for index in range(first, part, step):
             # Not unrolled: rows of several ranks at a time would take more registers than a thread has.
             for other in range(WORLD - 1):
@@ -90,7 +91,8 @@ def two_shot_rms_norm_kernel(
                 mask = inside & (row < rows)
                 slot = slot_at(slots[RANK] + here + other * sender + sums, x) + index * H + lane
                 value, late = receive(slot, mask, x.dtype.element_ty, missing, peer, until, late, CLOCK)
-                finish(value, residual, weight, out, residual_out, row, lane, mask, eps, H)
+                before = tl.load(residual + row * H + lane, mask, other=0.0)
+                finish(value, before, weight, out, residual_out, row, lane, mask, eps, H)
     else:
         for row in range(first, rows, step):
             lost = tl.full([BLOCK], float("nan"), tl.float32)
@@ -113,13 +115,13 @@ def send_rows(
 
 
 @triton.jit
-def finish(value, residual, weight, out, residual_out, row, lane, mask, eps, H: tl.constexpr):
-    """Add the residual to a row, and store it and its norm.
+def finish(value, before, weight, out, residual_out, row, lane, mask, eps, H: tl.constexpr):
+    """Add what the residual had before to a row, and store it and its norm.
 
     The weight is loaded for each row: beside a row of 8192 it would not fit the registers.
     """
     at = row * H + lane
-    total = tl.where(mask, value.to(tl.float32) + tl.load(residual + at, mask, other=0.0).to(tl.float32), 0.0)
+    total = tl.where(mask, value.to(tl.float32) + before.to(tl.float32), 0.0)
     inverse = tl.rsqrt(tl.sum(total * total, 0) / H + eps)
     # After the sum, in which all threads have read the row: residual_out may be x or the residual.
     tl.store(residual_out + at, total.to(residual_out.dtype.element_ty), mask)

@@ -21,6 +21,7 @@ import triton.language as tl
 from kernelhub.backends.triton.comm.at_once import add_up_at_once
 from kernelhub.backends.triton.comm.experts.words import slot_on
 from kernelhub.backends.triton.comm.slots import bits_of, deadline, end, place, receive, slot_at
+from kernelhub.backends.triton.comm.two_shot_rms_norm import finish
 
 
 @triton.jit(do_not_specialize=["rows", "part", "capacity", "ahead", "limit_us"])
@@ -90,13 +91,7 @@ def two_shot_row_norm_kernel(
                 other = tl.where(owner > RANK, owner - 1, owner)
                 slot = slot_at(slots[RANK] + here + other * sender + sums, x) + at
                 total, late = receive(slot, inside, x.dtype.element_ty, missing, owner, until, late, CLOCK)
-            total = tl.where(inside, total + before.to(tl.float32), 0.0)
-            inverse = tl.rsqrt(tl.sum(total * total, 0) / H + eps)
-            # After the sum, in which all threads have read the row: residual_out may be x or the residual.
-            tl.store(residual_out + row * H + lane, total.to(residual_out.dtype.element_ty), inside)
-            # Loaded here: beside a row of 8192 it would not fit the registers.
-            scale = tl.load(weight + lane, inside, other=0.0).to(tl.float32)
-            tl.store(out + row * H + lane, (total * inverse * scale).to(out.dtype.element_ty), inside)
+            finish(total, before, weight, out, residual_out, row, lane, inside, eps, H)
     else:
         for row in range(first, rows, step):
             lost = tl.full([BLOCK], float("nan"), tl.float32)
