@@ -1,9 +1,10 @@
 """Times of the sums over ranks in Triton by how they are launched, in CUDA graphs: what the tiles are chosen by.
 
-    python benchmarks/comm_tiles.py --ranks 2 [--json FILE]
+    python benchmarks/comm_tiles.py --ranks 2 [--json FILE] [--only once] [--sizes 8192]
 
 In microseconds, the slowest rank's, for rows of 4096 in bfloat16. `once` is a program that has one tile or row, and
-loads it before it reads which set of slots is used; `loop` one that may have several. At the end: the fastest norm of
+loads it before it reads which set of slots is used; `loop` one that may have several; `of a row` how many programs send
+parts of a row. At the end: the fastest norm of
 each size, and how many of the fastest sum it takes.
 """
 
@@ -35,12 +36,20 @@ from kernelhub.probes.device import facts_of
 HIDDEN = 4096
 SIZES = (8 << 10, 64 << 10, 256 << 10, 1 << 20)
 TIMEOUT_S = 60.0
+IN_PLACE = "one_shot, once, 4 of a row, in place of x"
 
 
-def launched(base: type, once: bool) -> type:
+def launched(base: type, once: bool, parts: int = 1, warps: int | None = None) -> type:
     """An adapter whose programs have one tile or row where they can, or that lets them have several."""
 
     class Launched(base):  # type: ignore[misc]
+        def __init__(self, problem: Any) -> None:
+            super().__init__(problem)
+            self._tile = self._tile._replace(warps=warps or self._tile.warps)
+
+        def split(self) -> int:
+            return min(super().split(), parts)
+
         def static(self) -> dict[str, Any]:
             return {**super().static(), "ONCE": once and self._once}
 
@@ -54,10 +63,14 @@ def sums() -> dict[str, type]:
 
 def norms() -> dict[str, type]:
     one, two = adapters.OneShotRmsNorm, adapters.TwoShotRmsNorm
-    return {"one_shot, once": launched(one, True), "one_shot, loop": launched(one, False), "two_shot": two}
+    split = {
+        f"one_shot, once, {parts} of a row, {warps} warps": launched(one, True, parts, warps)
+        for parts, warps in ((1, 8), (4, 8), (2, 8), (4, 16), (1, 16), (4, 4))
+    }
+    return {**split, IN_PLACE: launched(one, True, 4), "one_shot, loop": launched(one, False), "two_shot": two}
 
 
-def calls(kind: type, num_bytes: int, device: torch.device) -> Callable[[], None]:
+def calls(kind: type, num_bytes: int, device: torch.device, in_place: bool) -> Callable[[], None]:
     """A launch of one adapter, connected."""
     group: Any = dist.group.WORLD
     message = next(name for name, most in MESSAGE_BYTES.items() if num_bytes <= most)
@@ -72,10 +85,12 @@ def calls(kind: type, num_bytes: int, device: torch.device) -> Callable[[], None
     residual, weight, added = x.clone(), torch.ones(HIDDEN, dtype=x.dtype, device=device), torch.empty_like(x)
     made = kind(AllReduceRmsNormProblem(**facets, weight_dtype="bfloat16", hidden_size=HIDDEN))
     made.connect(x, group, TIMEOUT_S)
-    return lambda: made.launch(x, residual, weight, 1e-5, out, added, group, TIMEOUT_S)
+    place = x if in_place else out
+    return lambda: made.launch(x, residual, weight, 1e-5, place, added, group, TIMEOUT_S)
 
 
-def run(rank: int, size: int, port: int, place: Path | None) -> None:
+def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
+    place = options.json
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
@@ -86,9 +101,11 @@ def run(rank: int, size: int, port: int, place: Path | None) -> None:
     found["graph_us"] = results = {}
     for op, variants in (("all_reduce", sums), ("all_reduce_rms_norm", norms)):
         for name, kind in variants().items():
+            if not any(part in name for part in options.only):
+                continue
             figures = results.setdefault(op, {})[name] = {}
-            for num_bytes in SIZES:
-                figures[str(num_bytes)] = bench.graph_us(calls(kind, num_bytes, device))
+            for num_bytes in options.sizes:
+                figures[str(num_bytes)] = bench.graph_us(calls(kind, num_bytes, device, name == IN_PLACE))
             if rank == 0:
                 print(f"{op:20} {name:34}", *(f"{figure:7.2f}" for figure in figures.values()), flush=True)
                 if place is not None:
@@ -102,7 +119,7 @@ def run(rank: int, size: int, port: int, place: Path | None) -> None:
 
 def shares(results: dict[str, Any]) -> Iterator[str]:
     """The fastest norm of each size over the fastest sum."""
-    for num_bytes in map(str, SIZES):
+    for num_bytes in next(iter(results["all_reduce"].values())):
         best = {op: min(variants, key=lambda name: variants[name][num_bytes]) for op, variants in results.items()}
         us = {op: results[op][name][num_bytes] for op, name in best.items()}
         ratio = us["all_reduce_rms_norm"] / us["all_reduce"]
@@ -113,11 +130,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--json", type=Path, help="file for the results, rewritten after each row")
+    parser.add_argument("--only", nargs="+", default=[""], help="variants that have one of these in their names")
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="bytes of a rank's message")
     options = parser.parse_args()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(run, (options.ranks, port, options.json), nprocs=options.ranks)
+    torch.multiprocessing.spawn(run, (options.ranks, port, options), nprocs=options.ranks)
 
 
 if __name__ == "__main__":

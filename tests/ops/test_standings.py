@@ -38,6 +38,7 @@ RUNS = {
         "comm_parts_4_ranks_h200.json",
         "comm_quant_h100.json",
         "comm_runs_h200.json",
+        "comm_split_h200.json",
         "comm_tiles_h200.json",
         "expert_comm_h100.json",
         "expert_comm_h200.json",

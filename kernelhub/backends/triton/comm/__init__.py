@@ -31,7 +31,9 @@ _STANDINGS = (
         "four ranks over NVLink: 21 tests passed, none failed, 20,000 calls and more "
         "(benchmarks/results/comm_4_ranks_h200.json); two ranks over NVLink, one row of a program: 21 tests passed, "
         "none failed, and four ranks over NVLink, one row of a program: 21 tests passed, none failed, 500 calls each "
-        "(benchmarks/results/comm_tiles_h200.json); not run with other numbers of ranks",
+        "(benchmarks/results/comm_tiles_h200.json); 2026-11-27, two ranks over NVLink, rows sent by several programs: "
+        "7 tests passed, none failed, 2000 calls of the norm (benchmarks/results/comm_split_h200.json); not run with "
+        "other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
@@ -43,7 +45,9 @@ _NORM_STANDINGS = (
         "ranks over NVLink, the norm in two shots: 7 tests passed, none failed, 1000 calls "
         "(benchmarks/results/comm_parts_4_ranks_h200.json); two ranks over NVLink, one row of a program: 21 tests "
         "passed, none failed, and four ranks over NVLink, one row of a program: 21 tests passed, none failed, 500 "
-        "calls each (benchmarks/results/comm_tiles_h200.json); not run with other numbers of ranks",
+        "calls each (benchmarks/results/comm_tiles_h200.json); 2026-11-27, two ranks over NVLink, the end of a row "
+        "shared: 7 tests passed, none failed, 2000 calls (benchmarks/results/comm_split_h200.json); not run with other "
+        "numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )

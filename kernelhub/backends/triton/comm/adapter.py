@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 
 _LARGEST = 32 << 20  # bytes of a message that is sent by one launch; what is longer is sent in pieces
+# Programs of a row with a norm, and the bytes of each. One program sends slowly: its multiprocessor stores
+# 8 KB for each other rank. On H200 (comm_split_h200.json) 8 KB take 3.44, 3.32 and 2.98 us on 2 ranks with 1, 2 and 4
+# programs, 4.62, 4.15 and 4.05 on 4; 256 KB 4.26, 4.06 and 3.91 on 2, 6.76, 6.21 and 6.55 on 4.
+_MOST_PARTS, _LEAST_PART = 4, 2048
+_SPLIT_RANKS = (2,)  # on which it conforms
+_SENDERS = 264  # programs of a grid times ranks that are sent to: twice the multiprocessors of an H100
 _SLOTS = 32 << 20  # most bytes of a set of slots, in one step; in two steps they are at most twice the largest piece
 
 
@@ -221,8 +227,8 @@ class _RmsNorm(ConnectedRmsNorm):
         """Rows that the slot of a sender must hold."""
 
     @abc.abstractmethod
-    def sizes(self, rows: int, eps: float) -> tuple[int, tuple[Any, ...]]:
-        """Programs for a message, and the scalar arguments of the kernel."""
+    def sizes(self, rows: int, eps: float, in_place: bool) -> tuple[int, tuple[Any, ...]]:
+        """Programs for a message, and the scalar arguments of the kernel; `in_place`: a result may be in that of x."""
 
     def attach(self, group_name: str, workspace: Workspace) -> Connection:
         hidden_size = self.problem.hidden_size
@@ -230,7 +236,7 @@ class _RmsNorm(ConnectedRmsNorm):
         connection = Connection("all_reduce_rms_norm", self.kernel, static, self._tile, workspace)
         row = torch.empty(hidden_size, dtype=self._dtype, device=workspace.device)
         weight = row.to(getattr(torch, self.problem.weight_dtype))
-        connection.compile((row, row, weight, row, row), self.sizes(1, 1e-6)[1])
+        connection.compile((row, row, weight, row, row), self.sizes(1, 1e-6, False)[1])
         return self._connections.keep(group_name, connection)
 
     def launch(
@@ -250,7 +256,7 @@ class _RmsNorm(ConnectedRmsNorm):
             return
         connection = self.connection(group)
         given = (x, residual, weight, out, residual_out)
-        key, tensors = identified((x.shape, eps, timeout_s), *given)
+        key, tensors = identified((x.shape, eps, timeout_s, _in_place(x, out, residual_out)), *given)
         connection.repeated.run(key, tensors, self._launch_anew, connection, *given, eps, timeout_s)
 
     def repeated(
@@ -265,7 +271,8 @@ class _RmsNorm(ConnectedRmsNorm):
         timeout_s: float,
     ) -> Any:
         connection = self._connections.get(group.group_name)
-        given = identified((x.shape, eps, timeout_s), x, residual, weight, out, residual_out)
+        values = (x.shape, eps, timeout_s, _in_place(x, out, residual_out))
+        given = identified(values, x, residual, weight, out, residual_out)
         return connection and connection.repeated.sequence_of(*given)
 
     def _launch_anew(
@@ -282,13 +289,14 @@ class _RmsNorm(ConnectedRmsNorm):
         rows = x.numel() // self.problem.hidden_size
         targets = [item if is_aligned(item) else fresh(item) for item in (out, residual_out)]
         source, before, weight = aligned(x), aligned(residual), aligned(weight)
+        in_place = _in_place(source, *targets)
         if rows <= self._rows:
-            programs, sizes = self.sizes(rows, float(eps))
+            programs, sizes = self.sizes(rows, float(eps), in_place)
             connection(programs, (source, before, weight, *targets), sizes, timeout_s)
         else:
             parts = [item.view(rows, -1).split(self._rows) for item in (source, before, *targets)]
             for a, b, c, d in zip(*parts, strict=True):
-                programs, sizes = self.sizes(len(a), float(eps))
+                programs, sizes = self.sizes(len(a), float(eps), in_place)
                 connection(programs, (a, b, weight, c, d), sizes, timeout_s)
         for item, target in zip((out, residual_out), targets, strict=True):
             if target is not item:
@@ -300,18 +308,28 @@ class OneShotRmsNorm(_RmsNorm):
 
     kernel = all_reduce_rms_norm_kernel
 
+    def __init__(self, problem: AllReduceRmsNormProblem) -> None:
+        super().__init__(problem)
+        self._split = self.split()
+
     def piece(self) -> int:
         return piece_bytes(self.problem)
 
     def static(self) -> dict[str, Any]:
-        # Of two ranks it is no faster: 3.51 and 3.54 us for 8 KB, 6.52 and 6.37 for 1 MB (comm_tiles_h200.json).
-        return {"ONCE": self._once and self.problem.world_size > 2}
+        # Of two ranks it is no faster where one program has a row: 3.51 and 3.54 us for 8 KB (comm_tiles_h200.json).
+        return {"ONCE": self._once and (self.problem.world_size > 2 or self._split > 1), "SPLIT": self._split}
+
+    def split(self) -> int:
+        """Programs of a row."""
+        ranks = self.problem.world_size
+        parts = min(_MOST_PARTS, _SENDERS // (self._rows * ranks), self._tile.bytes // _LEAST_PART)
+        return 1 << max(1, parts).bit_length() - 1 if self._once and ranks in _SPLIT_RANKS else 1
 
     def slot_rows(self) -> int:
         return self._rows
 
-    def sizes(self, rows: int, eps: float) -> tuple[int, tuple[Any, ...]]:
-        return rows, (rows, eps)
+    def sizes(self, rows: int, eps: float, in_place: bool) -> tuple[int, tuple[Any, ...]]:
+        return rows * self._split, (rows, eps, int(in_place))
 
 
 class TwoShotRmsNorm(_RmsNorm):
@@ -331,9 +349,14 @@ class TwoShotRmsNorm(_RmsNorm):
     def slot_rows(self) -> int:
         return 2 * self._part(self._rows)
 
-    def sizes(self, rows: int, eps: float) -> tuple[int, tuple[Any, ...]]:
+    def sizes(self, rows: int, eps: float, in_place: bool) -> tuple[int, tuple[Any, ...]]:
         part = self._part(rows)
         return rows if self._once else part, (rows, eps, part)
 
     def _part(self, rows: int) -> int:
         return -(-rows // self.problem.world_size)
+
+
+def _in_place(x: Tensor, *results: Tensor) -> bool:
+    """Whether a result begins where x does; the op lets none overlap it otherwise."""
+    return any(result.data_ptr() == x.data_ptr() for result in results)

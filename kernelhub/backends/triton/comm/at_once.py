@@ -85,29 +85,51 @@ def add_up_with(
     """A row's sum over all ranks and the residual, the sum of its squares, and whether a rank is late.
 
     An empty element is a NaN, and so is the sum of squares then. So that sum, which the norm needs, also says that the
-    row has come: one reduction over the program after the last look, where asking for empty elements takes another.
+    row has come: one reduction over the program after the last look, where asking for empty elements takes another. Nor
+    do the usual looks compare elements: one program has a whole row, whose instructions take part of its time.
     """
-    total, empty = look(own, x, at, mask, slots, here, sender, RANK, WORLD)
-    total += before
+    total = look_only(own, x, at, mask, slots, here, sender, RANK, WORLD) + before
     squares = tl.sum(total * total, 0)
     state = tl.where(squares == squares, 0, 2)
+    absent = tl.zeros([], tl.int32)  # a bit for each rank
     looks = tl.zeros([], tl.int64)
     while state == 2:
-        total, empty = look(own, x, at, mask, slots, here, sender, RANK, WORLD)
-        total += before
-        squares = tl.sum(total * total, 0)
-        state = tl.where(squares == squares, 0, 2)
-        looks += 1
-        if (state == 2) & (looks > _PATIENCE):  # the row itself may have a NaN
+        if looks < _PATIENCE:
+            total = look_only(own, x, at, mask, slots, here, sender, RANK, WORLD) + before
+            squares = tl.sum(total * total, 0)
+            state = tl.where(squares == squares, 0, 2)
+        else:  # the row itself may have a NaN
             if CLOCK:
                 over = globaltimer() > until
             else:
                 over = looks > until
+            total, empty = look(own, x, at, mask, slots, here, sender, RANK, WORLD)
+            total += before
+            squares = tl.sum(total * total, 0)
             state = tl.max(tl.where(empty != 0, 2 + over.to(tl.int32), 0), 0)
-    if state > 0:
-        note_missing(empty, missing, RANK, WORLD)
+            if state == 3:
+                for peer in tl.static_range(WORLD):
+                    absent += tl.max(empty & (1 << peer), 0)
+        looks += 1
+    for peer in tl.static_range(WORLD):
+        tl.store(missing + peer, 1, (absent & (1 << peer)) > 0)
     empty_slots(x, at, mask, slots, here, sender, RANK, WORLD)
     return total, squares, tl.maximum(late, state)
+
+
+@triton.jit
+def look_only(own, x, at, mask, slots, here, sender, RANK: tl.constexpr, WORLD: tl.constexpr):
+    """The sum as far as elements have come: NaN where one has not."""
+    words = ()
+    for peer in tl.static_range(WORLD):
+        if peer != RANK:
+            slot = slot_at(slots[RANK] + here + place(peer, RANK) * sender, x) + at
+            words = words + (tl.load(slot, mask, other=0, volatile=True),)  # noqa: RUF005  Triton unpacks none
+    total = own
+    for peer in tl.static_range(WORLD):
+        value = own if peer == RANK else words[place(peer, RANK)].to(x.dtype.element_ty, bitcast=True).to(tl.float32)
+        total = value if peer == 0 else total + value
+    return total
 
 
 @triton.jit
