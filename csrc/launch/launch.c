@@ -32,7 +32,8 @@ enum {
   MAX_NODES = 2048,      /* of a driver's graphs, each a kernel: some 45 MB of an H200's memory */
   IDLE_LAUNCHES = 256,   /* of a sequence, after which another stream may take a graph's place */
   MAX_ROOMS = 16,        /* of a driver, each for one stream */
-  MOST_ROOM = 16 << 20   /* bytes of one */
+  MOST_ROOM = 64 << 20,  /* bytes of one, */
+  MOST_ROOMS = 256 << 20 /* and of all */
 };
 
 /* CUlaunchAttribute and CUlaunchConfig of cuda.h. */
@@ -1016,6 +1017,26 @@ static int number_of(Driver* driver, void* stream, uint64_t* id) {
          driver->graphs.stream_id(stream, id) == 0;
 }
 
+/* The room of a stream; NULL if there are too many. */
+static Room* room_of(Driver* driver, uint64_t id) {
+  for (int at = 0; at < driver->num_rooms; at++) {
+    if (driver->rooms[at].stream == id) return &driver->rooms[at];
+  }
+  if (driver->num_rooms == MAX_ROOMS) return NULL;
+  Room* room = &driver->rooms[driver->num_rooms++];
+  room->stream = id;
+  return room;
+}
+
+/* What a room of at least so many bytes gets: powers of two, from 2 MB on multiples of that, as torch's allocator. */
+static uint64_t room_bytes(uint64_t least) {
+  const uint64_t large = 2 << 20;
+  uint64_t bytes = 1 << 16;
+  if (least > large) return (least + large - 1) / large * large;
+  while (bytes < least) bytes *= 2;
+  return bytes;
+}
+
 /* Memory for the temporaries of a sequence: `room`, which is busy until the launches are made, or else `memory`, which
  * has to be given back then; -1 with an exception.
  *
@@ -1024,15 +1045,13 @@ static int number_of(Driver* driver, void* stream, uint64_t* id) {
 static int take_memory(Sequence* self, void* stream, const uint64_t* id, Room** room, PyObject** memory,
                        uint64_t* address) {
   Driver* driver = self->driver;
-  Room* found = NULL;
-  for (int at = 0; id != NULL && self->room <= MOST_ROOM && found == NULL && at < driver->num_rooms; at++) {
-    if (driver->rooms[at].stream == *id) found = &driver->rooms[at];
+  Room* found = id == NULL || self->room > MOST_ROOM ? NULL : room_of(driver, *id);
+  uint64_t all_bytes = found == NULL || found->bytes >= self->room ? 0 : room_bytes(self->room);
+  for (int at = 0; all_bytes && at < driver->num_rooms; at++) {
+    if (&driver->rooms[at] != found) all_bytes += driver->rooms[at].bytes;
   }
-  if (id != NULL && self->room <= MOST_ROOM && found == NULL && driver->num_rooms < MAX_ROOMS) {
-    found = &driver->rooms[driver->num_rooms++];
-    found->stream = *id;
-  }
-  if (found == NULL || found->busy) { /* by another thread, whose launches may come in between */
+  /* One may be busy with another thread, whose launches would come in between. */
+  if (found == NULL || found->busy || all_bytes > MOST_ROOMS) {
     if (allocate(driver, self->room, stream, memory) < 0) return -1;
     if (address_of(driver, *memory, given_of(self), address) == 0) return 0;
     Py_CLEAR(*memory);
@@ -1041,8 +1060,7 @@ static int take_memory(Sequence* self, void* stream, const uint64_t* id, Room** 
   found->busy = 1;
   if (found->bytes < self->room) {
     PyObject *larger = NULL, *smaller = found->memory;
-    uint64_t bytes = 1 << 16, begin;
-    while (bytes < self->room) bytes *= 2;
+    uint64_t bytes = room_bytes(self->room), begin;
     if (allocate(driver, bytes, stream, &larger) < 0 || address_of(driver, larger, given_of(self), &begin) < 0) {
       Py_XDECREF(larger);
       found->busy = 0;
@@ -1236,6 +1254,7 @@ static int use_graph(Sequence* self, void* stream, uint64_t id, const Launch* la
 static int launch_as_graph(Sequence* self, void* stream, uint64_t id, const Launch* launches, int count, size_t bytes) {
   Driver* driver = self->driver;
   if (driver->graph_after == 0 || count < driver->graph_least || self->forks != forks) return 0;
+  if (self->owner != NULL) return 0; /* kernels that wait for other ranks have not been tried as graphs */
   for (int at = 0; at < count; at++) {
     for (uint32_t one = 0; one < launches[at].config.num_attributes; one++) { /* it is none of a node */
       if (launches[at].kernel->attributes[one].id == PROGRAMMATIC_STREAM) return 0;

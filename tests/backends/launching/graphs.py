@@ -19,14 +19,15 @@ from typing import Any
 import pytest
 import torch
 
-from kernelhub.backends.shared.launches import sequence
+from kernelhub.backends.shared.launches import Shared, sequence
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.check import on_stub, twice
 from tests.backends.launching.stub import ROOM, Memory, OneDevice, Stub, install, install_launcher
 
 AFTER = 2
-MOST_ROOM = 16 << 20  # as in `launch.c`
+MOST_ROOM = 64 << 20  # as in `launch.c`
+MOST_BYTES = 256 << 20
 MOST_ROOMS = 16
 MADE = {
     "cuGraphCreate": 1,
@@ -52,14 +53,14 @@ def two_launches(stub: Stub, after: int = AFTER, **options: Any) -> Any:
     return sequence(steps, places, 3, [0, 1, 2])
 
 
-def one_launch(stub: Stub, least: int = 2, room: int = 0, install: bool = True) -> Any:
+def one_launch(stub: Stub, least: int = 2, room: int = 0, install: bool = True, shared: Any = None) -> Any:
     """A sequence from x to itself, or to memory for temporaries."""
     if install:
         install_launcher(stub, AFTER, least)
     launcher, x = Launcher(twice, {"SIZE": 64}, 4), torch.zeros(64)
     launcher(3, (0,), x, x, 7)
     step = launcher.step(3, (0,), x, x, 7)
-    return sequence([step], [[(0, 0), (1 if room else 0, 0), None]], 1, [0], room)
+    return sequence([step], [[(0, 0), (1 if room else 0, 0), None]], 1, [0], room, shared=shared)
 
 
 def as_graph(stub: Stub, **options: Any) -> Any:
@@ -197,6 +198,7 @@ def other_streams(stub: Stub) -> None:
 
 def attributes(stub: Stub) -> None:
     """Nodes have the attributes of the launches; one that only launches can have makes them plain."""
+    x = torch.zeros(64)
     for option, value in (("num_ctas", 2), ("launch_cooperative_grid", True)):
         plain, made = two_launches(stub, 0, **{option: value}), as_graph(stub, **{option: value})
         given = some()
@@ -217,6 +219,11 @@ def attributes(stub: Stub) -> None:
         for _ in range(AFTER + 7):
             one.launch(torch.zeros(64))
         assert stub.take_graph_calls().get("cuGraphLaunch", 0) == graphs, least
+    one = one_launch(stub, 1, shared=Shared((), 0, 0, x))
+    stub.take_graph_calls()
+    for _ in range(AFTER + 7):
+        assert one.launch(x) is True
+    assert not stub.take_graph_calls(), "one that may wait for other ranks"
     stub.take()
 
 
@@ -224,7 +231,8 @@ def rooms(stub: Stub) -> None:
     """The sequences of a stream share memory for temporaries; what is captured, large or of two threads has its own."""
     on_stub(stub)
     install_launcher(stub, AFTER)
-    made = {size: one_launch(stub, room=size, install=False) for size in (256, ROOM + 1, MOST_ROOM + 1)}
+    sizes = (256, ROOM + 1, MOST_ROOM - 5, MOST_ROOM, MOST_ROOM + 1)
+    made = {size: one_launch(stub, room=size, install=False) for size in sizes}
     x = torch.zeros(64)
 
     def memory_of(size: int, stream: int = 77) -> int:
@@ -267,6 +275,11 @@ def rooms(stub: Stub) -> None:
         memory_of(256, stream)
     assert len(Memory.rooms) == MOST_ROOMS
     assert not Memory.live
+    for stream in (77, 78, 90, 100):
+        memory_of(MOST_ROOM - 5, stream)
+    held = sum(memory.numel() for memory, _ in Memory.rooms.values())
+    assert MOST_BYTES - MOST_ROOM < held <= MOST_BYTES, "one of them would be too much"
+    assert memory_of(MOST_ROOM, 77) == memory_of(256, 77)
     Memory.rooms.clear()
 
 
