@@ -209,6 +209,21 @@ def test_one_variable_leaves_launches_to_triton(native, monkeypatch) -> None:
     assert made(native, compiled()) is None
 
 
+@pytest.mark.parametrize(("value", "after"), [("0", 0), ("1", launch.GRAPH_AFTER), (None, launch.GRAPH_AFTER)])
+def test_one_variable_leaves_calls_without_graphs(native, monkeypatch, value, after) -> None:
+    if value is not None:
+        monkeypatch.setenv("KERNELHUB_LAUNCH_GRAPHS", value)
+    kernelhub.reload()
+    given: dict[str, Any] = {}
+    names = ("cuLaunchKernelEx", "cuTensorMapEncodeTiled", "cuStreamIsCapturing", *launch.GRAPH_FUNCTIONS)
+    driver = SimpleNamespace(**dict.fromkeys(names, ctypes.pythonapi.Py_IsInitialized))
+    monkeypatch.setattr(launch, "cuda", lambda: driver)
+    monkeypatch.setattr(launch, "native_of", lambda *of, **named: given.update(named) or native)
+    monkeypatch.setattr(launch, "recognise_in_c", lambda native: None)
+    assert launch.native.__wrapped__() is native
+    assert (given["graph_after"], given["graph_least"], len(given["graphs"])) == (after, 1, len(launch.GRAPH_FUNCTIONS))
+
+
 def test_what_cannot_be_built_is_triton_s_with_a_reason(monkeypatch) -> None:
     monkeypatch.setattr(launch, "_SOURCE", launch._SOURCE.with_name("absent.c"))
     monkeypatch.setattr(launch, "prebuilt", lambda: False)
