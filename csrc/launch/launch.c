@@ -92,6 +92,7 @@ typedef struct { /* changed by atomic additions */
 
 typedef struct { /* memory for the temporaries of a stream's sequences, which come one after the other */
   uint64_t stream; /* its number, which no other stream gets */
+  long device;     /* which the number of a default stream may not tell apart */
   uint64_t bytes, address;
   PyObject* memory;
   int busy; /* whether a sequence is launching with it */
@@ -792,6 +793,7 @@ typedef struct {
   PyObject_HEAD
   Driver* driver;
   PyObject* device;
+  long index; /* of the device */
   int num_steps;
   Py_ssize_t num_operands; /* of a call, then the memory of the temporaries and the counters, if it has them */
   unsigned long long room; /* bytes of temporaries that the call allocates */
@@ -901,6 +903,8 @@ static int read_step(Sequence* self, Step* step, PyObject* facts, State* state) 
     Py_INCREF(of->driver), Py_INCREF(of->device);
     self->driver = of->driver;
     self->device = of->device;
+    self->index = PyLong_AsLong(of->device);
+    if (PyErr_Occurred()) return -1;
   }
   return 0;
 }
@@ -1018,13 +1022,14 @@ static int number_of(Driver* driver, void* stream, uint64_t* id) {
 }
 
 /* The room of a stream; NULL if there are too many. */
-static Room* room_of(Driver* driver, uint64_t id) {
+static Room* room_of(Driver* driver, uint64_t id, long device) {
   for (int at = 0; at < driver->num_rooms; at++) {
-    if (driver->rooms[at].stream == id) return &driver->rooms[at];
+    if (driver->rooms[at].stream == id && driver->rooms[at].device == device) return &driver->rooms[at];
   }
   if (driver->num_rooms == MAX_ROOMS) return NULL;
   Room* room = &driver->rooms[driver->num_rooms++];
   room->stream = id;
+  room->device = device;
   return room;
 }
 
@@ -1045,7 +1050,7 @@ static uint64_t room_bytes(uint64_t least) {
 static int take_memory(Sequence* self, void* stream, const uint64_t* id, Room** room, PyObject** memory,
                        uint64_t* address) {
   Driver* driver = self->driver;
-  Room* found = id == NULL || self->room > MOST_ROOM ? NULL : room_of(driver, *id);
+  Room* found = id == NULL || self->room > MOST_ROOM ? NULL : room_of(driver, *id, self->index);
   uint64_t all_bytes = found == NULL || found->bytes >= self->room ? 0 : room_bytes(self->room);
   for (int at = 0; all_bytes && at < driver->num_rooms; at++) {
     if (&driver->rooms[at] != found) all_bytes += driver->rooms[at].bytes;
@@ -1994,6 +1999,18 @@ static PyObject* try_call(Calls* self, int at, const Arguments* given) {
   return result;
 }
 
+/* How often no call was found for a signature, this time included. One that was seldom looked for may be forgotten. */
+static uint32_t count_missed(Calls* self, uint64_t signature) {
+  Missed* seldom = NULL;
+  for (uint64_t at = signature; at < signature + 8; at++) {
+    Missed* missed = &self->missed[at % MAX_MISSED];
+    if (missed->count && missed->signature == signature) return ++missed->count;
+    if (seldom == NULL || missed->count < seldom->count) seldom = missed;
+  }
+  *seldom = (Missed){signature, 1};
+  return 1;
+}
+
 /* The result of the call that the arguments are of; NULL with an exception, or if there is none.
  *
  * Layers make the same calls in turn, so what followed the last call is tried before a signature is computed. `times`
@@ -2007,9 +2024,7 @@ static PyObject* find_call(Calls* self, Arguments* given, uint32_t* times) {
     result = try_call(self, at, given);
     if (result != NULL || PyErr_Occurred()) return result;
   }
-  Missed* missed = &self->missed[given->signature % MAX_MISSED];
-  if (missed->signature != given->signature) *missed = (Missed){given->signature, 0};
-  *times = ++missed->count;
+  *times = count_missed(self, given->signature);
   return NULL;
 }
 

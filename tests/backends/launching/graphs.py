@@ -249,6 +249,13 @@ def rooms(stub: Stub) -> None:
     }
     assert memory_of(256) == first
     assert memory_of(256, 78) != first
+    OneDevice.current = 1
+    other = one_launch(stub, room=256, install=False)
+    stub.take()
+    with on_stream(77):
+        assert other.launch(x) is True
+    assert int.from_bytes(stub.take()[0].parameters[1], "little") != first, "a device has memory of its own"
+    OneDevice.current = 0
     larger = memory_of(ROOM + 1)
     assert larger == memory_of(256)
     assert first not in Memory.rooms, "it was given back"
