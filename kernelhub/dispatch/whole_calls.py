@@ -48,14 +48,15 @@ class Runs:
             not called before `HUB.calls_of` is there.
     """
 
-    __slots__ = ("_bound", "again")
+    __slots__ = ("_bound", "_run", "again")
 
-    def __init__(self, bound: Bound) -> None:
+    def __init__(self, bound: Bound, run: Callable[..., Any]) -> None:
         self._bound = bound  # alive as long as its runs, so that they count, and errors find it
+        self._run = run
         self.again: Callable[..., Any] = self._begin
 
     def _begin(self, *arguments: Any) -> Any:
-        self.again = calls_of(self._bound.run, []).again
+        self.again = calls_of(self._run, []).again
         return self.again(*arguments)
 
 

@@ -25,7 +25,7 @@ class CallPlan(Plan):
     Attributes:
         call: the arguments of the bound function, as the op's public function passes them.
         fixed: parameters that the problem fixes, with their values for traced code.
-        repeats: whether runs that come again may be made by the launcher's extension.
+        repeats: whether the launcher's extension may make runs that come again from the arguments of `call`.
         kept: parameters of `call` that keep the value which the plan was prepared with.
         weights: parameters that keep it where a run is given none of them. Those that `call` does not name come last in
             `run`, and as one tuple behind the arguments of `call`.
@@ -67,10 +67,10 @@ class CallPlan(Plan):
         else:
             kept = tuple(weights or (parsed.arguments[order.index(part)] for part in self.weights))
         weights_of = _weights_of(name, self.weights, kept)
-        again = self.repeats and run is None
-        make = _written(op.function, self.call, tuple(fixed), self.weights, again)
-        given = (run or bound.run, op.function, backend or bound.selection.selected, kept, weights_of)
-        run, traced = make(*given, HUB, Runs(bound), **fixed)
+        make = _written(op.function, self.call, tuple(fixed), self.weights, self.repeats)
+        called = run or bound.run
+        given = (called, op.function, backend or bound.selection.selected, kept, weights_of)
+        run, traced = make(*given, HUB, Runs(bound, called), **fixed)
         run.__qualname__ = f"{name}.run"
         super().__init__(bound, traced_as(run, traced))
 
@@ -122,7 +122,7 @@ def _written(
     names = ", ".join(weights)
     none = " is ".join(weights) + " is None"
     taken, launch = "", f"        return bound_run({call})\n"
-    if again and not beside:
+    if again:
         asked = f"        if hub.calls_of is not None and (done := runs.again({call})) is not None:\n"
         launch = f"{asked}            return done\n{launch}"
     if weights:

@@ -41,6 +41,7 @@ class PagedPlan(CallPlan):
     """
 
     __slots__ = ("_num_pages",)
+    repeats = False
     cache: ClassVar[str] = "k_cache"
 
     def __init__(

@@ -37,6 +37,7 @@ class CollectivePlan(CallPlan):
     """
 
     __slots__ = ("connection", "kernels")
+    repeats = False
     kept = ("group",)
     kernels: Mapping[str, str]
     connection: GroupFacts

@@ -62,6 +62,7 @@ class ExpertsPlan(CallPlan, PackingPlan):
     """
 
     __slots__ = ()
+    repeats = False
     call = "x, topk_weights, topk_ids, residual, out"
     weights = WEIGHTS
 
