@@ -433,13 +433,19 @@ def eager_calls() -> str:
         where = f"{facts['device']}, {facts['machine']}, {facts['date']}; "
         where += f"torch fills one element in {facts['fill']:.1f} µs."
         where += f" Of these figures: {facts['note']}." if "note" in facts else ""
-        header = ("µs", "a call with destinations", "without", "a plan's or step's run", "the launch in a call")
+        header = (
+            "µs",
+            "a call with destinations",
+            "the same of four layers in turn",
+            "without",
+            "a plan's or step's run",
+        )
         parts.append(f"{where}\n\n{table(header, rows)}")
-    command = "python benchmarks/host.py --out benchmarks/results/host_h200.json"
+    command = "python benchmarks/host.py --ways own --out benchmarks/results/host_h200.json"
     return "\n\n".join(parts) or f"Not measured yet: `{command}` on a GPU writes the data of this table."
 
 
-_FORMS = ("call", "fresh", "plan", "launch")  # as `benchmarks/host.py` names them
+_FORMS = ("call", "layers", "fresh", "plan")  # as `benchmarks/host.py` names them
 
 
 def every_kernel() -> list[tuple[str, str]]:
