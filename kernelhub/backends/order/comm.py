@@ -30,7 +30,8 @@ _H200 = (
     "(benchmarks/results/comm_4_ranks_h200.json); 32 MB: Triton's two-shot 172, torch's 185, NCCL 195 "
     "(benchmarks/results/comm_parts_4_ranks_h200.json); since programs with one tile wait for all ranks at once, 8 KB "
     "to 1 MB: its one-shot 3.0, 3.5, 5.5 and 13.6, with the norm 4.7, 5.0, 6.9 and 15.4, its two-shot with the norm "
-    "6.5, 6.8, 7.4 and 10.6 (benchmarks/results/comm_tiles_h200.json)"
+    "6.5, 6.8, 7.4 and 10.6 (benchmarks/results/comm_tiles_h200.json); since several programs send a row, 8, 64 and "
+    "256 KB: its one-shot with the norm 4.1, 4.6 and 6.3 (benchmarks/results/comm_split_h200.json)"
 )
 _QUANTISED = (
     f"in CUDA graphs on 2 NVIDIA H100, 2026-11-26, {_VERSIONS}, rows of 4096, 8 KB and 1 MB: triton.one_shot_quant "

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 _LARGEST = 32 << 20  # bytes of a message that is sent by one launch; what is longer is sent in pieces
 # Programs of a row with a norm, and the bytes of each. One program sends slowly: its multiprocessor stores
 # 8 KB for each other rank. On H200 (comm_split_h200.json) 8 KB take 3.44, 3.32 and 2.98 us on 2 ranks with 1, 2 and 4
-# programs, 4.62, 4.15 and 4.05 on 4; 256 KB 4.26, 4.06 and 3.91 on 2, 6.76, 6.21 and 6.55 on 4.
+# programs, 4.62, 4.15 and 4.05 on 4; 256 KB 4.26, 4.06 and 3.91 on 2, 6.76, 6.21 and 6.55 on 4, later 6.28 and 6.24.
 _MOST_PARTS, _LEAST_PART = 4, 2048
-_SPLIT_RANKS = (2,)  # on which it conforms
+_SPLIT_RANKS = (2, 4)  # on which it conforms
 _SENDERS = 264  # programs of a grid times ranks that are sent to: twice the multiprocessors of an H100
 _SLOTS = 32 << 20  # most bytes of a set of slots, in one step; in two steps they are at most twice the largest piece
 

@@ -17,7 +17,7 @@ from kernelhub.backends.triton.comm.slots import bits_of, place, slot_at
 # Elements of all slots that a program looks at in one go. More do not fit its registers: rows of 8192 of 8 ranks
 # spilled 480 bytes of a thread on sm_90.
 MOST = 16384
-_PATIENCE = tl.constexpr(8)  # looks at a row that has a NaN before it is asked whether it is one of an empty slot
+_PATIENCE = tl.constexpr(8)  # of so many looks at a row that has a NaN one asks whether it is of an empty slot
 
 
 @triton.jit
@@ -88,13 +88,13 @@ def add_up_with(
     row has come: one reduction over the program after the last look, where asking for empty elements takes another. Nor
     do the usual looks compare elements: one program has a whole row, whose instructions take part of its time.
     """
-    total = look_only(own, x, at, mask, slots, here, sender, RANK, WORLD) + before
-    squares = tl.sum(total * total, 0)
-    state = tl.where(squares == squares, 0, 2)
+    total = own
+    squares = tl.zeros([], tl.float32)
+    state = tl.full([], 2, tl.int32)
     absent = tl.zeros([], tl.int32)  # a bit for each rank
     looks = tl.zeros([], tl.int64)
     while state == 2:
-        if looks < _PATIENCE:
+        if looks % _PATIENCE < _PATIENCE - 1:
             total = look_only(own, x, at, mask, slots, here, sender, RANK, WORLD) + before
             squares = tl.sum(total * total, 0)
             state = tl.where(squares == squares, 0, 2)
