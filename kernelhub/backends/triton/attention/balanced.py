@@ -84,7 +84,7 @@ def part_size(
     HAS_LEFT: tl.constexpr,
     HAS_RIGHT: tl.constexpr,
 ):
-    """(blocks of a whole part, blocks by which a last part may exceed it, parts of equal lengths or 0)."""
+    """(blocks of a whole part, blocks by which a last part may exceed it, parts of each sequence; 0 if they differ)."""
     totals = tl.zeros([LANES], tl.int32)
     longest = tl.zeros([LANES], tl.int32)
     if num_seqs <= LANES:
@@ -111,7 +111,8 @@ def part_size(
     alike = alike & (num_seqs * wanted >= filled)
     each = tl.cdiv(tl.where(alike, most, total), tl.where(alike, wanted, shares))
     each = tl.maximum(each, tl.where(alike, 1, (CHUNK + BLOCK_N - 1) // BLOCK_N))
-    return each, tl.where(alike, 0, each // 4), tl.where(alike, wanted, 0)
+    slack = tl.where(alike, 0, each // 4)
+    return each, slack, tl.where(alike, wanted, (most <= each + slack).to(tl.int32))
 
 
 @triton.jit

@@ -68,14 +68,15 @@ MEASURED_ROWS = 16  # of a tile
 # the bandwidth of a multiprocessor; one program alone reaches about half. Merging costs a launch, `_MERGE_BYTES`, the
 # traffic of the parts, and 5 % of the whole. Wide tiles keep more bytes in flight where few programs fit; of small ones
 # so many fit that batches of 64 sequences with 8 KV heads take one round instead of two. Fitted to times on an H200,
-# Triton 3.6.0, by scripts/measure_splits.py: benchmarks/results/splits_h200.json and splits_fp8_h200.json.
+# Triton 3.6.0, by scripts/measure_splits.py: benchmarks/results/splits_h200.json. A byte's code takes as many registers
+# and as much shared memory as that of two, so its kinds are the same: benchmarks/results/splits_fp8_values_h200.json.
 HOPPER = {
     (2, 64): (Kind(Tiles(16, 128, 4, 3), 4, 28, 0.97), Kind(Tiles(16, 64, 2, 3), 8, 24, 1.06)),
     (2, 128): (Kind(Tiles(16, 128, 4, 3), 3, 64, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.06)),
     (2, 256): (Kind(Tiles(16, 32, 4, 2), 3, 48, 1.06), Kind(Tiles(16, 64, 4, 2), 2, 56, 1.0)),
-    (1, 64): (Kind(Tiles(16, 128, 4, 3), 7, 16, 0.97), Kind(Tiles(16, 64, 2, 3), 6, 24, 1.0)),
-    (1, 128): (Kind(Tiles(16, 128, 4, 3), 2, 48, 1.0),),
-    (1, 256): (Kind(Tiles(16, 128, 4, 2), 2, 41, 1.0),),
+    (1, 64): (Kind(Tiles(16, 128, 4, 3), 4, 28, 0.97), Kind(Tiles(16, 64, 2, 3), 7, 24, 1.06)),
+    (1, 128): (Kind(Tiles(16, 128, 4, 3), 3, 64, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.06)),
+    (1, 256): (Kind(Tiles(16, 32, 4, 3), 3, 48, 1.06), Kind(Tiles(16, 64, 4, 2), 2, 56, 1.0)),
 }
 _ENOUGH_KIB = 125
 _MERGE_BYTES = 150_000
