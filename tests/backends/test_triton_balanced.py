@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -178,17 +179,17 @@ class TestParts:
         assert sum(row[0] in (1, 2) for row in found) == 2
 
 
-def shared(parts: int, shares: int) -> Any:
+def shared(parts: int, shares: int, ahead: bool = False) -> Any:
     """A rule by which the lengths of every call share the keys out."""
-    return lambda self, num_seqs, rows, kv_bound: Division(self._split_tiles(rows), parts, shares)
+    return lambda self, num_seqs, rows, kv_bound: Division(replace(self._split_tiles(rows), ahead=ahead), parts, shares)
 
 
-@pytest.fixture
-def shares(monkeypatch) -> Iterator[None]:
+@pytest.fixture(params=[(2, 9, False)])
+def shares(request, monkeypatch) -> Iterator[None]:
     """Lengths share out keys, a few of each part, whatever the host's rule is."""
     with monkeypatch.context() as patched:
         for kind in (adapters.SplitKV, adapters.Mixed):
-            patched.setattr(kind, "divide", shared(2, 9))
+            patched.setattr(kind, "divide", shared(*request.param))
         patched.setattr(adapters, "BALANCE", True)
         patched.setattr(adapters, "CHUNK", 64)
         kernelhub.paged_attention.op._forget()
@@ -203,6 +204,15 @@ class TestShared(Interpreted, PagedContract):
 
 
 @pytest.mark.usefixtures("shares")
+@pytest.mark.parametrize("shares", [(5, 0, True)], indirect=True, ids=["5 parts"])
+class TestAhead(Interpreted, PagedContract):
+    """Entries of the block table are read a block before they are needed."""
+
+    kernel = "triton.split_kv"
+    quick = not HAS_GPU
+
+
+@pytest.mark.usefixtures("shares")
 class TestSharedOfMixed(Interpreted, PagedContract):
     kernel = "triton.mixed"
     quick = not HAS_GPU
@@ -211,6 +221,7 @@ class TestSharedOfMixed(Interpreted, PagedContract):
 
 
 @pytest.mark.usefixtures("shares")
+@pytest.mark.parametrize("shares", [(2, 9, False), (2, 9, True)], indirect=True, ids=["", "ahead"])
 class TestUnequalLengths:
     @pytest.mark.parametrize(
         ("heads", "more"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,15 +31,16 @@ def paged(**inputs):
     return paged_attention_inputs(ONE_HEAD, device=DEVICE, page_size=64, **inputs)
 
 
-def in_parts(parts: int) -> Any:
+def in_parts(parts: int, ahead: bool = False) -> Any:
     """A rule that divides every call into as many parts."""
-    return lambda self, num_seqs, rows, kv_bound: Division(self._split_tiles(rows), parts)
+    return lambda self, num_seqs, rows, kv_bound: Division(replace(self._split_tiles(rows), ahead=ahead), parts)
 
 
 class TestSplits:
+    @pytest.mark.parametrize("ahead", [False, True])
     @pytest.mark.parametrize("splits", [1, 2, 7, 16, 33])
-    def test_any_number_of_splits_gives_the_reference(self, splits: int, monkeypatch) -> None:
-        monkeypatch.setattr(adapters.SplitKV, "divide", in_parts(splits))
+    def test_any_number_of_splits_gives_the_reference(self, splits: int, ahead: bool, monkeypatch) -> None:
+        monkeypatch.setattr(adapters.SplitKV, "divide", in_parts(splits, ahead))
         monkeypatch.setattr(adapters, "CHUNK", 64)
         arguments = paged(seq_lens=(1100, 64, 65, 0))
         sinks = torch.tensor([-2.0, 0.0, 1.0, 5.0], device=DEVICE)
@@ -47,8 +49,9 @@ class TestSplits:
         assert compare_out(out, want, 4.5).ok
         assert compare_lse(lse, want_lse) <= lse_tolerance(out.dtype)
 
-    def test_a_window_is_split_by_what_it_sees(self, monkeypatch) -> None:
-        monkeypatch.setattr(adapters.SplitKV, "divide", in_parts(8))
+    @pytest.mark.parametrize("ahead", [False, True])
+    def test_a_window_is_split_by_what_it_sees(self, ahead: bool, monkeypatch) -> None:
+        monkeypatch.setattr(adapters.SplitKV, "divide", in_parts(8, ahead))
         monkeypatch.setattr(adapters, "CHUNK", 64)
         arguments = paged(seq_lens=(900, 130)) | {"window": 300}
         out = kernelhub.paged_attention(**arguments, backend="triton.split_kv")
@@ -58,8 +61,8 @@ class TestSplits:
         problem = kernelhub.explain("paged_attention", device="H200", num_q_heads=32, num_kv_heads=8).problem
         adapter = adapters.SplitKV(problem)
         parts = [adapter.divide(batch, 4, 1 << 17).parts for batch in (1, 2, 8, 16, 20, 33, 64)]
-        assert parts == [33, 16, 4, 2, 4, 1, 1]
-        assert adapter.divide(1, 4, 512).parts == 2
+        assert parts == [32, 16, 4, 2, 4, 1, 1]
+        assert adapter.divide(1, 4, 512).parts == 8
         assert adapters.SplitKVFixed(problem).divide(64, 4, 1 << 17).parts == adapters.FIXED_SPLITS
 
     @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
@@ -128,12 +131,13 @@ class TestOneLaunch:
         ],
         ids=str,
     )
-    def test_it_gives_the_reference_and_leaves_zeros(self, parts, heads, more, monkeypatch) -> None:
+    @pytest.mark.parametrize("ahead", [False, True])
+    def test_it_gives_the_reference_and_leaves_zeros(self, ahead, parts, heads, more, monkeypatch) -> None:
         split, merge = [], []
         monkeypatch.setattr(adapters, "split_kernel", noting(adapters.split_kernel, split))
         monkeypatch.setattr(adapters, "merge_kernel", noting(adapters.merge_kernel, merge))
         for kind in (adapters.SplitKV, adapters.Mixed):
-            monkeypatch.setattr(kind, "divide", in_parts(parts))
+            monkeypatch.setattr(kind, "divide", in_parts(parts, ahead))
         monkeypatch.setattr(adapters, "CHUNK", 64)
         inputs, features = dict(more), {}
         for name in ("window", "softcap"):

@@ -16,6 +16,11 @@ from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.prefill import prefill_kernel
 from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_kernel
 from kernelhub.backends.triton.attention.splits import (
+    FEW,
+    FEW_AT_ONCE,
+    FEW_FULL,
+    FEW_PARTS,
+    FEW_PROGRAMS,
     HOPPER,
     MEASURED_ROWS,
     Division,
@@ -55,12 +60,14 @@ PARTS = 16
 # Whether one launch makes and merges few parts.
 ONE_LAUNCH = True
 # The last program of a sequence merges few parts: up to so many reads one after another, each of so many elements for
-# a warp. More would take registers from all programs: 512 let three of the small tiles of `splits.HOPPER` run on a
-# multiprocessor instead of four. Where lengths share keys out, few sequences have many parts, so more reads are worth
-# the launch that they spare.
+# a warp. Where lengths share keys out, few sequences have many parts, so more reads are worth the launch that they
+# spare. Reads of more elements are fewer, but take registers from all programs: of `splits.HOPPER` 512 with Triton 3.7
+# and 2048 with 3.6. The tiles of `splits.FEW` have registers to spare.
 MOST_READS = 4
 MOST_READS_OF_FEW = 32
 MERGED_ELEMENTS = 256
+MERGED_ELEMENTS_OF_HOPPER = 256 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7) else 1024
+MERGED_ELEMENTS_OF_FEW = 2048
 
 
 class Geometry(NamedTuple):
@@ -116,8 +123,9 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         widest = max(power_of_two(problem.head_dim_qk), power_of_two(problem.head_dim_vo))
         itemsize = 1 if self.fp8 else 2
         measured = problem.q_dtype in _HALVES and (self.fp8 or problem.q_dtype == problem.kv_dtype)
-        kinds = HOPPER.get((itemsize, max(64, widest)), ()) if device.family == "hopper" and measured else ()
-        self._kinds: tuple[Kind, ...] = kinds
+        measured = measured and device.family == "hopper"
+        self._kinds: tuple[Kind, ...] = HOPPER.get((itemsize, max(64, widest)), ()) if measured else ()
+        self._few: Tiles | None = FEW.get((itemsize, widest)) if measured and self.page_size else None
         # Of other dtypes the code that merges takes registers from all programs, or spills.
         registers = problem.kv_dtype == problem.q_dtype or (problem.kv_dtype == FP8 and widest <= 128)
         self._balances = BALANCE and (problem.ragged or self.page_size > 0)
@@ -337,6 +345,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             launcher(*given)
         variant = launches[0][2]
         kinds = {kind.tiles for kind in self._kinds if division.tiles.block_m == MEASURED_ROWS}
+        if kinds and self._few:
+            kinds.add(self._few)
         if variant not in self._prepared:
             self._prepared.add(variant)
             for tiles in kinds | {division.tiles}:
@@ -457,7 +467,10 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         problem = self.problem
         one = problem.q_len == ONE and not problem.ragged
         rows = min(tiles.block_m, 1 << (problem.group_size - 1).bit_length()) if one else tiles.block_m
-        return rows, max(1, tiles.num_warps * MERGED_ELEMENTS // (rows * self.shape["DV_PAD"]))
+        elements = MERGED_ELEMENTS_OF_HOPPER if self._kinds else MERGED_ELEMENTS
+        if tiles.ahead and rows <= tiles.num_warps:
+            elements = MERGED_ELEMENTS_OF_FEW
+        return rows, max(1, tiles.num_warps * elements // (rows * self.shape["DV_PAD"]))
 
     def _split_tiles(self, rows: int) -> Tiles:
         tiles = self._tiles.get(rows)
@@ -468,8 +481,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
     def _split_launchers(self, tiles: Tiles, sign: int) -> tuple[Launcher, Launcher]:
         made = self._launchers.get((tiles, sign))
         if made is None:
-            shape = {**self.shape, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "CHUNK": CHUNK}
-            shape["BALANCED"] = self._balances
+            shape = {**self.shape, "BLOCK_M": tiles.block_m, "BLOCK_N": tiles.block_n, "CHUNK": chunk_of(tiles)}
+            shape |= {"BALANCED": self._balances, "AHEAD": tiles.ahead, "FULL": max(FEW_FULL, tiles.block_n)}
             rows, parts = self._read_at_once(tiles)
             of_split = {**shape, **self.scores, "ROWS": rows, "PARTS": parts, "SIGN": sign}
             made = (
@@ -484,6 +497,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         tiles = self._split_tiles(rows)
         blocks = -(-rows // tiles.block_m)
         programs = max(1, num_seqs * self.problem.num_kv_heads * blocks)
+        if self._few and programs <= FEW_PROGRAMS and rows <= self._few.num_warps:
+            return self._divide_few(self._few, num_seqs, kv_bound)
         most = max(1, min(MOST_SPLITS, -(-kv_bound // CHUNK)))
         num_sms, at_once = self.problem.device.num_sms, 2
         if not self._kinds or tiles.block_m > MEASURED_ROWS:
@@ -496,6 +511,15 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             return division
         heads = self.problem.num_kv_heads
         return shared(division, num_seqs, at_once, at_once * num_sms // heads)
+
+    def _divide_few(self, tiles: Tiles, num_seqs: int, kv_bound: int) -> Division:
+        """Parts of few keys for a batch of few programs, all at work at once."""
+        places = max(1, self.problem.device.num_sms // self.problem.num_kv_heads)  # of programs of a KV head
+        room = FEW_AT_ONCE * places
+        parts = max(1, min(FEW_PARTS, -(-kv_bound // chunk_of(tiles)), room // num_seqs))
+        if not self._balances or num_seqs == 1 or kv_bound <= UNEQUAL:
+            return Division(tiles, parts, filled=max(1, places // num_seqs))
+        return Division(tiles, parts, max(1, room - num_seqs))
 
     def split_bytes(self, num_seqs: int, rows: int, division: Division) -> int:
         """Memory of the parts."""
@@ -570,6 +594,11 @@ class Mixed(TritonAttention):
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         return self.split_bytes(num_seqs, self.decode_rows, self.divide(num_seqs, self.decode_rows, max_kv_len))
+
+
+def chunk_of(tiles: Tiles) -> int:
+    """Fewest keys that are worth a program of their own."""
+    return tiles.block_n if tiles.ahead else CHUNK
 
 
 def sign_of(scale: float) -> int:

@@ -111,7 +111,7 @@ def part_size(
     alike = alike & (num_seqs * wanted >= filled)
     each = tl.cdiv(tl.where(alike, most, total), tl.where(alike, wanted, shares))
     each = tl.maximum(each, tl.where(alike, 1, (CHUNK + BLOCK_N - 1) // BLOCK_N))
-    slack = tl.where(alike, 0, each // 4)
+    slack = tl.where(alike, 0, (each + 2) // 4)
     return each, slack, tl.where(alike, wanted, (most <= each + slack).to(tl.int32))
 
 
@@ -158,20 +158,28 @@ def item_of(
     first = 0  # of these sequences
     held = tl.zeros([LANES], tl.int32)  # their whole parts
     if wanted == 0:
-        for start in tl.range(0, num_seqs, LANES * READS, num_stages=1):
-            for read in tl.static_range(READS):
-                places = start + read * LANES + tl.arange(0, LANES)
-                blocks = blocks_of(
-                    places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-                    window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-                )  # fmt: skip
-                whole = parts_before_last(blocks, each, slack, limit)
-                number = tl.sum(whole, 0)
-                here = (item >= before) & (item < before + number)
-                held = tl.where(here, whole, held)
-                first = tl.where(here, start + read * LANES, first)
-                reached = tl.where(here, before, reached)
-                before += number
+        if num_seqs <= LANES:
+            blocks = blocks_of(
+                tl.arange(0, LANES), num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+                window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+            )  # fmt: skip
+            held = parts_before_last(blocks, each, slack, limit)
+            before = tl.sum(held, 0)
+        else:
+            for start in tl.range(0, num_seqs, LANES * READS, num_stages=1):
+                for read in tl.static_range(READS):
+                    places = start + read * LANES + tl.arange(0, LANES)
+                    blocks = blocks_of(
+                        places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+                        window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+                    )  # fmt: skip
+                    whole = parts_before_last(blocks, each, slack, limit)
+                    number = tl.sum(whole, 0)
+                    here = (item >= before) & (item < before + number)
+                    held = tl.where(here, whole, held)
+                    first = tl.where(here, start + read * LANES, first)
+                    reached = tl.where(here, before, reached)
+                    before += number
     if wanted == 0:
         sequence = item - before
         part = -1
@@ -209,14 +217,23 @@ def stored_before(
     before = sequence * wanted
     if wanted == 0:
         stored = tl.zeros([LANES], tl.int32)
-        for start in tl.range(0, sequence, LANES * READS, num_stages=1):
-            for read in tl.static_range(READS):
-                places = start + read * LANES + tl.arange(0, LANES)
-                blocks = blocks_of(
-                    places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-                    window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-                )  # fmt: skip
-                whole = parts_before_last(blocks, each, slack, limit)
-                stored += tl.where((places < sequence) & (whole > 0), whole + 1, 0)
+        if num_seqs <= LANES:
+            places = tl.arange(0, LANES)
+            blocks = blocks_of(
+                places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+                window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+            )  # fmt: skip
+            whole = parts_before_last(blocks, each, slack, limit)
+            stored = tl.where((places < sequence) & (whole > 0), whole + 1, 0)
+        else:
+            for start in tl.range(0, sequence, LANES * READS, num_stages=1):
+                for read in tl.static_range(READS):
+                    places = start + read * LANES + tl.arange(0, LANES)
+                    blocks = blocks_of(
+                        places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
+                        window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+                    )  # fmt: skip
+                    whole = parts_before_last(blocks, each, slack, limit)
+                    stored += tl.where((places < sequence) & (whole > 0), whole + 1, 0)
         before = tl.sum(stored, 0)
     return before

@@ -107,8 +107,21 @@ def page_of(places, inside, last_page, MASKED: tl.constexpr):
         page = tl.load(places, mask=inside, other=0)
     else:
         page = tl.load(places)
+    return place_of(page, last_page)
+
+
+@triton.jit
+def place_of(page, last_page):
+    """Entries of a block table as places in the cache; the last one for what names none of it."""
     # Without a sign an entry below 0 is a large one.
     return tl.minimum(page.to(tl.uint32, bitcast=True), last_page.to(tl.uint32)).to(tl.int64)
+
+
+@triton.jit
+def entries_of(pages, start, bound, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Entries of a row of the block table for the keys of a block, those below `bound`."""
+    n = start + tl.arange(0, BLOCK_N)
+    return tl.load(pages + n // PAGE, mask=n < bound, other=0)
 
 
 @triton.jit
@@ -193,6 +206,8 @@ def attend(
     FP8: tl.constexpr,
     NATIVE_FP8: tl.constexpr,
     PRECISION: tl.constexpr,
+    coming=None,
+    stride=None,
 ):
     """Go over keys [low, high) and update (acc, m, total).
 
@@ -201,6 +216,10 @@ def attend(
     log2 unless they are capped), one per row with FP8. `k` and `v` point at the first token of the KV head
     (or at the head in page 0), `pages` at the sequence's row of the block table, of whose entries none is
     followed past `last_page`. With MASKED false, every row sees every key.
+
+    `coming` are the entries of the first block, if they are read a block ahead: so the keys of two blocks are under way
+    at once, which needs more memory, and without waiting for entries between them. `stride` is how many keys the blocks
+    are apart, if not BLOCK_N.
     """
     d0 = tl.arange(0, D0)
     dv = tl.arange(0, DV_PAD)
@@ -208,14 +227,19 @@ def attend(
     factor = scale
     if FP8:
         factor = scale[:, None]
-    for start in tl.range(low, high, BLOCK_N):
+    step = BLOCK_N if stride is None else stride
+    for start in tl.range(low, high, step):
         n = start + n_range
         inside = n < kv_len
         if PAGE == 0:
             k_token = n.to(tl.int64) * stride_kt
             v_token = n.to(tl.int64) * stride_vt
         else:
-            page = page_of(pages + n // PAGE, inside, last_page, MASKED)
+            if coming is None:
+                page = page_of(pages + n // PAGE, inside, last_page, MASKED)
+            else:
+                page = place_of(coming, last_page)
+                coming = entries_of(pages, start + step, kv_len, PAGE, BLOCK_N)
             k_token = page * stride_kp + (n % PAGE) * stride_kt
             v_token = page * stride_vp + (n % PAGE) * stride_vt
         k_rows = k + k_token

@@ -3,6 +3,7 @@
 
     split:  program -> (sequence, KV head, row block, split)
             splits in use = enough for CHUNK keys each, at most `splits`; decided here, from the length,
+            each of adjacent blocks, or with AHEAD of every so many-th block;
             or with BALANCED and `shares` from the lengths of the whole batch: `balanced.py`
             attend to the split's keys; store the normalised part and its log2-sum-exp,
             or the result itself where one split holds all keys
@@ -32,6 +33,7 @@ from kernelhub.backends.triton.attention.softmax import (
     LN2,
     LOG2E,
     attend,
+    entries_of,
     key_range,
     load_queries,
     sequence_bounds,
@@ -73,8 +75,23 @@ def split_bounds(low, high, splits, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def splits_in_turn(low, high, splits, filled, CHUNK: tl.constexpr, FULL: tl.constexpr):
+    """Splits in use for keys [low, high) where each takes every so many-th block: at least one.
+
+    Of CHUNK keys each; `filled` splits then get more, up to FULL, before there are more splits.
+    """
+    keys = high - low
+    wanted = tl.maximum(tl.minimum(tl.cdiv(keys, CHUNK), filled), tl.cdiv(keys, FULL))
+    return tl.maximum(tl.minimum(wanted, splits), 1)
+
+
+@triton.jit
 def merged_rows(part_out, part_lse, part, valid, used, ROWS: tl.constexpr, PARTS: tl.constexpr, DV_PAD: tl.constexpr):
-    """(acc, m, total) of ROWS rows from their parts, which begin at `part`, PARTS at a time."""
+    """(acc, m, total) of ROWS rows from their parts, which begin at `part`, PARTS at a time.
+
+    A warp has whole rows and a thread all parts of an element, so that their reads are under way at once and no sum
+    crosses threads: rows are the first axis for that.
+    """
     dv = tl.arange(0, DV_PAD)
     acc = tl.zeros([ROWS, DV_PAD], tl.float32)
     m = tl.full([ROWS], float("-inf"), tl.float32)
@@ -173,6 +190,8 @@ def split_kernel(
     SCALES: tl.constexpr,
     PRECISION: tl.constexpr,
     SIGN: tl.constexpr,
+    AHEAD: tl.constexpr,
+    FULL: tl.constexpr,
 ):
     """One program per split of a row block.
 
@@ -183,9 +202,15 @@ def split_kernel(
     the keys out, in 2^`limit` parts of a sequence at most; memory has `room` for so many parts of a KV head.
     SCALES: 0 folded in by the host, 1 one element, 2 one per KV head.
     SIGN is that of the scores' scale, as far as the host knows it.
+    With AHEAD entries of the block table are read before they are needed: those of the second and later blocks while
+    the block before is under way, and those of the first one while the length is, since splits take blocks in turn.
     """
+    IN_TURN: tl.constexpr = AHEAD and PAGE > 0 and not HAS_LEFT
     program = tl.program_id(0)
     row_blocks = max_rows // BLOCK_M
+    coming = None
+    if IN_TURN:
+        coming = tl.zeros([BLOCK_N], block_table.dtype.element_ty)
     each = 0
     slack = 0
     wanted = 0
@@ -201,10 +226,19 @@ def split_kernel(
             q_tokens, kv_tokens, max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
     else:
-        split = program % splits
-        block = program // splits % row_blocks
-        kv_head = program // (splits * row_blocks) % KV_HEADS
-        sequence = program // (splits * row_blocks * KV_HEADS)
+        # Heads of the same keys, which are neighbours in memory, are at work at once.
+        kv_head = program % KV_HEADS
+        split = program // KV_HEADS
+        block = 0
+        sequence = 0
+        if tl.num_programs(0) > splits * KV_HEADS:
+            block = split // splits
+            split = split % splits
+            sequence = block // row_blocks
+            block = block % row_blocks
+        if IN_TURN:
+            row = block_table + sequence.to(tl.int64) * stride_table
+            coming = entries_of(row, split * BLOCK_N, kv_tokens, PAGE, BLOCK_N)
     if BALANCED and sequence >= num_seqs:
         return
     q_start, q_len, kv_start, kv_len = sequence_bounds(
@@ -226,6 +260,9 @@ def split_kernel(
                 sequence, each, slack, wanted, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens,
                 kv_tokens, max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
+    elif IN_TURN:
+        used = splits_in_turn(low, high, splits, filled, CHUNK, FULL)
+        keys_each = BLOCK_N
     else:
         used, keys_each = split_bounds(low, high, splits, BLOCK_N, CHUNK)
     if split >= used:
@@ -271,11 +308,22 @@ def split_kernel(
     total = tl.zeros([BLOCK_M], tl.float32)
     begin = low + split * keys_each
     end = tl.where(split == used - 1, high, begin + keys_each)
+    stride = None
+    if IN_TURN:
+        stride = BLOCK_N
+        if BALANCED and shares > 0:
+            coming = entries_of(pages, begin, kv_len, PAGE, BLOCK_N)
+        else:
+            stride = used * BLOCK_N
+            end = high
+    elif AHEAD and PAGE > 0:
+        coming = entries_of(pages, begin, kv_len, PAGE, BLOCK_N)
     acc, m, total = attend(
         acc, m, total, q0, q1, k, v, pages, position, begin, end, kv_len, last_page,
         scale, softcap, window_left, window_right,
         stride_kb, stride_kt, stride_kd, stride_vb, stride_vt, stride_vd,
         PAGE, D, D0, D1, DV, DV_PAD, BLOCK_N, True, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, FP8, NATIVE_FP8, PRECISION,
+        coming, stride,
     )  # fmt: skip
     if used == 1:
         lse_offsets = (q_start + token) * stride_lt + head.to(tl.int64) * stride_lh
@@ -365,6 +413,8 @@ def merge_kernel(
     HAS_RIGHT: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    FULL: tl.constexpr,
 ):
     """One program per row of up to `rows`; PARTS parts at a time. Nothing to do where one split held all keys."""
     program = tl.program_id(0)
@@ -397,6 +447,8 @@ def merge_kernel(
                 sequence, each, slack, wanted, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens,
                 kv_tokens, max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
             )  # fmt: skip
+    elif AHEAD and PAGE > 0 and not HAS_LEFT:
+        used = splits_in_turn(low, high, splits, filled, CHUNK, FULL)
     else:
         used, _ = split_bounds(low, high, splits, BLOCK_N, CHUNK)
     if used == 1:

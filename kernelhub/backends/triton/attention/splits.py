@@ -43,7 +43,8 @@ class Division(NamedTuple):
         tiles: the tiles.
         parts: most parts of a sequence, where all are equally long.
         shares: if not 0, parts of unequal lengths have all keys of the batch over so many, see `balanced`.
-        filled: lengths count as equal where they make so many parts together; see `shared`.
+        filled: lengths count as equal where they make so many parts together; see `shared`. Without shares and with
+            tiles that look ahead: so many parts get more keys before there are more.
     """
 
     tiles: Tiles
@@ -78,6 +79,14 @@ HOPPER = {
     (1, 128): (Kind(Tiles(16, 128, 4, 3), 3, 64, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.06)),
     (1, 256): (Kind(Tiles(16, 32, 4, 3), 3, 48, 1.06), Kind(Tiles(16, 64, 4, 2), 2, 56, 1.0)),
 }
+# For batches of up to so many programs, of a row for each warp at most (benchmarks/results/splits_few_h200.json).
+# Latency decides their time, so each part has few keys, which are all under way at once. On a multiprocessor
+# FEW_AT_ONCE of them are at work; of one sequence one is, until parts have FEW_FULL keys.
+FEW = {(2, 128): Tiles(16, 64, 4, 3, ahead=True), (1, 128): Tiles(16, 64, 4, 3, ahead=True)}
+FEW_PROGRAMS = 32
+FEW_AT_ONCE = 2
+FEW_FULL = 256
+FEW_PARTS = 32  # of a sequence, where all are equally long
 _ENOUGH_KIB = 125
 _MERGE_BYTES = 150_000
 _MERGE_FACTOR = 1.05
@@ -134,10 +143,11 @@ def _busy(programs: int, kind: Kind) -> float:
 def shared(division: Division, num_seqs: int, at_once: int, room: int) -> Division:
     """The division with the shares of unequal lengths.
 
-    One round where it has room for a part and the rest of each sequence. In a longer grid multiprocessors get as many
-    programs as fit, one after another, even those without keys. So where more than two fit, equal lengths of fewer
-    parts than a round has would leave some multiprocessors idle (32 x 4096 takes 1.10 of its time so on an H200), and
-    share all keys, too.
+    One round where it has room for a part and the rest of each sequence, with as many programs on a multiprocessor as
+    parts of equal lengths take: of more, some multiprocessors would get several such parts, others programs without
+    keys. In a longer grid multiprocessors get as many programs as fit, one after another, even those without keys. So
+    where more than two fit, equal lengths of fewer parts than a round has would leave some multiprocessors idle (32 x
+    4096 takes 1.10 of its time so on an H200), and share all keys, too.
 
     Args:
         num_seqs: sequences.
@@ -145,7 +155,8 @@ def shared(division: Division, num_seqs: int, at_once: int, room: int) -> Divisi
         room: programs of a KV head that run at once on the device.
     """
     if 2 * num_seqs <= room:
-        return division._replace(shares=room - num_seqs)
+        rounds = min(at_once, -(-num_seqs * division.parts * at_once // room))
+        return division._replace(shares=max(1, room * rounds // at_once - num_seqs))
     if at_once <= 2:
         return division._replace(shares=max(1, _ROUNDS * room))
     rounds = 1 if num_seqs * division.parts < room else _ROUNDS

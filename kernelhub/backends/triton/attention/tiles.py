@@ -20,12 +20,15 @@ class Tiles:
         block_n: keys per step of the loop.
         num_warps: warps per program.
         num_stages: steps of the loop whose loads are in flight.
+        ahead: whether entries of the block table are read a step before the keys that they name, for the price of
+            memory for one more step.
     """
 
     block_m: int
     block_n: int
     num_warps: int
     num_stages: int
+    ahead: bool = False
 
 
 def query_widths(problem: AttentionProblem) -> tuple[int, int]:
