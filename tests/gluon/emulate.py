@@ -192,6 +192,15 @@ class Shared:
     def permute(self, order: Any) -> Shared:
         return Shared(self.data.transpose(order), self.dirty.transpose(order), self.dtype)
 
+    layout = None
+
+    def _reinterpret(self, dtype: Any, shape: Any, layout: Any) -> Shared:
+        """The same memory with elements of another dtype of the same size, which a store has to come before."""
+        assert tuple(shape) == self.shape
+        return Shared(self.data, self.dirty, dtype)
+
+    reinterpret = _reinterpret
+
     def load(self, layout: Any = None) -> Values:
         return values(self.data.copy())
 

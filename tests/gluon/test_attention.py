@@ -49,7 +49,7 @@ class TestPagedPrefillOfFloat8(Emulated, PagedContract):
     device = "cpu"
     widest = torch.float16
     plain = PagedContract.plain | {"kv_scale": "tensor"}
-    rich = PagedContract.rich | {"kv_scale": "head"}
+    rich = PagedContract.plain | {"q_lens": 3, "causal": True, "kv_scale": "head"}
 
 
 def dense(seed: int, more: dict[str, Any] | None = None, spoil: Any = None, **inputs: Any) -> bool:
@@ -198,6 +198,23 @@ def test_factors_of_float8_of_either_sign_beside_nan(factor: float) -> None:
     assert paged(0, spoil=spoil, page_size=16, **FLOAT8)
 
 
+@pytest.mark.parametrize("row", [0.0, 1e-38, 1e36])
+def test_queries_of_any_size_over_float8(row: float) -> None:
+    def spoil(arguments: dict[str, Any]) -> None:
+        arguments["q"][3] = row
+        arguments["q"][140] *= 1e30
+        arguments["k_scale"], arguments["v_scale"] = torch.tensor([1e-33]), torch.tensor([0.03])
+
+    assert paged(0, spoil=spoil, page_size=64, **FLOAT8)
+
+
+def test_a_factor_of_keys_of_zero() -> None:
+    def spoil(arguments: dict[str, Any]) -> None:
+        arguments["k_scale"], arguments["v_scale"] = torch.tensor([0.0]), torch.tensor([0.5])
+
+    assert paged(0, spoil=spoil, page_size=64, **FLOAT8)
+
+
 FAULTS = {
     "keys are filled before they are released": ("mbarrier.wait(k_empty.index(s), phase)", "pass"),
     "values are filled before they are released": ("mbarrier.wait(v_empty.index(s), phase)", "pass"),
@@ -230,21 +247,26 @@ FAULTS_OF_FLOAT8 = {
     "no fence after the conversion": ("    fence_async_shared()\n", ""),
     "a raw tile is never released": ("mbarrier.arrive(raw_v_empty.index(r), count=1)", "pass"),
     "a raw tile is released before it is read": (
-        "                convert_rows(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)\n"
+        "                convert_tile(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)\n"
         "                mbarrier.arrive(k_full.index(s), count=1)\n"
         "                mbarrier.arrive(raw_k_empty.index(r), count=1)\n",
         "                mbarrier.arrive(raw_k_empty.index(r), count=1)\n"
-        "                convert_rows(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)\n"
+        "                convert_tile(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)\n"
         "                mbarrier.arrive(k_full.index(s), count=1)\n",
     ),
     "every head has the factor of the first": ("at = scales + head // GROUP", "at = scales"),
+    "queries are multiplied before they are narrowed": (
+        "    fence_async_shared()\n    mbarrier.arrive(ready, count=1)",
+        "    mbarrier.arrive(ready, count=1)",
+    ),
+    "rows are not multiplied by their powers of two": ("(raw * inverse[:, None])", "(raw * 0.25)"),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS_OF_FLOAT8)
 def test_planted_faults_of_float8_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = planted(converting, *FAULTS_OF_FLOAT8[fault], tmp_path)
-    for name in ("convert_tiles", "scale_of"):
+    for name in ("convert_tiles", "scale_of", "narrowed"):
         monkeypatch.setattr(prefill, name, getattr(made, name))
     monkeypatch.setattr(f"{__name__}.MODEL", AttentionModel("two groups", 2, 2, 64, 64))
 

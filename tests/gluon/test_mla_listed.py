@@ -15,16 +15,20 @@ from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.mla.attention.reference import mla_attention_reference
-from kernelhub.testing import OpContract
+from tests.contract.mla_attention import MlaContract
 from tests.gluon.emulate import EmulationError
 from tests.gluon.emulated import Emulated, emulated
 from tests.gluon.planted import planted
 from tests.gluon.test_mla import TWO_SMS
 
 
-class TestDecodeOfLists(Emulated, OpContract):
-    op, kernel = "mla_attention", "emulated.decode_listed"
+class TestDecodeOfLists(Emulated, MlaContract):
+    kernel = "emulated.decode_listed"
+    device = "cpu"
     most_elements = 500_000
+    fewest_cases = 10
+    widths = (512, 64)
+    lists_all = True
 
 
 def run(
@@ -65,7 +69,7 @@ def run(
         unseen(arguments)
     with emulated(seed):
         made = listed_adapter.Listed(problem)
-        made.launch(q, arguments["kv_cache"], lists.reshape(-1, topk), step, values, out, lse)
+        made.launch(q, arguments["kv_cache"], lists.flatten(0, -2), step, values, out, lse)
     return bool(compare_out(out, want, 4.5).ok and compare_lse(lse, want_lse) <= lse_tolerance(out.dtype))
 
 
@@ -74,7 +78,7 @@ def test_every_interleaving_gives_the_reference(seed: int) -> None:
     assert run(seed)
 
 
-@pytest.mark.parametrize(("topk", "page_size"), [(1, 64), (64, 16), (129, 1), (256, 64)])
+@pytest.mark.parametrize(("topk", "page_size"), [(0, 64), (1, 64), (64, 16), (129, 1), (256, 64)])
 def test_lists_and_pages_of_any_size(topk: int, page_size: int) -> None:
     assert run(0, topk=topk, page_size=page_size)
 

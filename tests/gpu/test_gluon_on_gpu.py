@@ -6,8 +6,6 @@ import pytest
 import torch
 
 from kernelhub.ops.models.shapes import AttentionModel
-from kernelhub.testing import OpContract
-from tests.conftest import DEVICE
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.mla_attention import MlaContract
 
@@ -45,8 +43,21 @@ class TestPagedPrefillOfFloat8(PagedContract):
     kernel = "gluon.prefill_fp8"
     widest = torch.float16
     plain = PagedContract.plain | {"kv_scale": "tensor"}
-    rich = PagedContract.rich | {"kv_scale": "head"}
+    rich = PagedContract.plain | {"q_lens": 3, "causal": True, "kv_scale": "head"}
+
+    def test_queries_may_have_any_size_and_factors_any_sign(self) -> None:
+        for row, factor in ((0.0, 1e-33), (1e-38, -1e-33), (1e36, 1e-33), (0.0, 0.0), (1.0, -1.0)):
+            arguments = self.inputs(**self.rich)
+            arguments["q"][0, 1], arguments["q"][2, 0] = (
+                row,
+                arguments["q"][2, 0] * (1e30 if 0 < abs(factor) < 1 else 1.0),
+            )
+            arguments["k_scale"] = arguments["k_scale"] * factor
+            self.check(self.run(arguments), arguments)
 
 
-class TestDecodeOfLists(OpContract):
-    op, kernel, device = "mla_attention", "gluon.decode_listed", DEVICE
+class TestDecodeOfLists(MlaContract):
+    kernel = "gluon.decode_listed"
+    widths = (512, 64)
+    fewest_cases = 10
+    lists_all = True

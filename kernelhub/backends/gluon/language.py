@@ -1,8 +1,8 @@
 # mypy: ignore-errors
 """The names of Gluon that kernels use, the same for Triton 3.6 to 3.9.
 
-3.8 renamed the copies by TMA and 3.9 those by cp.async; the old names raise in 3.9. Arguments whose names changed
-(the bytes of `mbarrier.expect` in 3.7.1) are passed by position.
+3.8 renamed the copies by TMA, and 3.9 those by cp.async and `_reinterpret`; the old names raise in 3.9. Arguments whose
+names changed (the bytes of `mbarrier.expect` in 3.7.1) are passed by position.
 """
 
 from __future__ import annotations
@@ -24,6 +24,21 @@ tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_s
 copy_rows = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 copy_arrive = async_copy.mbarrier_arrive
 
+if hasattr(gl.shared_memory_descriptor, "reinterpret"):
+
+    @gluon.jit
+    def reinterpreted(buf, dtype: gl.constexpr, like):
+        """The memory of a buffer as elements of another dtype of the same size, in the layout of `like`."""
+        return buf.reinterpret(dtype, buf.shape, like.layout)
+
+else:
+
+    @gluon.jit
+    def reinterpreted(buf, dtype: gl.constexpr, like):
+        """The memory of a buffer as elements of another dtype of the same size, in the layout of `like`."""
+        return buf._reinterpret(dtype, buf.shape, like.layout)
+
+
 __all__ = [
     "TensorDescriptor",
     "copy_arrive",
@@ -32,6 +47,7 @@ __all__ = [
     "gl",
     "gluon",
     "mbarrier",
+    "reinterpreted",
     "tma",
     "tma_load",
     "tma_store",

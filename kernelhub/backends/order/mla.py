@@ -80,6 +80,8 @@ MLA_ATTENTION = (
     ),
     # 2048 queries with 2048 listed tokens each: 128 heads 6.31 and 1.97 ms, 64 3.18 and 0.99, 16 padded 2.18 and 1.11.
     # 512 of 4096 tokens of 2 sequences, 16 heads, split_kv, mla_fa2 and mla_fa3: 0.625, 0.522 and 0.231 ms.
+    # 128 heads, lists of 2048, gluon.decode_listed and split_kv (gluon_more_h200.json): 2048 queries of 8192 tokens
+    # 2.56 and 6.25 ms; 100, 1, 300 and 7 queries of 4 x 4096 tokens 0.480 and 1.40.
     Line(
         "hopper",
         "*",
@@ -88,8 +90,8 @@ MLA_ATTENTION = (
             "flash_mla.sparse",
             "flash_mla.sparse_padded",
             *_FLASHINFER,
-            "triton.split_kv",
             "gluon.decode_listed",
+            "triton.split_kv",
             "triton.split_kv_fixed",
             *_NOT_RUN,
             "torch.gathered",

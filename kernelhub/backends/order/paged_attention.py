@@ -167,9 +167,10 @@ PAGED_ATTENTION = (
     # in vLLM 0.923; 512 of 8192 tokens of 4 sequences 1.84, 1.63, 0.917, 0.849 and 0.831.
     # On an H100 (attention_gluon_h100.json), gluon.prefill and triton.prefill: 2 x 4096 0.988 and 1.90 ms, with pages
     # of 16 tokens 1.09 and 1.85; 512 of 8192 tokens of 4 sequences 0.853 and 1.89. On an H200 over e4m3
-    # (gluon_more_h200.json), gluon.prefill_fp8 and triton.prefill: 2 x 4096 1.65 and 2.34 ms, 512 of 8192 tokens of 4
-    # sequences 1.47 and 2.26; 32 heads to 8, 1 x 16384 5.99 and 8.81, 16 x 1024 in pages of 16 0.548 and 0.765; 64
-    # heads to 8 of 64, 2 x 4096 0.998 and 1.45.
+    # (gluon_more_h200.json), gluon.prefill_fp8 and triton.prefill: 2 x 4096 1.17 and 2.41 ms; 32 heads to 8, 1 x 16384
+    # 3.95 and 8.96. When keys became bfloat16 it took 1.65 and 5.99; 512 of 8192 tokens of 4 sequences 1.47 and
+    # Triton 2.26; 16 x 1024 in pages of 16 0.548 and 0.765; 64 heads to 8 of 64, 2 x 4096 0.998 and 1.45.
+    # 32 heads of 96, 2 x 4096, gluon.prefill and triton.prefill: 0.464 and 0.956, in pages of 16 0.554 and 0.983.
     Line(
         "hopper",
         "prefill",

@@ -29,9 +29,11 @@ _CONSTRAINTS = (
 _FEATURES = frozenset({"ragged", "causal", "window_left", "window_right", "softcap", "sinks", "lse"})
 _SOURCE = "FlashAttention-3 (Shah et al. 2024)"
 
-# What was timed on an H100 and faster than Triton's (benchmarks/results/attention_gluon_h100.json); without windows.
 _SIXTEEN_BITS = (SameValue("q_dtype", "kv_dtype", why="gluon.prefill_fp8 takes float8"),)
-_FASTER = (*_SIXTEEN_BITS, OneOf("head_dim_qk", (128, 256), why="gluon.prefill_any takes 64, 96 and 192"))
+# What was timed and faster than Triton's (attention_gluon_h100.json, gluon_more_h200.json); without windows. Dense
+# heads of 96 are torch's.
+_DENSE = (*_SIXTEEN_BITS, OneOf("head_dim_qk", (128, 256), why="gluon.prefill_any takes 64, 96 and 192"))
+_PAGED = (*_SIXTEEN_BITS, OneOf("head_dim_qk", (96, 128, 256), why="gluon.prefill_any takes 64 and 192"))
 _PAGES = OneOf("page_size", (16, 32, 64, 128, 256), why="what TMA copies at once is part of a tile of 128 keys")
 _PREFILL = "a loading warp and two warpgroups of 64 rows, softmax beside the next products"
 _ANY = "the same with a left window, for heads of 64 or 96, and for keys of 192 with values of 128"
@@ -63,13 +65,13 @@ def _record(
 
 
 KERNELS = (
-    _record("attention", "gluon.prefill", _PREFILL, _FASTER, _FEATURES - {"window_left"}, 51),
+    _record("attention", "gluon.prefill", _PREFILL, _DENSE, _FEATURES - {"window_left"}, 51),
     _record("attention", "gluon.prefill_any", _ANY, _SIXTEEN_BITS, _FEATURES, 137),
     _record(
         "paged_attention",
         "gluon.prefill",
         f"{_PREFILL}; pages by TMA",
-        (*_FASTER, _PAGES),
+        (*_PAGED, _PAGES),
         (_FEATURES | {"kv_layout=HND"}) - {"window_left"},
         66,
     ),
@@ -79,7 +81,7 @@ KERNELS = (
         "gluon.prefill_fp8",
         "the same over a cache of float8, of which four more warps make tiles in 16 bits",
         (dtype_in("kv_dtype", *QUANTISED), OneOf("head_dim_qk", (64, 128), why=_WRITTEN), _PAGES),
-        _FEATURES | {"kv_layout=HND", *(f"kv_scale={form}" for form in KV_SCALES)},
+        (_FEATURES | {"kv_layout=HND", *(f"kv_scale={form}" for form in KV_SCALES)}) - {"window_left"},
         27,
         "gluon_more_h200.json",
     ),

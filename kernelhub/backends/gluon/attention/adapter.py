@@ -66,6 +66,7 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
             "HAS_LSE": problem.lse,
             "BLOCK_N": self._block_n,
             "SCALES": _SCALES.get(problem.kv_scale or "", 0),
+            "NARROW": bool(problem.kv_scale) and problem.q_dtype == "bfloat16",
             "STAGES": 2,
             "Q_STAGES": 2 if problem.head_dim_qk <= 128 and not problem.kv_scale else 1,
             "PINGPONG": False,

@@ -2,8 +2,11 @@
 """float8 keys and values on their way to the tensor cores, which multiply them in 16 bits.
 
     loader (`prefill.load_tiles`): tiles of float8 by TMA into raw buffers
-    converter, four warps: raw tile -> keys in the dtype of the queries, values in float16, which hold float8 exactly
+    converter, four warps: raw tile -> keys and values in float16, which holds float8 exactly
     attend (`prefill.attend`): as with 16 bits; factors of keys go into the scores, those of values into the result
+
+To bfloat16 a conversion would take two steps, of which the second is slow. So queries of bfloat16 become float16, too,
+each row over the power of two of its largest element: exact down to 2^-24 of that, and in range for any queries.
 
 A factor of keys below 0 would turn the order of scores round: its sign goes into the keys here.
 """
@@ -11,7 +14,7 @@ A factor of keys below 0 would turn the order of scores round: its sign goes int
 from __future__ import annotations
 
 from kernelhub.backends.gluon.attention.tiles import key_steps, tile_of
-from kernelhub.backends.gluon.language import fence_async_shared, gl, gluon, mbarrier
+from kernelhub.backends.gluon.language import fence_async_shared, gl, gluon, mbarrier, reinterpreted
 
 
 @gluon.jit
@@ -24,15 +27,31 @@ def scale_of(scales, head, GROUP: gl.constexpr, SCALES: gl.constexpr):
 
 
 @gluon.jit
-def convert_rows(source, into, sign, SIGNED: gl.constexpr):
-    """A tile, 32 rows at a time: more would not fit the registers of the warps."""
-    ACROSS: gl.constexpr = into.shape[1] // 16
-    layout: gl.constexpr = gl.BlockedLayout([1, 16], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
-    for piece in gl.static_range(into.shape[0] // 32):
-        made = source.slice(piece * 32, 32).load(layout).to(into.dtype)
-        if SIGNED:
-            made = made * sign.to(into.dtype)
-        into.slice(piece * 32, 32).store(made)
+def narrowed(q, like, ready, phase, ROW: gl.constexpr):
+    """Queries as float16 in the place where they were, and a power of two for each row to multiply its scores by."""
+    ACROSS: gl.constexpr = q.shape[1] // 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
+    raw = q.load(layout).to(gl.float32)
+    bits = gl.max(gl.abs(raw), 1).to(gl.int32, bitcast=True) & 0x7F800000
+    bits = gl.minimum(gl.maximum(bits, 0x00800000), 0x7E800000)  # of which the inverse is a normal number, too
+    inverse = (0x7F000000 - bits).to(gl.float32, bitcast=True)
+    made = reinterpreted(q, gl.float16, like)
+    made.store((raw * inverse[:, None]).to(gl.float16))
+    fence_async_shared()
+    mbarrier.arrive(ready, count=1)
+    mbarrier.wait(ready, phase)
+    return made, gl.convert_layout(bits.to(gl.float32, bitcast=True), ROW)
+
+
+@gluon.jit
+def convert_tile(source, into, sign, SIGNED: gl.constexpr):
+    """A tile. Eight threads write the 128 bytes of a row that lie in all banks."""
+    ACROSS: gl.constexpr = into.shape[1] // 8
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
+    made = source.load(layout).to(into.dtype)
+    if SIGNED:
+        made = made * sign.to(into.dtype)
+    into.store(made)
     fence_async_shared()
 
 
@@ -62,12 +81,12 @@ def convert_tiles(
                 left = ((step // STAGES) & 1) ^ 1
                 mbarrier.wait(raw_k_full.index(r), came)
                 mbarrier.wait(k_empty.index(s), left)
-                convert_rows(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)
+                convert_tile(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)
                 mbarrier.arrive(k_full.index(s), count=1)
                 mbarrier.arrive(raw_k_empty.index(r), count=1)
                 mbarrier.wait(raw_v_full.index(r), came)
                 mbarrier.wait(v_empty.index(s), left)
-                convert_rows(raw_v.index(r), v_bufs.index(s), sign, False)
+                convert_tile(raw_v.index(r), v_bufs.index(s), sign, False)
                 mbarrier.arrive(v_full.index(s), count=1)
                 mbarrier.arrive(raw_v_empty.index(r), count=1)
                 step += 1

@@ -17,7 +17,7 @@ Source: FlashAttention-3 (Shah et al. 2024).
 
 from __future__ import annotations
 
-from kernelhub.backends.gluon.attention.converting import convert_tiles, scale_of
+from kernelhub.backends.gluon.attention.converting import convert_tiles, narrowed, scale_of
 from kernelhub.backends.gluon.attention.tiles import ROWS, key_steps, tile_of
 from kernelhub.backends.gluon.language import (
     fence_async_shared,
@@ -33,6 +33,7 @@ LOG2E = gl.constexpr(1.4426950408889634)
 LN2 = gl.constexpr(0.6931471805599453)
 # Below every score, and finite: 2^(-inf - LEAST) is 0, so a row that sees no key has sums of 0.
 LEAST = gl.constexpr(-1e30)
+TINY = gl.constexpr(1.1754943508222875e-38)
 VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 
@@ -174,8 +175,8 @@ def clear_from(buf, limit, cleared, phase, WHICH: gl.constexpr, BLOCK_N: gl.cons
 @gluon.jit
 def step_keys(
     acc, m, total, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, turn, scratch, step, turns, n,
-    position, kv_len, factor, score_scale, softcap, window_left, window_right, WHICH: gl.constexpr, MASK: gl.constexpr,
-    D1: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
+    position, kv_len, factor, wide, score_scale, softcap, window_left, window_right, WHICH: gl.constexpr,
+    MASK: gl.constexpr, D1: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
     SCALED: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
@@ -201,7 +202,7 @@ def step_keys(
         HAS_SOFTCAP, SCALED, S_LAYOUT,
     )  # fmt: skip
     new = gl.maximum(m, gl.max(x, 1) * factor)
-    weights = gl.exp2(x * factor - new[:, None])
+    weights = gl.exp2(x * wide - new[:, None])
     alpha = gl.exp2(m - new)
     total = total * alpha + gl.sum(weights, 1)
     after = gl.convert_layout(weights.to(v_bufs.dtype), p_layout)
@@ -216,14 +217,14 @@ def step_keys(
 
 @gluon.jit
 def attend(
-    q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn, cleared, scratch,
-    out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total_tiles,
-    given_scale, value_scale, softcap, window_left, window_right, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh,
-    stride_lt, WHICH: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr,
-    PAGE: gl.constexpr, D1: gl.constexpr, DV: gl.constexpr, WIDTH: gl.constexpr, HAS_LEFT: gl.constexpr,
-    HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
-    SCALED: gl.constexpr, SCALES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
-    PINGPONG: gl.constexpr, LATE: gl.constexpr,
+    q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty, turn, cleared,
+    scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens,
+    total_tiles, given_scale, value_scale, softcap, window_left, window_right, stride_ob, stride_ot, stride_oh,
+    stride_lb, stride_lh, stride_lt, WHICH: gl.constexpr, HEADS: gl.constexpr, GROUP: gl.constexpr,
+    RAGGED: gl.constexpr, PAGE: gl.constexpr, D1: gl.constexpr, DV: gl.constexpr, WIDTH: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
+    HAS_LSE: gl.constexpr, SCALED: gl.constexpr, SCALES: gl.constexpr, NARROW: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: 64 rows of each tile of its program."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
@@ -250,15 +251,26 @@ def attend(
             if SCALES > 1:
                 score_scale = given_scale * gl.abs(scale_of(k_scale, head, GROUP, SCALES))
                 of_values = scale_of(v_scale, head, GROUP, SCALES)
-            factor = score_scale
-            if SCALED or HAS_SOFTCAP:
-                factor = 1.0
             token = block * ROWS + WHICH * 64 + gl.arange(0, 64, row)
             position = kv_len - q_len + token
             at = done % Q_STAGES * 2 + WHICH
             q = q_buf.index(at)
             q1 = q_buf1.index(at)
             mbarrier.wait(q_full.index(at), (done // Q_STAGES) & 1)
+            factor = score_scale
+            wide = score_scale
+            if NARROW:
+                q, sizes = narrowed(q, k_bufs, q_ready.index(WHICH), done & 1, row)
+                factor = sizes * score_scale
+                score_scale = factor[:, None]
+            if SCALED or HAS_SOFTCAP:
+                factor = 1.0
+                wide = 1.0
+            elif SCALES > 0:
+                factor = gl.where(factor < TINY, TINY, factor)  # 0 times -inf is NaN
+                wide = factor
+                if NARROW:
+                    wide = factor[:, None]
             acc = gl.zeros((64, DV), gl.float32, O_LAYOUT)
             s = step % STAGES
             mbarrier.wait(k_full.index(s), (step // STAGES) & 1)
@@ -278,7 +290,7 @@ def attend(
                 HAS_RIGHT, HAS_SOFTCAP, SCALED, S_LAYOUT,
             )  # fmt: skip
             m = gl.maximum(gl.max(x, 1) * factor, LEAST)  # a row may see none of the last keys
-            weights = gl.exp2(x * factor - m[:, None])
+            weights = gl.exp2(x * wide - m[:, None])
             total = gl.sum(weights, 1)
             p = gl.convert_layout(weights.to(v_bufs.dtype), p_layout)
             if n + BLOCK_N > kv_len:
@@ -289,7 +301,7 @@ def attend(
             for i in range(1, right):
                 acc, m, total, p = step_keys(
                     acc, m, total, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, turn,
-                    scratch.index(WHICH), step, turns, low + (steps - 1 - i) * BLOCK_N, position, kv_len, factor,
+                    scratch.index(WHICH), step, turns, low + (steps - 1 - i) * BLOCK_N, position, kv_len, factor, wide,
                     score_scale, softcap, window_left, window_right, WHICH, True, D1, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP,
                     SCALED, BLOCK_N, STAGES, PINGPONG, LATE, S_LAYOUT, O_LAYOUT,
                 )  # fmt: skip
@@ -298,9 +310,9 @@ def attend(
             for _ in range(right, left):
                 acc, m, total, p = step_keys(
                     acc, m, total, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, turn,
-                    scratch.index(WHICH), step, turns, 0, position, kv_len, factor, score_scale, softcap, window_left,
-                    window_right, WHICH, False, D1, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, SCALED, BLOCK_N, STAGES, PINGPONG,
-                    LATE, S_LAYOUT, O_LAYOUT,
+                    scratch.index(WHICH), step, turns, 0, position, kv_len, factor, wide, score_scale, softcap,
+                    window_left, window_right, WHICH, False, D1, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, SCALED, BLOCK_N,
+                    STAGES, PINGPONG, LATE, S_LAYOUT, O_LAYOUT,
                 )  # fmt: skip
                 step += 1
                 turns += 1
@@ -309,7 +321,7 @@ def attend(
                     acc, m, total, p = step_keys(
                         acc, m, total, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, turn,
                         scratch.index(WHICH), step, turns, low + (steps - 1 - i) * BLOCK_N, position, kv_len, factor,
-                        score_scale, softcap, window_left, window_right, WHICH, True, D1, HAS_LEFT, HAS_RIGHT,
+                        wide, score_scale, softcap, window_left, window_right, WHICH, True, D1, HAS_LEFT, HAS_RIGHT,
                         HAS_SOFTCAP, SCALED, BLOCK_N, STAGES, PINGPONG, LATE, S_LAYOUT, O_LAYOUT,
                     )  # fmt: skip
                     step += 1
@@ -384,8 +396,8 @@ def prefill_kernel(
     stride_lh, stride_lt, HEADS: gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr,
     D0: gl.constexpr, D1: gl.constexpr, DV: gl.constexpr, WIDTH: gl.constexpr, HAS_LEFT: gl.constexpr,
     HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
-    SCALED: gl.constexpr, SCALES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
-    PINGPONG: gl.constexpr, LATE: gl.constexpr,
+    SCALED: gl.constexpr, SCALES: gl.constexpr, NARROW: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
+    Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
 ):  # fmt: skip
     """Programs take tiles in turns.
 
@@ -400,10 +412,11 @@ def prefill_kernel(
         SCALED: `score_scale` is not positive, so that it does not commute with the maximum.
         SCALES: 0: keys and values are as the queries; else float8, 1: their factors are in `score_scale` and
             `value_scale`; 2: besides, `k_scale` and `v_scale` have one each; 3: one for each KV head.
+        NARROW: the queries are bfloat16 and become float16, as keys and values of float8 do.
     """
     q_buf = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES, 64, D0], q_desc.layout)
     if SCALES > 0:
-        k_bufs = gl.allocate_shared_memory(q_desc.dtype, [STAGES, BLOCK_N, D0], q_desc.layout)
+        k_bufs = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_N, D0], q_desc.layout)
         v_bufs = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_N, DV], q_desc.layout)
     else:
         k_bufs = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D0], k_desc.layout)
@@ -417,6 +430,7 @@ def prefill_kernel(
     q_empty = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES, 1], mbarrier.MBarrierLayout())
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     cleared = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -425,6 +439,7 @@ def prefill_kernel(
     mbarrier.init(cleared, count=2)
     for w in gl.static_range(2):
         mbarrier.init(turn.index(w), count=1)
+        mbarrier.init(q_ready.index(w), count=1)
     for w in gl.static_range(2 * Q_STAGES):
         mbarrier.init(q_full.index(w), count=1)
         mbarrier.init(q_empty.index(w), count=1)
@@ -449,20 +464,20 @@ def prefill_kernel(
         fence_async_shared()
         gl.warp_specialize([
             (attend, (
-                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs,
-                q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right, stride_ob,
-                stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1, DV, WIDTH,
-                HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, BLOCK_N, STAGES, Q_STAGES,
-                PINGPONG, LATE,
+                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
+                turn, cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens,
+                num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
+                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1,
+                DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
+                STAGES, Q_STAGES, PINGPONG, LATE,
             )),
             (attend, (
-                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs,
-                q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right, stride_ob,
-                stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1, DV, WIDTH,
-                HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, BLOCK_N, STAGES, Q_STAGES,
-                PINGPONG, LATE,
+                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
+                turn, cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens,
+                num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
+                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1,
+                DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
+                STAGES, Q_STAGES, PINGPONG, LATE,
             )),
             (load_tiles, (
                 q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, raw_k, k_bufs1, raw_v, q_full, q_empty,
@@ -483,20 +498,20 @@ def prefill_kernel(
         fence_async_shared()
         gl.warp_specialize([
             (attend, (
-                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs,
-                q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right, stride_ob,
-                stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1, DV, WIDTH,
-                HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, BLOCK_N, STAGES, Q_STAGES,
-                PINGPONG, LATE,
+                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
+                turn, cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens,
+                num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
+                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1,
+                DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
+                STAGES, Q_STAGES, PINGPONG, LATE,
             )),
             (attend, (
-                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full, k_empty, v_full, v_empty, turn,
-                cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs,
-                q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right, stride_ob,
-                stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1, DV, WIDTH,
-                HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, BLOCK_N, STAGES, Q_STAGES,
-                PINGPONG, LATE,
+                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
+                turn, cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens,
+                num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
+                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1,
+                DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
+                STAGES, Q_STAGES, PINGPONG, LATE,
             )),
             (load_tiles, (
                 q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full,

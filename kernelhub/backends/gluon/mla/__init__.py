@@ -6,7 +6,7 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import OneOf, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.attention.problem import FEW, MANY, ONE
+from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE
 
 _WRITTEN = "the width that it is written for"
 
@@ -46,10 +46,10 @@ KERNELS = (
             OneOf("head_dim", (576,), why=_WRITTEN),
             OneOf("value_dim", (512,), why=_WRITTEN),
             OneOf("sparse", (True,), why="it walks lists of tokens"),
-            OneOf("q_len", (ONE, FEW, MANY)),
+            OneOf("q_len", (ONE, FEW, MANY, ANY)),
             anything("num_heads", "page_size"),
         ),
-        features=frozenset({"sparse", "causal", "sinks", "lse"}),
+        features=frozenset({"sparse", "ragged", "causal", "sinks", "lse"}),
         graph=GraphLevel.FULL,
         deterministic=True,
         source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",

@@ -35,7 +35,8 @@ _LEAST_BINS = 32  # of a histogram: one for each thread of a warp
 _SUMMED_AT_ONCE = 1024
 # Rows of an expert on average, up to which tiles of 64 are taken: an expert's second tile reads its weights once more,
 # from L2 if they are few. On an H100, 64 rows on average take 0.86 of the time in tiles of 64 with Qwen3 30B-A3B, whose
-# experts have 3 MB in their first matrix, and 1.27 with DeepSeek V3.2, whose have 29 MB (gluon_rows_h100.json).
+# experts have 3 MB in their first matrix, and 1.27 with DeepSeek V3.2, whose have 29 MB (gluon_rows_h100.json). In
+# bfloat16 Qwen3's have 6 MB, and 64 rows take 1.03 of the time in tiles of 64 on an H200 (gluon_more_h200.json).
 _FEW_ROWS, _FEWER_ROWS = 64, 48
 _KEPT_BYTES = 8 << 20
 TYPES = {torch.float32: gl.float32, torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
@@ -67,8 +68,7 @@ class Layer(ExpertsAdapter, abc.ABC):
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         # What experts add may be beyond float16 where their sum is not.
         self._added_dtype = torch.bfloat16 if self._dtype is torch.bfloat16 else torch.float32
-        per_weight = self._dtype.itemsize if problem.weights == PLAIN else 1
-        self._kept = 2 * problem.intermediate_size * problem.hidden_size * per_weight <= _KEPT_BYTES
+        self._kept = problem.weights != PLAIN and 2 * problem.intermediate_size * problem.hidden_size <= _KEPT_BYTES
         self._padded = max(_LEAST_BINS, triton.next_power_of_2(problem.num_experts))
         choices = {
             "TOP_K": problem.top_k,
