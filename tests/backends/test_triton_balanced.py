@@ -180,8 +180,13 @@ class TestParts:
 
 
 def shared(parts: int, shares: int, ahead: bool = False) -> Any:
-    """A rule by which the lengths of every call share the keys out."""
-    return lambda self, num_seqs, rows, kv_bound: Division(replace(self._split_tiles(rows), ahead=ahead), parts, shares)
+    """A rule by which the lengths of every call share the keys out, if a tile has all rows of a sequence."""
+
+    def divide(self: Any, num_seqs: int, rows: int, kv_bound: int) -> Division:
+        tiles = replace(self._split_tiles(rows), ahead=ahead)
+        return Division(tiles, parts, shares if rows <= tiles.block_m else 0)
+
+    return divide
 
 
 @pytest.fixture(params=[(2, 9, False)])

@@ -68,6 +68,7 @@ def _cases() -> list[Case]:
         _case(
             "decode, 64 heads a group", adapters.SplitKV, _PLAIN | {"num_q_heads": 64, "num_kv_heads": 1, "q_len": ONE}
         ),
+        _case("decode in parts of the lengths alone", adapters.SplitKVFixed, _PLAIN | {"q_len": ONE}),
         _case("decode, page 3", adapters.SplitKV, _PLAIN | {"page_size": 3, "q_len": ONE}),
     ]
     return result

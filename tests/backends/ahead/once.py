@@ -6,6 +6,8 @@ ONCE = frozenset(
     {
         "paged prefill 256/256",
         "decode, 64 heads of 256",
+        "decode 128/128",
+        "decode in parts of the lengths alone",
         "mixed",
         "fp4 gemm 64, mxfp4 packed",
         "fp4 gemm 256, nvfp4 packed",

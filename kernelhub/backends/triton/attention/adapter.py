@@ -570,6 +570,7 @@ class SplitKVFixed(SplitKV):
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)
         self._balances = False
+        self._few = None  # it launches no such tiles
 
     def _merged_parts(self, division: Division) -> int:
         return 0

@@ -237,8 +237,8 @@ def split_kernel(
             sequence = block // row_blocks
             block = block % row_blocks
         if IN_TURN:
-            row = block_table + sequence.to(tl.int64) * stride_table
-            coming = entries_of(row, split * BLOCK_N, kv_tokens, PAGE, BLOCK_N)
+            entries = block_table + sequence.to(tl.int64) * stride_table
+            coming = entries_of(entries, split * BLOCK_N, kv_tokens, PAGE, BLOCK_N)
     if BALANCED and sequence >= num_seqs:
         return
     q_start, q_len, kv_start, kv_len = sequence_bounds(
