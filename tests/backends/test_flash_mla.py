@@ -214,7 +214,7 @@ def test_what_a_kernel_cannot_is_refused_with_the_reason(facets, kernel, reason)
         ({}, "flash_mla.dense"),
         ({"num_heads": 16, "q_len": "few", "causal": True}, "flash_mla.dense"),
         ({"sparse": True}, "flash_mla.sparse"),
-        ({"sparse": True, "num_heads": 16}, "triton.split_kv"),
+        ({"sparse": True, "num_heads": 16}, "gluon.decode_listed"),
         ({"sparse": True, "num_heads": 16, "q_len": "any", "ragged": True}, "flash_mla.sparse_padded"),
         ({"page_size": 16}, "triton.split_kv"),
     ],

@@ -272,6 +272,8 @@ def attention(
         >>> kernelhub.attention(q, k, v, causal=True).shape
         torch.Size([1, 128, 8, 64])
     """
+    if type(q) is not Tensor and not isinstance(backend, DryRun):
+        return _op.traced(**locals())
     if _op.again is not None:
         again: Any | None = _op.again(
             q,
@@ -294,8 +296,6 @@ def attention(
         )
         if again is not None:
             return again
-    if type(q) is not Tensor and not isinstance(backend, DryRun):
-        return _op.traced(**locals())
     try:
         shape = q.shape
         k_shape = k.shape

@@ -185,14 +185,14 @@ def silu_and_mul_quant(
         >>> codes.shape, scale.shape
         (torch.Size([4, 512]), torch.Size([4, 1]))
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        return _op.traced(**locals())
     if _op.again is not None:
         again: Any | None = _op.again(
             x, format, scale, global_scale, ue8m0, scale_dtype, scale_layout, out, out_scale, backend
         )
         if again is not None:
             return again
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-        return _op.traced(**locals())
     try:
         if type(ue8m0) is not bool:
             ue8m0 = check_flag(NAME, "ue8m0", ue8m0)

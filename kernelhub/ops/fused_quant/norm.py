@@ -324,6 +324,8 @@ def rms_norm_quant(
         >>> codes.dtype, scale.shape, residual.shape
         (torch.float8_e4m3fn, torch.Size([4, 4]), torch.Size([4, 512]))
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        return _op.traced(**locals())
     if _op.again is not None:
         again: Any | None = _op.again(
             x,
@@ -344,8 +346,6 @@ def rms_norm_quant(
         )
         if again is not None:
             return again
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-        return _op.traced(**locals())
     try:
         if type(ue8m0) is not bool:
             ue8m0 = check_flag(NAME, "ue8m0", ue8m0)

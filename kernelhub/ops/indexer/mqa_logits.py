@@ -238,13 +238,13 @@ def mqa_logits(
         >>> logits.shape, logits[0].isinf().sum()
         (torch.Size([4, 10]), tensor(3))
     """
+    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: Tensor | None = _op.again(q, k, k_scale, weights, cu_seqlen_ks, cu_seqlen_ke, out, backend)
         if again is not None:
             return again
-    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
     try:
         _, heads, width = q.shape
         key = (q.dtype, heads, width, k_scale is not None)

@@ -402,15 +402,15 @@ def paged_mqa_logits(
         >>> logits.isfinite().sum(1)
         tensor([20,  3])
     """
+    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: Tensor | None = _op.again(
             q, k_cache, k_scale_cache, weights, block_table, seq_lens, max_seq_len, out, backend
         )
         if again is not None:
             return again
-    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
     try:
         _, _, heads, width = q.shape
         key = (q.dtype, heads, width, k_cache.shape[1], k_scale_cache is not None or is_fused(k_cache))

@@ -217,13 +217,13 @@ def topk_indices(
         tensor([[ 0,  2,  3],
                 [ 0,  1, -1]], dtype=torch.int32)
     """
+    if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: Tensor | None = _op.again(logits, k, row_starts, row_ends, out, backend)
         if again is not None:
             return again
-    if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
     if type(k) is not int:  # 8.0 would be taken for the key's 8
         k = python_value(k)
     try:

@@ -424,6 +424,9 @@ def write_kv_cache(
         >>> k_cache.sum((2, 3)).nonzero().tolist()
         [[0, 0], [2, 1]]
     """
+    if type(k) is not Tensor and isinstance(k, Tensor) and not isinstance(backend, DryRun):
+        traced: tuple[Tensor, ...] = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: tuple[Tensor, ...] | None = _op.again(
             k,
@@ -442,9 +445,6 @@ def write_kv_cache(
         )
         if again is not None:
             return again
-    if type(k) is not Tensor and isinstance(k, Tensor) and not isinstance(backend, DryRun):
-        traced: tuple[Tensor, ...] = _op.traced(**locals())
-        return traced
     try:
         heads = k.shape[1]
         if k_scale is None and v_scale is None:

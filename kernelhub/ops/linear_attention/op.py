@@ -435,14 +435,14 @@ def linear_attention(
         >>> torch.allclose(rest, whole[:, 30:], atol=1e-3)
         True
     """
+    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
+        return _op.traced(**locals())
     if _op.again is not None:
         again: Any | None = _op.again(
             q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, return_state, backend
         )
         if again is not None:
             return again
-    if type(q) is not Tensor and isinstance(q, Tensor) and not isinstance(backend, DryRun):
-        return _op.traced(**locals())
     try:
         shape = q.shape
         if type(return_state) is not bool:  # 1 would be taken for the key's True

@@ -380,7 +380,7 @@ def merge_attention_states(
             return again
     try:
         if type(outs[0]) is not Tensor and isinstance(outs[0], Tensor) and not isinstance(backend, DryRun):
-            return _op.traced(**locals())
+            return _op.traced(outs, lses, out, out_lse, return_lse, out_scale, backend)
         if return_lse is not True and return_lse is not False:
             return_lse = check_flag(NAME, "return_lse", return_lse)
         first = outs[0]

@@ -337,15 +337,15 @@ def quantize_fp8(
         >>> codes.dtype, scale.shape
         (torch.float8_e4m3fn, torch.Size([4, 4]))
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        traced: tuple[Tensor, Tensor] = _quantize.traced(**locals())
+        return traced
     if _quantize.again is not None:
         again: tuple[Tensor, Tensor] | None = _quantize.again(
             x, granularity, group_size, scale, ue8m0, scale_dtype, scale_layout, out, out_scale, backend
         )
         if again is not None:
             return again
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-        traced: tuple[Tensor, Tensor] = _quantize.traced(**locals())
-        return traced
     try:
         if type(ue8m0) is not bool:
             ue8m0 = check_flag("quantize_fp8", "ue8m0", ue8m0)
@@ -416,13 +416,13 @@ def dequantize_fp8(
         >>> bool((back - weight).abs().max() < weight.abs().max() / 16)
         True
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _dequantize.traced(**locals())
+        return traced
     if _dequantize.again is not None:
         again: Tensor | None = _dequantize.again(x, scale, group_size, out_dtype, out, backend)
         if again is not None:
             return again
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _dequantize.traced(**locals())
-        return traced
     try:
         if type(group_size) is not int:
             group_size = python_value(group_size)

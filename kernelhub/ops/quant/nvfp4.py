@@ -274,15 +274,15 @@ def quantize_nvfp4(
         >>> codes.shape, scale.shape
         (torch.Size([4, 32]), torch.Size([4, 4]))
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        traced: tuple[Tensor, Tensor, Tensor] = _quantize.traced(**locals())
+        return traced
     if _quantize.again is not None:
         again: tuple[Tensor, Tensor, Tensor] | None = _quantize.again(
             x, global_scale, out, out_scale, out_global_scale, backend
         )
         if again is not None:
             return again
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-        traced: tuple[Tensor, Tensor, Tensor] = _quantize.traced(**locals())
-        return traced
     try:
         key = (x.dtype, global_scale is not None)
     except AttributeError:
@@ -334,13 +334,13 @@ def dequantize_nvfp4(
         >>> kernelhub.dequantize_nvfp4(*kernelhub.quantize_nvfp4(x, torch.ones(1))).float().equal(x)
         True
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _dequantize.traced(**locals())
+        return traced
     if _dequantize.again is not None:
         again: Tensor | None = _dequantize.again(x, scale, global_scale, out_dtype, out, backend)
         if again is not None:
             return again
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _dequantize.traced(**locals())
-        return traced
     try:
         key = (out_dtype, x.ndim > 0)
         hash(key)

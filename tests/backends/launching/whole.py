@@ -252,6 +252,20 @@ def wrong(stub: Stub) -> None:
             empty.again(1)
 
 
+def subclasses(stub: Stub) -> None:
+    """Tensors of a subclass go where traced ones do, though the launcher is there."""
+    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+    with quantising(stub), FakeTensorMode():
+        for op, given in (
+            (kernelhub.quantize_fp8, {"x": torch.zeros(4, 512, dtype=torch.bfloat16)}),
+            (kernelhub.attention, {name: torch.zeros(1, 8, 2, 64) for name in "qkv"}),
+        ):
+            assert op.op.again is not None
+            made = op(**given)
+            assert all(type(one) is FakeTensor for one in (made if isinstance(made, tuple) else (made,)))
+
+
 def threads(stub: Stub) -> None:
     """Threads call one op with tensors of their own, while selections are forgotten."""
     with quantising(stub):
@@ -301,7 +315,7 @@ def leaks(stub: Stub) -> None:
         stub.take()
 
 
-SCENARIOS = (values, contexts, counts, layers, results, lists, plans, errors, wrong, threads, leaks)
+SCENARIOS = (values, contexts, counts, layers, results, lists, plans, errors, wrong, subclasses, threads, leaks)
 
 
 def main(names: list[str]) -> None:

@@ -439,15 +439,15 @@ def fp4_gemm(
         >>> kernelhub.fp4_gemm(a, b, b_scale=scale, b_global_scale=factor).shape
         torch.Size([3, 96])
     """
+    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: Tensor | None = _op.again(
             a, b, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out, backend
         )
         if again is not None:
             return again
-    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
     try:
         key = key_of(a, b, a_scale, b_scale, bias, out_dtype)
         run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)

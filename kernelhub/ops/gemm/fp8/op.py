@@ -353,13 +353,13 @@ def fp8_gemm(
         >>> kernelhub.fp8_gemm(**call).shape
         torch.Size([3, 256])
     """
+    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: Tensor | None = _op.again(a, b, a_scale, b_scale, bias, out_dtype, out, backend)
         if again is not None:
             return again
-    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
     try:
         rows, columns = b.shape
         of_a: tuple[torch.dtype | None, int, int] = (None, 0, 0)

@@ -243,15 +243,15 @@ def grouped_gemm(
         >>> torch.allclose(out[3:], a[3:] @ b[2].T, atol=1e-4)
         True
     """
+    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: Tensor | None = _op.again(
             a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias, out_dtype, out, backend
         )
         if again is not None:
             return again
-    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
     operands = (a, b, offsets, group_sizes, a_scale, b_scale, a_global_scale, b_global_scale, bias)
     try:
         b_kind = None if b_scale is None else geometry_of_b(b_scale, b)

@@ -296,13 +296,13 @@ def write_mla_cache(
         >>> kv_cache.sum(2).nonzero().tolist()
         [[0, 0], [2, 2]]
     """
+    if type(kv_c) is not Tensor and isinstance(kv_c, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: Tensor | None = _op.again(kv_c, k_rope, kv_cache, slot_mapping, kv_scale, backend)
         if again is not None:
             return again
-    if type(kv_c) is not Tensor and isinstance(kv_c, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
     try:
         key = (
             kv_c.dtype,

@@ -210,13 +210,13 @@ def concat_mla_k(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None, back
         >>> kernelhub.concat_mla_k(torch.randn(10, 16, 128), torch.randn(10, 64)).shape
         torch.Size([10, 16, 192])
     """
+    if type(k_nope) is not Tensor and isinstance(k_nope, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: Tensor | None = _op.again(k_nope, k_rope, out, backend)
         if again is not None:
             return again
-    if type(k_nope) is not Tensor and isinstance(k_nope, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
     try:
         _, heads, width = k_nope.shape
         key = (k_nope.dtype, heads, width, k_rope.shape[-1])

@@ -314,6 +314,9 @@ def fused_moe(
         >>> kernelhub.fused_moe(x, w13, w2, weights, ids).shape
         torch.Size([5, 32])
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: Tensor | None = _op.again(
             x,
@@ -341,9 +344,6 @@ def fused_moe(
         )
         if again is not None:
             return again
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
     given = Operands(
         x,
         w13,

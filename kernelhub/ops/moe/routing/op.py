@@ -376,6 +376,8 @@ def route_experts(
         >>> weights.tolist(), ids.tolist()
         ([[0.5, 0.5]], [[1, 3]])
     """
+    if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, DryRun):
+        return cast(tuple[Tensor, Tensor], _op.traced(**locals()))
     if _op.again is not None:
         again: tuple[Tensor, Tensor] | None = _op.again(
             logits,
@@ -392,8 +394,6 @@ def route_experts(
         )
         if again is not None:
             return again
-    if type(logits) is not Tensor and isinstance(logits, Tensor) and not isinstance(backend, DryRun):
-        return cast(tuple[Tensor, Tensor], _op.traced(**locals()))
     try:
         if type(renormalize) is not bool:
             renormalize = check_flag(NAME, "renormalize", renormalize)

@@ -262,13 +262,13 @@ def bmm_fp8(
         >>> kernelhub.bmm_fp8(**call).shape
         torch.Size([4, 3, 512])
     """
+    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(**locals())
+        return traced
     if _op.again is not None:
         again: Tensor | None = _op.again(a, b, a_scale, b_scale, out_dtype, out, backend)
         if again is not None:
             return again
-    if type(a) is not Tensor and isinstance(a, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
     try:
         _, rows, columns = b.shape
         key = (
