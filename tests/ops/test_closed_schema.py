@@ -98,6 +98,7 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     "paged_attention": [
         *_ATTENTION,
         {"q_len": "many", "causal": True, "page_size": 256},
+        {"q_len": "many", "causal": True, "kv_dtype": "float8_e4m3fn", "kv_scale": "value"},
         {"sinks": True},
         {"num_kv_heads": 32, "lse": True},
     ],
