@@ -45,7 +45,8 @@ PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
 PART = re.compile(r"(<!-- ([a-z0-9_ ]+): made by scripts/generate_docs.py -->\n).*?(<!-- end -->)", re.DOTALL)
 OPS = tuple(function.op.contract.name for function in functions())
 INSTALLED = kernelhub.SimulatedMachine({"torch": "2.13.0", "triton": "3.7.1"})
-DEVICES = ("CPU", "A100", "L40S", "H200", "B200", "RTX5090", "MI300X")
+DEVICES = ("CPU", "A100", "L40S", "H200", "B200", "RTX5090", "MI300X")  # one of each family
+COLUMNS = (DEVICES[0], "XEON", *DEVICES[1:])  # a CPU with AMX has kernels of its own
 
 
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -108,9 +109,9 @@ def choices() -> str:
     }
     rows = []
     for label, (op, facets) in cases.items():
-        selections = [kernelhub.explain(op, device=device, machine=INSTALLED, **facets).selected for device in DEVICES]
+        selections = [kernelhub.explain(op, device=device, machine=INSTALLED, **facets).selected for device in COLUMNS]
         rows.append((label, *(f"`{name}`" for name in selections)))
-    return table(("", *DEVICES), rows)
+    return table(("", *COLUMNS), rows)
 
 
 # Libraries that users of each family have beside torch and Triton, and the most frequent problems of their models.
@@ -316,9 +317,6 @@ def headlines_of_a_cpu() -> str:
     return table(("case on 2 cores of a CPU", "op", "selected", "fastest torch call", "speed-up"), rows)
 
 
-STANDING_ON = ("CPU", "A100", "L40S", "H200", "B200", "RTX5090", "MI300X")  # one device of each family
-
-
 def standing() -> str:
     """The number of kernels of each backend with each standing on each family of devices, by the records."""
     words: dict[str, dict[str, Counter[str]]] = {}
@@ -326,7 +324,7 @@ def standing() -> str:
     for row in (row for function in functions() for row in matrix.rows(function.op.contract)):
         backend = row.kernel.backend
         kernels_of[backend] += 1
-        of_backend = words.setdefault(backend, {name: Counter() for name in STANDING_ON})
+        of_backend = words.setdefault(backend, {name: Counter() for name in COLUMNS})
         for name in row.standings.keys() & of_backend.keys():
             of_backend[name][row.standings[name].word.replace("_", "-")] += 1
 
@@ -334,7 +332,7 @@ def standing() -> str:
         return ", ".join(f"{number} {word}" for word, number in sorted(count.items(), reverse=True)) or "-"
 
     rows = [(f"`{name}`", str(kernels_of[name]), *map(cell, words[name].values())) for name in sorted(words)]
-    return table(("backend", "kernels", *STANDING_ON), rows)
+    return table(("backend", "kernels", *COLUMNS), rows)
 
 
 def cost() -> str:

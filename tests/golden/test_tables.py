@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from kernelhub.dispatch.hub import HUB
-from tests.golden.tables import HERE, PHASES, TOOLCHAINS, reasons, table, toolchains, trusted
+from kernelhub.probes.device import SIMULATED
+from tests.golden.tables import DEVICES, HERE, PHASES, TOOLCHAINS, reasons, table, toolchains, trusted
+
+
+def test_every_simulated_device_is_a_column() -> None:
+    assert set(SIMULATED) - set(DEVICES) == set()
 
 
 @pytest.mark.parametrize("op", PHASES)
