@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.shared import sorted_sizes
 from kernelhub.backends.triton.moe import experts_adapter
 from kernelhub.backends.triton.moe.activations import NO_FORM
 from kernelhub.backends.triton.moe.activations import Activations as Formats
@@ -215,7 +216,7 @@ class TestRounds:
         arguments = moe_inputs(tokens=11, device=DEVICE, **SIZES)
         arguments["residual"] = torch.randn_like(arguments["x"])
         whole = kernelhub.fused_moe(**arguments, backend=kernel)
-        monkeypatch.setattr(experts_adapter, "_MOST_ADDED", 4 * 2 * 64 * 2)  # 4 tokens
+        monkeypatch.setattr(sorted_sizes, "MOST_ADDED", 4 * 2 * 64 * 2)  # 4 tokens
         monkeypatch.setattr("kernelhub.backends.torch.moe.experts._MOST_ADDED", 4 * 2 * 64)
         plan = kernelhub.fused_moe.prepare(**arguments, backend=kernel)
         assert plan.workspace_bytes(num_tokens=11) == plan.workspace_bytes(num_tokens=4)

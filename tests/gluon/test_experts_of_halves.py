@@ -11,6 +11,7 @@ import torch
 import kernelhub
 from kernelhub.backends.gluon.moe import halves, halves_adapter
 from kernelhub.backends.gluon.moe.halves_adapter import ExpertsOfHalves
+from kernelhub.backends.shared import sorted_sizes
 from kernelhub.ops.moe.experts.adapter import Values
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import PLAIN, ExpertsProblem
@@ -79,6 +80,13 @@ class TestOperands:
         for name in ("w13", "w2"):
             arguments[name] = arguments[name].clone()
             arguments[name][[2, 5]] = torch.nan
+        assert torch.equal(self.run(arguments), want)
+
+    def test_more_tokens_than_a_round_holds_give_the_same(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        arguments = moe_inputs(tokens=11, weights=PLAIN, top_k=2, **self.sizes)
+        arguments["residual"] = torch.randn_like(arguments["x"])
+        want = self.run(arguments)
+        monkeypatch.setattr(sorted_sizes, "MOST_ADDED", 4 * 2 * 136 * 2)  # 4 tokens
         assert torch.equal(self.run(arguments), want)
 
     def test_no_pair_is_here(self) -> None:

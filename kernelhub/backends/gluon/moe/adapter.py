@@ -12,6 +12,7 @@ from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.gluon.moe.layer import TYPES, Layer, Placed
 from kernelhub.backends.gluon.moe.product import experts_kernel
 from kernelhub.backends.gluon.moe.rows import code_kernel
+from kernelhub.backends.shared.sorted_sizes import most_tiles
 from kernelhub.ops.formats import E4M3
 from kernelhub.ops.moe.experts.adapter import Values
 from kernelhub.ops.moe.experts.problem import FP8_BLOCK_UE8M0, ExpertsProblem
@@ -83,7 +84,7 @@ class Experts(Layer):
         across = -(-n // (128 if first else 256))
         strides = (*scale.stride(), *((0, 0) if bias is None else bias.stride()))
         self._products[first, height](
-            min(problem.device.num_sms, self._most_tiles(pairs, height) * across),
+            min(problem.device.num_sms, most_tiles(pairs, problem.num_experts, height) * across),
             (out.get_device(), strides[:3], None if bias is None else bias.dtype),
             a,
             descriptor(a, (height, 128)),

@@ -12,6 +12,7 @@ from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.gluon.moe.halves import experts_of_halves_kernel
 from kernelhub.backends.gluon.moe.layer import Layer, Placed
 from kernelhub.backends.shared.operands import is_aligned
+from kernelhub.backends.shared.sorted_sizes import most_tiles
 from kernelhub.ops.moe.experts.adapter import Values
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
@@ -62,7 +63,7 @@ class ExpertsOfHalves(Layer):
         weight = as_rows(matrix.weight)
         across = -(-n // (128 if first else 256))
         self._products[first, height](
-            min(problem.device.num_sms, self._most_tiles(pairs, height) * across),
+            min(problem.device.num_sms, most_tiles(pairs, problem.num_experts, height) * across),
             (out.get_device(), None if bias is None else bias.dtype),
             a,
             descriptor(a, (height, _STEP)),

@@ -9,7 +9,6 @@ import abc
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 
 from kernelhub.backends.gluon.gemm.grouped.adapter import as_rows
@@ -19,19 +18,21 @@ from kernelhub.backends.gluon.moe.places import place_kernel
 from kernelhub.backends.gluon.moe.rows import sum_kernel
 from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.pairs import count_kernel
+from kernelhub.backends.shared.sorted_sizes import (
+    COUNTED_AT_ONCE,
+    PIECE,
+    PIECE_OF_FEW,
+    bins_of,
+    most_tiles,
+    size_of_counts,
+    tokens_of_a_round,
+)
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import PLAIN, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
 
-# Bytes of what experts add; more tokens than that come in several rounds.
-_MOST_ADDED = 1 << 30
-# Pairs that a program places: more compare each with more others, and fewer read more counts of pieces.
-_FEW_PAIRS, _PIECE = 128, 256
-# Pairs that a program counts at once, and the most that every program counts for itself: 2 passes, against the launch
-# of another kernel.
-_COUNTED_AT_ONCE = 1024
+# The most pairs that every program counts for itself: 2 passes, against the launch of another kernel.
 _COUNTED_ALONE = 2048
-_LEAST_BINS = 32  # of a histogram: one for each thread of a warp
 _SUMMED_AT_ONCE = 1024
 # Rows of an expert on average, up to which tiles of 64 are taken: an expert's second tile reads its weights once more,
 # from L2 if they are few. On an H100, 64 rows on average take 0.86 of the time in tiles of 64 with Qwen3 30B-A3B, whose
@@ -69,14 +70,14 @@ class Layer(ExpertsAdapter, abc.ABC):
         # What experts add may be beyond float16 where their sum is not.
         self._added_dtype = torch.bfloat16 if self._dtype is torch.bfloat16 else torch.float32
         self._kept = problem.weights != PLAIN and 2 * problem.intermediate_size * problem.hidden_size <= _KEPT_BYTES
-        self._padded = max(_LEAST_BINS, triton.next_power_of_2(problem.num_experts))
+        self._bins = bins_of(problem.num_experts)
         choices = {
             "TOP_K": problem.top_k,
             "EXPERTS": problem.num_experts,
-            "EXPERTS_PAD": self._padded,
+            "EXPERTS_PAD": self._bins,
             "HAS_MAP": problem.expert_map,
         }
-        self._count = Launcher(count_kernel, {**choices, "PIECE": _PIECE}, num_warps=8)
+        self._count = Launcher(count_kernel, {**choices, "PIECE": PIECE}, num_warps=8)
         self._place = {
             (piece, block, rows): Launcher(
                 place_kernel,
@@ -84,9 +85,9 @@ class Layer(ExpertsAdapter, abc.ABC):
                 num_warps=piece // 32,
             )
             for piece, counted, block in (
-                (_FEW_PAIRS, False, _FEW_PAIRS),
-                (_FEW_PAIRS, False, _COUNTED_AT_ONCE),
-                (_PIECE, True, _COUNTED_AT_ONCE),
+                (PIECE_OF_FEW, False, PIECE_OF_FEW),
+                (PIECE_OF_FEW, False, COUNTED_AT_ONCE),
+                (PIECE, True, COUNTED_AT_ONCE),
             )
             for rows in (64, 128)
         }
@@ -120,7 +121,7 @@ class Layer(ExpertsAdapter, abc.ABC):
         problem, step = self.problem, self._round(num_tokens)
         pairs = step * problem.top_k
         made = self._bytes_between(step) + pairs * problem.hidden_size * self._added_dtype.itemsize
-        metadata = 2 * pairs + 3 * self._most_tiles(pairs, 64) + 1 + self._size_of_counts(pairs)
+        metadata = 2 * pairs + 3 * most_tiles(pairs, problem.num_experts, 64) + 1 + self._size_of_counts(pairs)
         return int(made + 4 * metadata)
 
     def _launch(
@@ -162,9 +163,9 @@ class Layer(ExpertsAdapter, abc.ABC):
         """Places of pairs, and tiles of so many rows."""
         pairs = topk_ids.numel()
         counted = pairs > _COUNTED_ALONE
-        piece = _PIECE if counted else _FEW_PAIRS
-        block = _COUNTED_AT_ONCE if counted or pairs > _FEW_PAIRS else _FEW_PAIRS
-        pieces, most = -(-pairs // piece), self._most_tiles(pairs, height)
+        piece = PIECE if counted else PIECE_OF_FEW
+        block = COUNTED_AT_ONCE if counted or pairs > PIECE_OF_FEW else PIECE_OF_FEW
+        pieces, most = -(-pairs // piece), most_tiles(pairs, self.problem.num_experts, height)
         sizes = (pairs, pairs, most, most, most, 1, self._size_of_counts(pairs))
         *results, counts = topk_ids.new_empty(sum(sizes)).split_with_sizes(sizes)
         placed = Placed(*results)
@@ -185,16 +186,11 @@ class Layer(ExpertsAdapter, abc.ABC):
     def _round(self, num_tokens: int) -> int:
         """Tokens at a time."""
         row_bytes = self.problem.top_k * self.problem.hidden_size * self._added_dtype.itemsize
-        return max(1, min(num_tokens, _MOST_ADDED // row_bytes))
+        return tokens_of_a_round(num_tokens, row_bytes)
 
     def _size_of_counts(self, pairs: int) -> int:
         """Of the counts of every piece, where another launch makes them."""
-        return -(-pairs // _PIECE) * self._padded if pairs > _COUNTED_ALONE else 0
-
-    def _most_tiles(self, pairs: int, height: int) -> int:
-        """The most tiles that pairs can come to, however they are spread."""
-        hit = min(pairs, self.problem.num_experts)
-        return hit + (pairs - hit) // height
+        return size_of_counts(pairs, self._bins) if pairs > _COUNTED_ALONE else 0
 
 
 def _readable(weight: Tensor) -> Tensor:

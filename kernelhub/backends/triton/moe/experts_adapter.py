@@ -14,6 +14,15 @@ from torch import Tensor
 
 from kernelhub.backends.shared.pairs import count_kernel
 from kernelhub.backends.shared.repeat import Repeated
+from kernelhub.backends.shared.sorted_sizes import (
+    COUNTED_AT_ONCE,
+    PIECE,
+    PIECE_OF_FEW,
+    bins_of,
+    most_tiles,
+    size_of_counts,
+    tokens_of_a_round,
+)
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.launch import Launcher, device_of
@@ -44,13 +53,8 @@ from kernelhub.ops.moe.experts.weights import Matrix
 if triton.knobs.runtime.interpret:
     interpreter.repair()
 
-# Bytes of what experts add, in the dtype of the tokens; more tokens than that come in several rounds.
-_MOST_ADDED = 1 << 30
-# Pairs that a program of the sort places: more compare each with more others, and fewer read more counts of pieces.
-_PIECE_OF_FEW, _PIECE = 128, 256
-# Pairs that a program counts at once, and the most that every program counts for itself: 8 passes, against the launch
-# of another kernel; but not beyond what takes tiles of 16 rows, so that no size of a class of tiles compiles a kernel.
-_COUNTED_AT_ONCE = 1024
+# The most pairs that every program counts for itself: 8 passes, against the launch of another kernel; but not beyond
+# what takes tiles of 16 rows, so that no size of a class of tiles compiles a kernel.
 _COUNTED_ALONE = 8192
 _FEWEST_ROWS = 16
 # Rows of a tile up to which the first product stores planes for the second: gpt-oss 120B's 32 tokens take 560.7 us on
@@ -58,7 +62,6 @@ _FEWEST_ROWS = 16
 # it reads does so for each tile of columns, and layers of Qwen3 30B and DeepSeek V3.2 took 1.1 to 1.5 times as long
 # (benchmarks/results/experts_launches_h200.json).
 _PLANES_ROWS = 16
-_LEAST_BINS = 32  # of a histogram: one for each thread of a warp
 _REDUCED_AT_ONCE = 1024
 _MOST_ROUNDS = 1024  # numbers of tokens, kept per adapter
 
@@ -105,8 +108,9 @@ class Experts(ExpertsAdapter, Configurable):
         self._repeated = Repeated()
         choices = {"TOP_K": problem.top_k, "EXPERTS": problem.num_experts, "HAS_MAP": problem.expert_map}
         self._choices = choices
-        self._counts = {**choices, "EXPERTS_PAD": max(_LEAST_BINS, triton.next_power_of_2(problem.num_experts))}
-        self._count = Launcher(count_kernel, {**self._counts, "PIECE": _PIECE}, num_warps=8, num_stages=1)
+        self._bins = bins_of(problem.num_experts)
+        self._counts = {**choices, "EXPERTS_PAD": self._bins}
+        self._count = Launcher(count_kernel, {**self._counts, "PIECE": PIECE}, num_warps=8, num_stages=1)
         self._tokens, self._inner = (
             Activations(problem, width, self._native) for width in (problem.hidden_size, problem.intermediate_size)
         )
@@ -204,7 +208,7 @@ class Experts(ExpertsAdapter, Configurable):
         problem, choice = self.problem, self._choice(num_tokens)
         pairs, block_m = num_tokens * problem.top_k, choice.first.block_m
         counted = self._is_counted(pairs)
-        piece = _PIECE if counted else _PIECE_OF_FEW
+        piece = PIECE if counted else PIECE_OF_FEW
         sorter = self._sorters.get((block_m, counted))
         if sorter is None:
             static = {
@@ -212,7 +216,7 @@ class Experts(ExpertsAdapter, Configurable):
                 "HAS_COUNTS": counted,
                 "BLOCK_M": block_m,
                 "PIECE": piece,
-                "BLOCK": _COUNTED_AT_ONCE,
+                "BLOCK": COUNTED_AT_ONCE,
                 **(NO_FORM if counted else self._tokens.form),
             }
             sorter = Launcher(sort_kernel, static, num_warps=piece // 32, num_stages=1)
@@ -430,7 +434,7 @@ class Experts(ExpertsAdapter, Configurable):
     def _round(self, num_tokens: int) -> int:
         """Tokens at a time."""
         row_bytes = self.problem.top_k * self.problem.hidden_size * self._added_dtype.itemsize
-        return max(1, min(num_tokens, _MOST_ADDED // row_bytes))
+        return tokens_of_a_round(num_tokens, row_bytes)
 
     def _is_counted(self, pairs: int) -> bool:
         """Whether another launch counts the pairs of every expert."""
@@ -438,12 +442,11 @@ class Experts(ExpertsAdapter, Configurable):
 
     def _size_of_counts(self, pairs: int) -> int:
         """Of the counts of every piece."""
-        return -(-pairs // _PIECE) * int(self._counts["EXPERTS_PAD"]) if self._is_counted(pairs) else 0
+        return size_of_counts(pairs, self._bins) if self._is_counted(pairs) else 0
 
     def _bounds(self, pairs: int, block_m: int) -> tuple[int, int]:
         """The most rows and tiles that pairs can come to, however they are spread."""
-        hit = min(pairs, self.problem.num_experts)
-        tiles = hit + (pairs - hit) // block_m
+        tiles = most_tiles(pairs, self.problem.num_experts, block_m)
         return tiles * block_m, tiles
 
 
