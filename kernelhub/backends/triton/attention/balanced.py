@@ -63,6 +63,40 @@ def blocks_of(
 
 
 @triton.jit
+def over_lengths(
+    visit: tl.constexpr, given, state, until, num_seqs, batch, GROUP: tl.constexpr, RAGGED: tl.constexpr,
+    PAGE: tl.constexpr, BLOCK_N: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr,
+):  # fmt: skip
+    """The state after `visit(given, state, blocks, first, ONCE)` of LANES sequences at once, `first` and on, in turn.
+
+    It may leave out those from `until` on. ONCE: this visit is the only one, and what it gives needs no state before.
+    """
+    if num_seqs <= LANES:
+        blocks = blocks_of(tl.arange(0, LANES), num_seqs, *batch, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT)
+        state = visit(given, state, blocks, 0, True)
+    else:
+        for start in tl.range(0, until, LANES * READS, num_stages=1):
+            for read in tl.static_range(READS):
+                first = start + read * LANES
+                places = first + tl.arange(0, LANES)
+                blocks = blocks_of(places, num_seqs, *batch, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT)
+                state = visit(given, state, blocks, first, False)
+    return state
+
+
+@triton.jit
+def add_blocks(given, state, blocks, first, ONCE: tl.constexpr):
+    """Of each lane (blocks, most blocks of a sequence)."""
+    totals, longest = state
+    totals += blocks
+    if ONCE:
+        longest = blocks
+    else:
+        longest = tl.maximum(longest, blocks)
+    return totals, longest
+
+
+@triton.jit
 def part_size(
     num_seqs,
     splits,
@@ -85,24 +119,12 @@ def part_size(
     HAS_RIGHT: tl.constexpr,
 ):
     """(blocks of a whole part, blocks by which a last part may exceed it, parts of each sequence; 0 if they differ)."""
-    totals = tl.zeros([LANES], tl.int32)
-    longest = tl.zeros([LANES], tl.int32)
-    if num_seqs <= LANES:
-        totals = blocks_of(
-            tl.arange(0, LANES), num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-            window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-        )  # fmt: skip
-        longest = totals
-    else:
-        for start in tl.range(0, num_seqs, LANES * READS, num_stages=1):
-            for read in tl.static_range(READS):
-                places = start + read * LANES + tl.arange(0, LANES)
-                blocks = blocks_of(
-                    places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-                    window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-                )  # fmt: skip
-                totals += blocks
-                longest = tl.maximum(longest, blocks)
+    batch = (cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows, window_left, window_right)
+    nothing = tl.zeros([LANES], tl.int32)
+    totals, longest = over_lengths(
+        add_blocks, (0,), (nothing, nothing), num_seqs, num_seqs, batch, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT,
+        HAS_RIGHT,
+    )  # fmt: skip
     total = tl.sum(totals, 0)
     most = tl.max(longest, 0)
     # One division: what is divided is selected first.
@@ -125,6 +147,23 @@ def blocks_of_part(blocks, each, limit):
 def parts_before_last(blocks, each, slack, limit):
     """Whole parts of a sequence before its last one."""
     return tl.maximum(tl.cdiv(blocks - slack, blocks_of_part(blocks, each, limit)) - 1, 0)
+
+
+@triton.jit
+def find_item(given, state, blocks, first, ONCE: tl.constexpr):
+    """(whole parts so far, of those before the sequences that hold the item, the first of these, their whole parts)."""
+    item, each, slack, limit = given
+    before, reached, holding, held = state
+    whole = parts_before_last(blocks, each, slack, limit)
+    number = tl.sum(whole, 0)
+    if ONCE:
+        held = whole
+    else:
+        here = (item >= before) & (item < before + number)
+        held = tl.where(here, whole, held)
+        holding = tl.where(here, first, holding)
+        reached = tl.where(here, before, reached)
+    return before + number, reached, holding, held
 
 
 @triton.jit
@@ -157,29 +196,12 @@ def item_of(
     reached = 0  # of those, how many before the sequences that hold the item
     first = 0  # of these sequences
     held = tl.zeros([LANES], tl.int32)  # their whole parts
+    batch = (cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows, window_left, window_right)
     if wanted == 0:
-        if num_seqs <= LANES:
-            blocks = blocks_of(
-                tl.arange(0, LANES), num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-                window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-            )  # fmt: skip
-            held = parts_before_last(blocks, each, slack, limit)
-            before = tl.sum(held, 0)
-        else:
-            for start in tl.range(0, num_seqs, LANES * READS, num_stages=1):
-                for read in tl.static_range(READS):
-                    places = start + read * LANES + tl.arange(0, LANES)
-                    blocks = blocks_of(
-                        places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-                        window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-                    )  # fmt: skip
-                    whole = parts_before_last(blocks, each, slack, limit)
-                    number = tl.sum(whole, 0)
-                    here = (item >= before) & (item < before + number)
-                    held = tl.where(here, whole, held)
-                    first = tl.where(here, start + read * LANES, first)
-                    reached = tl.where(here, before, reached)
-                    before += number
+        before, reached, first, held = over_lengths(
+            find_item, (item, each, slack, limit), (before, reached, first, held), num_seqs, num_seqs, batch, GROUP,
+            RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+        )  # fmt: skip
     if wanted == 0:
         sequence = item - before
         part = -1
@@ -188,6 +210,15 @@ def item_of(
         sequence = first + tl.sum(passed.to(tl.int32), 0)
         part = item - reached - tl.sum(tl.where(passed, held, 0), 0)
     return sequence, part
+
+
+@triton.jit
+def add_stored(given, state, blocks, first, ONCE: tl.constexpr):
+    """Parts that are stored of each lane's sequences before one."""
+    sequence, each, slack, limit = given
+    whole = parts_before_last(blocks, each, slack, limit)
+    places = first + tl.arange(0, LANES)
+    return (state[0] + tl.where((places < sequence) & (whole > 0), whole + 1, 0),)
 
 
 @triton.jit
@@ -214,26 +245,12 @@ def stored_before(
     HAS_RIGHT: tl.constexpr,
 ):
     """Parts that are stored of the sequences before one: all of those that have more than one."""
+    batch = (cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows, window_left, window_right)
     before = sequence * wanted
     if wanted == 0:
-        stored = tl.zeros([LANES], tl.int32)
-        if num_seqs <= LANES:
-            places = tl.arange(0, LANES)
-            blocks = blocks_of(
-                places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-                window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-            )  # fmt: skip
-            whole = parts_before_last(blocks, each, slack, limit)
-            stored = tl.where((places < sequence) & (whole > 0), whole + 1, 0)
-        else:
-            for start in tl.range(0, sequence, LANES * READS, num_stages=1):
-                for read in tl.static_range(READS):
-                    places = start + read * LANES + tl.arange(0, LANES)
-                    blocks = blocks_of(
-                        places, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-                        window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
-                    )  # fmt: skip
-                    whole = parts_before_last(blocks, each, slack, limit)
-                    stored += tl.where((places < sequence) & (whole > 0), whole + 1, 0)
+        (stored,) = over_lengths(
+            add_stored, (sequence, each, slack, limit), (tl.zeros([LANES], tl.int32),), sequence, num_seqs, batch,
+            GROUP, RAGGED, PAGE, BLOCK_N, HAS_LEFT, HAS_RIGHT,
+        )  # fmt: skip
         before = tl.sum(stored, 0)
     return before
