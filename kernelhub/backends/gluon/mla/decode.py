@@ -450,6 +450,57 @@ def store_rows(
             gl.store(part_lse + place + gl.arange(0, 64, ROW_S), value, mask=rows < tokens * HEADS)
 
 
+@gluon.jit
+def shared_memory(q_half, q_rope_desc, FILLERS: gl.constexpr, LISTED: gl.constexpr):
+    """Buffers and barriers of a program. FILLERS arrive at the barrier of each 64 columns of keys once they are full.
+
+    Right halves have one more, for the rotary part. What only lists need stands for something else without them.
+    """
+    q_left = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
+    q_right = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
+    q_rope = gl.allocate_shared_memory(gl.bfloat16, [64, 64], q_rope_desc.layout)
+    k_left = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], q_half.layout)
+    k_right = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], q_half.layout)
+    k_rope = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], q_rope_desc.layout)
+    p_even = gl.allocate_shared_memory(gl.bfloat16, [64, 64], q_rope_desc.layout)
+    vecs = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
+    hidden = vecs
+    if LISTED:
+        hidden = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR)
+    full_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    empty_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    full_l0 = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    full_l1 = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+    full_r0 = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
+    full_r1 = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
+    empty_l = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    empty_r = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    hidden_ready = empty_r
+    if LISTED:
+        hidden_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    bars = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(full_q, count=1)
+    mbarrier.init(empty_q, count=2)
+    for i in gl.static_range(2):
+        mbarrier.init(empty_l.index(i), count=1)
+        mbarrier.init(empty_r.index(i), count=1)
+        if LISTED:
+            mbarrier.init(hidden_ready.index(i), count=1)
+    for i in gl.static_range(4):
+        mbarrier.init(bars.index(i), count=1)
+        mbarrier.init(full_l0.index(i), count=FILLERS)
+        mbarrier.init(full_l1.index(i), count=FILLERS)
+    for i in gl.static_range(5):
+        mbarrier.init(full_r0.index(i), count=FILLERS)
+        mbarrier.init(full_r1.index(i), count=FILLERS)
+    mbarrier.init(bars.index(SUMS_READY), count=2)
+    fence_async_shared()
+    return (
+        q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, hidden, full_q, empty_q, full_l0, full_l1,
+        full_r0, full_r1, empty_l, empty_r, hidden_ready, bars,
+    )  # fmt: skip
+
+
 @gluon.jit(
     do_not_specialize=[
         "num_seqs", "tokens", "q_rows", "stride_table", "page_rows", "num_rows", "last_page", "room", "tiles",
@@ -477,52 +528,25 @@ def decode_kernel(
     part = gl.program_id(0) // tiles
     parts = gl.num_programs(0) // tiles
     begin, end, first, last, first_at = part_of_program(part, parts, seq_lens, num_seqs, room)
-    q_left = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
-    q_right = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
-    q_rope = gl.allocate_shared_memory(gl.bfloat16, [64, 64], q_rope_desc.layout)
-    k_left = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], q_half.layout)
-    k_right = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], q_half.layout)
-    k_rope = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], kv_piece.layout)
-    p_even = gl.allocate_shared_memory(gl.bfloat16, [64, 64], kv_piece.layout)
-    vecs = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
-    full_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    empty_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    full_l0 = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    full_l1 = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    full_r0 = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
-    full_r1 = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
-    empty_l = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    empty_r = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    bars = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(full_q, count=1)
-    mbarrier.init(empty_q, count=2)
-    for i in gl.static_range(2):
-        mbarrier.init(empty_l.index(i), count=1)
-        mbarrier.init(empty_r.index(i), count=1)
-    for i in gl.static_range(4):
-        mbarrier.init(bars.index(i), count=1)
-        mbarrier.init(full_l0.index(i), count=1)
-        mbarrier.init(full_l1.index(i), count=1)
-    for i in gl.static_range(5):
-        mbarrier.init(full_r0.index(i), count=1)
-        mbarrier.init(full_r1.index(i), count=1)
-    mbarrier.init(bars.index(SUMS_READY), count=2)
-    fence_async_shared()
+    (
+        q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, hidden, full_q, empty_q, full_l0, full_l1,
+        full_r0, full_r1, empty_l, empty_r, hidden_ready, bars,
+    ) = shared_memory(q_half, q_rope_desc, 1, False)  # fmt: skip
     row = tile * 64
     slot_rows = tiles * 64
     place = part * 2 * slot_rows + row
     gl.warp_specialize([
         (attend_even, (
             q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l0, full_r0,
-            empty_l, empty_r, vecs, bars, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob,
-            stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place,
-            slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE, False,
+            empty_l, empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens,
+            stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at,
+            place, slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE, False,
         )),
         (attend_odd, (
             q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l1, full_r1,
-            empty_l, empty_r, vecs, bars, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob,
-            stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place,
-            slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE, False,
+            empty_l, empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens,
+            stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at,
+            place, slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE, False,
         )),
         (load_pages, (
             q_half, q_rope_desc, kv_piece, q_left, q_right, q_rope, k_left.index(0), k_rope.index(0), full_q,

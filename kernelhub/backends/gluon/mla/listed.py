@@ -15,13 +15,12 @@ from __future__ import annotations
 from kernelhub.backends.gluon.language import (
     copy_arrive,
     copy_rows,
-    fence_async_shared,
     gl,
     gluon,
     mbarrier,
     tma_load,
 )
-from kernelhub.backends.gluon.mla.decode import SUMS_READY, VECTOR, attend_even, attend_odd
+from kernelhub.backends.gluon.mla.decode import attend_even, attend_odd, shared_memory
 from kernelhub.backends.gluon.mla.schedule import part_of_program, segment
 
 COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
@@ -156,40 +155,10 @@ def listed_kernel(
     if RAGGED:
         num_queries = gl.minimum(gl.maximum(gl.load(cu_seqlens_q + num_seqs), 0), num_queries)
     begin, end, first, last, first_at = part_of_program(part, parts, None, num_queries, room)
-    q_left = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
-    q_right = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
-    q_rope = gl.allocate_shared_memory(gl.bfloat16, [64, 64], q_rope_desc.layout)
-    k_left = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], q_half.layout)
-    k_right = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], q_half.layout)
-    k_rope = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], q_rope_desc.layout)
-    p_even = gl.allocate_shared_memory(gl.bfloat16, [64, 64], q_rope_desc.layout)
-    vecs = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
-    hidden = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR)
-    full_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    empty_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    full_l0 = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    full_l1 = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    full_r0 = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
-    full_r1 = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
-    empty_l = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    empty_r = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    hidden_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    bars = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(full_q, count=1)
-    mbarrier.init(empty_q, count=2)
-    for i in gl.static_range(2):
-        mbarrier.init(empty_l.index(i), count=1)
-        mbarrier.init(empty_r.index(i), count=1)
-        mbarrier.init(hidden_ready.index(i), count=1)
-    for i in gl.static_range(4):
-        mbarrier.init(bars.index(i), count=1)
-        mbarrier.init(full_l0.index(i), count=COPIERS)
-        mbarrier.init(full_l1.index(i), count=COPIERS)
-    for i in gl.static_range(5):
-        mbarrier.init(full_r0.index(i), count=COPIERS)
-        mbarrier.init(full_r1.index(i), count=COPIERS)
-    mbarrier.init(bars.index(SUMS_READY), count=2)
-    fence_async_shared()
+    (
+        q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, hidden, full_q, empty_q, full_l0, full_l1,
+        full_r0, full_r1, empty_l, empty_r, hidden_ready, bars,
+    ) = shared_memory(q_half, q_rope_desc, COPIERS, True)  # fmt: skip
     row = tile * 64
     slot_rows = tiles * 64
     place = part * 2 * slot_rows + row
