@@ -104,9 +104,10 @@ def resident(count: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(prompt + 1 + draw.randrange(output) for prompt, output in held)
 
 
+EQUAL = (32, 104, 24, 64, 112, 16, 40, 56, 128, 200, 8, 48, 96, 152, 80, 256, 1)
 RULED = (
     *(resident(count) for count in MIXED),
-    *((keys,) * count for keys in (4096, 1024, 8192, 512, 16384) for count in (32, 48, 24, 64, 16, 8, 1, 128, 256)),
+    *((keys,) * count for keys in (8192, 1024, 4096, 2048, 16384) for count in EQUAL),
 )
 ROOMS = (0, MIXED_ROOM, 32768)
 HEADS, KERNEL = SHAPES["llama-3.1-8b"], "triton.split_kv"

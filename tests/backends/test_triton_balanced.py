@@ -42,6 +42,7 @@ def _parts(
     splits,
     shares,
     filled,
+    least,
     limit,
     cu,
     seq_lens,
@@ -57,7 +58,7 @@ def _parts(
 ):
     """(sequence, part, first block, block past the last, place in memory, blocks of the sequence) of each program."""
     each, slack, wanted = part_size(
-        num_seqs, splits, shares, filled, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
+        num_seqs, splits, shares, filled, least, cu, cu, seq_lens, q_tokens, kv_tokens, max_rows,
         left, 0, GROUP, RAGGED, 1, BLOCK_N, CHUNK, HAS_LEFT, True,
     )  # fmt: skip
     sequence, part = item_of(
@@ -98,6 +99,7 @@ def parts_of(
     room: int = 1 << 20,
     most: int = 1 << 30,
     filled: int = 0,
+    least: int = 0,
 ) -> list[tuple[int, ...]]:
     """What each program of the grid of a division finds."""
     programs = Division(Tiles(16, BLOCK, 4, 1), parts, shares).items(len(seq_lens))
@@ -106,7 +108,7 @@ def parts_of(
     lengths = torch.tensor(seq_lens, dtype=torch.int32, device=DEVICE)
     q_tokens = 1 if queries is None else sum(queries)
     _parts[(programs,)](
-        found, len(seq_lens), parts, shares, filled, most.bit_length() - 1, cu, lengths, q_tokens, room, 16,
+        found, len(seq_lens), parts, shares, filled, least, most.bit_length() - 1, cu, lengths, q_tokens, room, 16,
         window or 0, GROUP=4, RAGGED=queries is not None, BLOCK_N=BLOCK, CHUNK=CHUNK, HAS_LEFT=window is not None,
     )  # fmt: skip
     return [tuple(row) for row in found.tolist()]
@@ -162,6 +164,11 @@ class TestParts:
         found = [row for row in parts_of([1600] * 5, 1, 8, filled=8) if row[0] < 5]
         assert sorted(row[3] - row[2] for row in found) == [37] * 5 + [63] * 5
         assert len([row for row in parts_of([1600] * 8, 1, 8, filled=8) if row[0] < 8]) == 8
+
+    @pytest.mark.parametrize(("length", "parts"), [(64, 1), (256, 1), (257, 2), (512, 2), (700, 3), (4000, 3)])
+    def test_parts_of_equal_lengths_have_so_many_keys(self, length: int, parts: int) -> None:
+        found = [row for row in parts_of([length] * 5, 3, 8, filled=5, least=256) if row[0] < 5]
+        assert len(found) == 5 * parts
 
     def test_a_long_sequence_is_shared_by_many(self) -> None:
         found = [row for row in parts_of([16_000, *[100] * 20], 1, 50) if row[0] == 0]
@@ -284,8 +291,21 @@ class TestRule:
         assert adapter.divide(2, 4, 9472).shares > 0
         assert adapter.divide(256, 4, 2048).shares > 0
         assert adapter.divide(1, 4, 9472).shares == 0
-        assert adapter.divide(32, 4, 4096).filled == 49
+        assert adapter.divide(48, 4, 4096).filled == 49
         assert adapter.divide(32, 4, 9472).shares > 0
+
+    def test_a_round_that_would_be_nearly_empty_is_filled_by_parts(self) -> None:
+        """One part of each of 832 programs takes a third round of 396 for the last 40."""
+        adapter = adapters.SplitKV(self.problem())
+        parts = [adapter.divide(count, 4, 9472).parts for count in (40, 56, 80, 104, 112, 120, 152, 200)]
+        assert parts == [6, 5, 3, 3, 3, 2, 3, 2]
+        assert [adapter.divide(count, 4, 9472).parts for count in (48, 64, 96, 240, 256)] == [1] * 5
+
+    def test_parts_of_many_sequences_have_more_keys(self) -> None:
+        adapter = adapters.SplitKV(self.problem())
+        least = [adapter.divide(count, 4, 9472).least for count in (8, 24, 64, 128)]
+        assert least == sorted(least)
+        assert (least[0], least[-1]) == (adapters.CHUNK, 6 * adapters.CHUNK)
 
     def test_a_grid_of_few_sequences_fits_at_once(self) -> None:
         """Beyond that a multiprocessor may get three programs where another gets one."""

@@ -60,8 +60,8 @@ class TestSplits:
     def test_more_work_is_split_less(self) -> None:
         problem = kernelhub.explain("paged_attention", device="H200", num_q_heads=32, num_kv_heads=8).problem
         adapter = adapters.SplitKV(problem)
-        parts = [adapter.divide(batch, 4, 1 << 17).parts for batch in (1, 2, 8, 16, 20, 33, 64)]
-        assert parts == [32, 16, 4, 2, 4, 1, 1]
+        parts = [adapter.divide(batch, 4, 1 << 17).parts for batch in (1, 2, 8, 16, 24, 48, 64, 104)]
+        assert parts == [32, 16, 6, 3, 2, 1, 1, 3]
         assert adapter.divide(1, 4, 512).parts == 8
         assert adapters.SplitKVFixed(problem).divide(64, 4, 1 << 17).parts == adapters.FIXED_SPLITS
 

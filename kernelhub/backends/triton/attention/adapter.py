@@ -369,7 +369,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
     ) -> Iterator[tuple[Any, ...]]:
         """The launchers of a call, each with its arguments. `two`: parts are merged by a launch of their own."""
         k, v, score_scale, value_scale = self._scaled(k, v, values)
-        tiles, splits, shares, filled = division
+        tiles, splits, shares, filled, least = division
         launch, merge = self._split_launchers(tiles, sign_of(score_scale))
         kv_heads = self.problem.num_kv_heads
         max_rows = -(-rows // tiles.block_m) * tiles.block_m
@@ -415,6 +415,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             at.num_seqs,
             shares,
             filled,
+            least,
             limit,
             room,
             int(counters is not None),
@@ -444,6 +445,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
                 at.num_seqs,
                 shares,
                 filled,
+                least,
                 limit,
                 room,
                 *windows,
@@ -501,16 +503,17 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             return self._divide_few(self._few, num_seqs, kv_bound)
         most = max(1, min(MOST_SPLITS, -(-kv_bound // CHUNK)))
         num_sms, at_once = self.problem.device.num_sms, 2
+        shares = self._balances and blocks == 1 and num_seqs > 1 and kv_bound > UNEQUAL
         if not self._kinds or tiles.block_m > MEASURED_ROWS:
             division = Division(tiles, full_waves(programs, at_once * num_sms, most))
         else:
             # Keys count as whole chunks, so that a cache that grows asks anew once in a chunk.
-            division = cheapest(programs, num_sms, self._kinds, most * CHUNK, self._row_bytes, most)
+            division = cheapest(programs, num_sms, self._kinds, most * CHUNK, self._row_bytes, most, shares)
             at_once = next(kind.programs for kind in self._kinds if kind.tiles == division.tiles)
-        if not self._balances or blocks > 1 or num_seqs == 1 or kv_bound <= UNEQUAL:
+        if not shares:
             return division
         heads = self.problem.num_kv_heads
-        return shared(division, num_seqs, at_once, at_once * num_sms // heads)
+        return shared(division, num_seqs, at_once, at_once * num_sms // heads, CHUNK)
 
     def _divide_few(self, tiles: Tiles, num_seqs: int, kv_bound: int) -> Division:
         """Parts of few keys for a batch of few programs, all at work at once."""

@@ -52,6 +52,7 @@ _VARYING = [
     "num_seqs",
     "shares",
     "filled",
+    "least",
     "limit",
     "room",
     "merges",
@@ -140,6 +141,7 @@ def split_kernel(
     num_seqs,
     shares,
     filled,
+    least,
     limit,
     room,
     merges,
@@ -218,8 +220,8 @@ def split_kernel(
         block = 0
         kv_head = program % KV_HEADS
         each, slack, wanted = part_size(
-            num_seqs, splits, shares, filled, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-            window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
+            num_seqs, splits, shares, filled, least, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
+            max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         sequence, split = item_of(
             program // KV_HEADS, each, slack, wanted, limit, num_seqs, cu_seqlens_q, cu_seqlens_k, seq_lens,
@@ -387,6 +389,7 @@ def merge_kernel(
     num_seqs,
     shares,
     filled,
+    least,
     limit,
     room,
     window_left,
@@ -436,8 +439,8 @@ def merge_kernel(
     number = sequence * KV_HEADS + kv_head
     if BALANCED and shares > 0:
         each, slack, wanted = part_size(
-            num_seqs, splits, shares, filled, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens, max_rows,
-            window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
+            num_seqs, splits, shares, filled, least, cu_seqlens_q, cu_seqlens_k, seq_lens, q_tokens, kv_tokens,
+            max_rows, window_left, window_right, GROUP, RAGGED, PAGE, BLOCK_N, CHUNK, HAS_LEFT, HAS_RIGHT,
         )  # fmt: skip
         used = parts_before_last(tl.cdiv(high - low, BLOCK_N), each, slack, limit) + 1
         stride_part = room

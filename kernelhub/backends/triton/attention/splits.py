@@ -45,12 +45,14 @@ class Division(NamedTuple):
         shares: if not 0, parts of unequal lengths have all keys of the batch over so many, see `balanced`.
         filled: lengths count as equal where they make so many parts together; see `shared`. Without shares and with
             tiles that look ahead: so many parts get more keys before there are more.
+        least: fewest keys of a part of equal lengths, where lengths share keys out and it is more than usual.
     """
 
     tiles: Tiles
     parts: int
     shares: int = 0
     filled: int = 0
+    least: int = 0
 
     def items(self, num_seqs: int) -> int:
         """Programs for each KV head and block of rows."""
@@ -66,17 +68,17 @@ class Division(NamedTuple):
 
 MEASURED_ROWS = 16  # of a tile
 # For sm_90, by bytes of an element of the cache and the width of a head. More than `_ENOUGH_KIB` in flight do not raise
-# the bandwidth of a multiprocessor; one program alone reaches about half. Merging costs a launch, `_MERGE_BYTES`, the
-# traffic of the parts, and 5 % of the whole. Wide tiles keep more bytes in flight where few programs fit; of small ones
+# the bandwidth of a multiprocessor; one program alone reaches 55 %. Merging costs a launch, `_MERGE_BYTES`, and the
+# traffic of the parts. Wide tiles keep more bytes in flight where few programs fit; of small ones
 # so many fit that batches of 64 sequences with 8 KV heads take one round instead of two. Fitted to times on an H200,
 # Triton 3.6.0, by scripts/measure_splits.py: benchmarks/results/splits_h200.json. A byte's code takes as many registers
 # and as much shared memory as that of two, so its kinds are the same: benchmarks/results/splits_fp8_values_h200.json.
 HOPPER = {
     (2, 64): (Kind(Tiles(16, 128, 4, 3), 4, 28, 0.97), Kind(Tiles(16, 64, 2, 3), 8, 24, 1.06)),
-    (2, 128): (Kind(Tiles(16, 128, 4, 3), 3, 64, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.06)),
+    (2, 128): (Kind(Tiles(16, 128, 4, 3), 3, 50, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.03)),
     (2, 256): (Kind(Tiles(16, 32, 4, 2), 3, 48, 1.06), Kind(Tiles(16, 64, 4, 2), 2, 56, 1.0)),
     (1, 64): (Kind(Tiles(16, 128, 4, 3), 4, 28, 0.97), Kind(Tiles(16, 64, 2, 3), 7, 24, 1.06)),
-    (1, 128): (Kind(Tiles(16, 128, 4, 3), 3, 64, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.06)),
+    (1, 128): (Kind(Tiles(16, 128, 4, 3), 3, 50, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.03)),
     (1, 256): (Kind(Tiles(16, 32, 4, 3), 3, 48, 1.06), Kind(Tiles(16, 64, 4, 2), 2, 56, 1.0)),
 }
 # For batches of up to so many programs, of a row for each warp at most (benchmarks/results/splits_few_h200.json).
@@ -88,16 +90,19 @@ FEW_AT_ONCE = 2
 FEW_FULL = 256
 FEW_PARTS = 32  # of a sequence, where all are equally long
 _ENOUGH_KIB = 125
-_MERGE_BYTES = 150_000
-_MERGE_FACTOR = 1.05
+_MERGE_BYTES = 500_000
 _NEAR = 1.02
-_MOST_ROUNDS = 4  # more parts than fill so many rounds gain nothing
+_MOST_ROUNDS = 14  # more parts than fill so many rounds gain nothing
 # Parts of unequal lengths fill the device so many times: a long last part then idles it for a fraction of the whole.
 _ROUNDS = 2
+_EQUAL_ROUNDS = 10  # of parts of equal lengths, where unequal ones share keys out
+_LEAST_CHUNKS = 6
 
 
 @functools.lru_cache(maxsize=4096)
-def cheapest(programs: int, num_sms: int, kinds: tuple[Kind, ...], keys: int, row_bytes: int, most: int) -> Division:
+def cheapest(
+    programs: int, num_sms: int, kinds: tuple[Kind, ...], keys: int, row_bytes: int, most: int, shares: bool = False
+) -> Division:
     """The tiles and the fewest parts of each of `programs`, up to `most`, that take the least time, or 2 % more.
 
     Fewest, because `keys` is a bound, and shorter sequences gain less by parts than they pay for merging.
@@ -112,6 +117,8 @@ def cheapest(programs: int, num_sms: int, kinds: tuple[Kind, ...], keys: int, ro
         keys: keys of a program.
         row_bytes: bytes of a key and its value.
         most: most parts.
+        shares: whether unequal lengths share the keys out; then parts of equal lengths make the grid of unequal ones
+            longer, too, and where few sequences run, not longer than a round, see `shared`.
     """
 
     def time_of(kind: Kind, parts: int) -> float:
@@ -122,12 +129,16 @@ def cheapest(programs: int, num_sms: int, kinds: tuple[Kind, ...], keys: int, ro
             spent += _busy(-(-rest // num_sms), kind) * each
         spent *= kind.cost
         if parts > 1:
-            spent = spent * _MERGE_FACTOR + _MERGE_BYTES + count * MEASURED_ROWS * 2 * row_bytes / num_sms
+            spent += _MERGE_BYTES + count * MEASURED_ROWS * 2 * row_bytes / num_sms
         return spent
 
     times = []
     for kind in kinds:
-        filling = max(1, min(most, _MOST_ROUNDS * kind.programs * num_sms // programs))
+        room = kind.programs * num_sms
+        filling = _MOST_ROUNDS * room // programs
+        if shares:
+            filling = room // programs if 2 * programs <= room else _EQUAL_ROUNDS * room // programs
+        filling = max(1, min(most, filling))
         times += [(parts, time_of(kind, parts), kind) for parts in range(1, filling + 1)]
     enough = _NEAR * min(spent for _, spent, _ in times)
     parts, _, kind = min((item for item in times if item[1] <= enough), key=lambda item: item[:2])
@@ -136,11 +147,11 @@ def cheapest(programs: int, num_sms: int, kinds: tuple[Kind, ...], keys: int, ro
 
 def _busy(programs: int, kind: Kind) -> float:
     """How much longer `programs` on one multiprocessor take than their bytes at full bandwidth, times their number."""
-    share = 0.5 if programs == 1 else min(1.0, programs * kind.loads_kib / _ENOUGH_KIB)
+    share = 0.55 if programs == 1 else min(1.0, programs * kind.loads_kib / _ENOUGH_KIB)
     return programs / share
 
 
-def shared(division: Division, num_seqs: int, at_once: int, room: int) -> Division:
+def shared(division: Division, num_seqs: int, at_once: int, room: int, chunk: int) -> Division:
     """The division with the shares of unequal lengths.
 
     One round where it has room for a part and the rest of each sequence, with as many programs on a multiprocessor as
@@ -149,15 +160,20 @@ def shared(division: Division, num_seqs: int, at_once: int, room: int) -> Divisi
     where more than two fit, equal lengths of fewer parts than a round has would leave some multiprocessors idle (32 x
     4096 takes 1.10 of its time so on an H200), and share all keys, too.
 
+    The parts of equal lengths are those for the bound on the lengths. Of sequences that nearly fill a round undivided,
+    short ones gain less by parts than they pay for merging.
+
     Args:
         num_seqs: sequences.
         at_once: programs that run at once on a multiprocessor.
         room: programs of a KV head that run at once on the device.
+        chunk: fewest keys that are worth a program where few programs run.
     """
+    division = division._replace(least=chunk * max(1, min(_LEAST_CHUNKS, _LEAST_CHUNKS * num_seqs // room)))
     if 2 * num_seqs <= room:
         rounds = min(at_once, -(-num_seqs * division.parts * at_once // room))
         return division._replace(shares=max(1, room * rounds // at_once - num_seqs))
     if at_once <= 2:
         return division._replace(shares=max(1, _ROUNDS * room))
-    rounds = 1 if num_seqs * division.parts < room else _ROUNDS
+    rounds = 1 if num_seqs < room else _ROUNDS
     return division._replace(shares=max(1, rounds * room), filled=room)
