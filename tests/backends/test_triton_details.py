@@ -67,12 +67,12 @@ class TestSplits:
 
     @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
     def test_tiles_follow_the_number_of_programs(self, kv_dtype: str) -> None:
-        """Wide tiles where few programs fit, small ones where these make one round of two."""
+        """Wide tiles, but small ones where these make one round of two."""
         facets = {"num_q_heads": 32, "num_kv_heads": 8, "kv_dtype": kv_dtype}
         facets |= {"kv_scale": "tensor"} if kv_dtype != "bfloat16" else {}
         adapter = adapters.SplitKV(kernelhub.explain("paged_attention", device="H200", **facets).problem)
         keys = [adapter.divide(batch, 4, 1 << 14).tiles.block_n for batch in (16, 32, 48, 64, 256)]
-        assert keys == [128, 128, 128, 64, 64]
+        assert keys == [128, 128, 128, 64, 128]
 
     def test_parts_of_fp8_fill_one_round(self) -> None:
         """24 x 4096 keys take 0.073 ms in 2 parts on an H200; with other code for values, 0.092 in 4."""

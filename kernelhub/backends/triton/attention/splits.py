@@ -28,12 +28,14 @@ class Kind(NamedTuple):
         programs: how many run at once on a multiprocessor.
         loads_kib: shared memory that each of them keeps filling.
         cost: time for a byte, relative to other kinds.
+        later: the same, where they take more than one round.
     """
 
     tiles: Tiles
     programs: int
     loads_kib: int
     cost: float
+    later: float = 0.0
 
 
 class Division(NamedTuple):
@@ -69,16 +71,17 @@ class Division(NamedTuple):
 MEASURED_ROWS = 16  # of a tile
 # For sm_90, by bytes of an element of the cache and the width of a head. More than `_ENOUGH_KIB` in flight do not raise
 # the bandwidth of a multiprocessor; one program alone reaches 55 %. Merging costs a launch, `_MERGE_BYTES`, and the
-# traffic of the parts. Wide tiles keep more bytes in flight where few programs fit; of small ones
-# so many fit that batches of 64 sequences with 8 KV heads take one round instead of two. Fitted to times on an H200,
-# Triton 3.6.0, by scripts/measure_splits.py: benchmarks/results/splits_h200.json. A byte's code takes as many registers
-# and as much shared memory as that of two, so its kinds are the same: benchmarks/results/splits_fp8_values_h200.json.
+# traffic of the parts. Wide tiles keep more bytes in flight where few programs fit; of small ones so many fit that
+# batches of 64 sequences with 8 KV heads take one round instead of two. Two rounds of small ones are as fast as wide
+# ones alone, but attention of vLLM's server took 5 % longer with them. Fitted to times on an H200, Triton 3.6.0:
+# benchmarks/results/splits_h200.json by scripts/measure_splits.py, splits_rounds_h200.json. A byte's code takes as many
+# registers and as much shared memory as that of two, so its kinds are the same: splits_fp8_values_h200.json.
 HOPPER = {
     (2, 64): (Kind(Tiles(16, 128, 4, 3), 4, 28, 0.97), Kind(Tiles(16, 64, 2, 3), 8, 24, 1.06)),
-    (2, 128): (Kind(Tiles(16, 128, 4, 3), 3, 50, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.03)),
+    (2, 128): (Kind(Tiles(16, 128, 4, 3), 3, 50, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.03, 1.1)),
     (2, 256): (Kind(Tiles(16, 32, 4, 2), 3, 48, 1.06), Kind(Tiles(16, 64, 4, 2), 2, 56, 1.0)),
     (1, 64): (Kind(Tiles(16, 128, 4, 3), 4, 28, 0.97), Kind(Tiles(16, 64, 2, 3), 7, 24, 1.06)),
-    (1, 128): (Kind(Tiles(16, 128, 4, 3), 3, 50, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.03)),
+    (1, 128): (Kind(Tiles(16, 128, 4, 3), 3, 50, 1.0), Kind(Tiles(16, 64, 4, 2), 4, 36, 1.03, 1.1)),
     (1, 256): (Kind(Tiles(16, 32, 4, 3), 3, 48, 1.06), Kind(Tiles(16, 64, 4, 2), 2, 56, 1.0)),
 }
 # For batches of up to so many programs, of a row for each warp at most (benchmarks/results/splits_few_h200.json).
@@ -127,7 +130,7 @@ def cheapest(
         spent = rounds * _busy(kind.programs, kind) * each
         if rest:
             spent += _busy(-(-rest // num_sms), kind) * each
-        spent *= kind.cost
+        spent *= kind.later if kind.later and (rounds > 1 or (rounds and rest)) else kind.cost
         if parts > 1:
             spent += _MERGE_BYTES + count * MEASURED_ROWS * 2 * row_bytes / num_sms
         return spent
