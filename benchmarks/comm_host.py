@@ -65,7 +65,7 @@ def exchanged(device: torch.device, group: Any, format: str, dtype: torch.dtype)
     )
 
 
-def on_gpus(rank: int, size: int, port: int, place: Path | None) -> None:
+def on_gpus(rank: int, size: int, port: int, place: Path | None, experts: bool) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
@@ -75,7 +75,7 @@ def on_gpus(rank: int, size: int, port: int, place: Path | None) -> None:
     names = {"device": torch.cuda.get_device_name(device), "ranks": size, "date": date.today().isoformat()}
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     found: dict[str, Any] = {**names, **versions, "host_us": {}}
-    for name, call in gpu_calls(device).items():
+    for name, call in gpu_calls(device, experts).items():
         found["host_us"][name] = slowest(host_us(call))
         if rank == 0:
             print(f"{name:44} {found['host_us'][name]:8.2f} us", flush=True)
@@ -86,22 +86,32 @@ def on_gpus(rank: int, size: int, port: int, place: Path | None) -> None:
     os._exit(0)
 
 
-def gpu_calls(device: torch.device) -> Calls:
-    """What is timed, by name."""
+def gpu_calls(device: torch.device, experts: bool) -> Calls:
+    """What is timed, by name; sums only if they are not of experts."""
     group: Any = dist.group.WORLD
     one = torch.empty(1, dtype=torch.float32, device=device)
     calls: Calls = {"torch, fill": one.zero_, "torch, empty": lambda: torch.empty_like(one)}
+    if not experts:
+        calls |= sums(device, group)
+    return calls | exchanges(device, group)
+
+
+def sums(device: torch.device, group: Any) -> Calls:
     x = torch.ones(2, HIDDEN, dtype=torch.bfloat16, device=device)
     residual, weight, out, residual_out = x.clone(), x[0].clone(), torch.empty_like(x), torch.empty_like(x)
     total = kernelhub.all_reduce.prepare(x, group, backend=COLLECTIVE).run
     norm = kernelhub.all_reduce_rms_norm.prepare(x, residual, weight, 1e-5, group, backend=COLLECTIVE).run
-    calls |= {
+    return {
         "all_reduce, out": lambda: total(x, out=out),
         "all_reduce, run": lambda: total(x),
         "all_reduce, call": lambda: kernelhub.all_reduce(x, group, out=out),
         "all_reduce_rms_norm, out": lambda: norm(x, residual, weight, 1e-5, out=out, residual_out=residual_out),
         "all_reduce_rms_norm, run": lambda: norm(x, residual, weight, 1e-5),
     }
+
+
+def exchanges(device: torch.device, group: Any) -> Calls:
+    calls: Calls = {}
     for format, dtype in ways():
         given = exchanged(device, group, format, dtype)
         plan = kernelhub.moe_dispatch.prepare(**given, backend="triton.push")
@@ -240,6 +250,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--json", type=Path, help="file for the results, rewritten after each row")
+    parser.add_argument("--experts", action="store_true", help="dispatches and combines only")
     parser.add_argument("--stub", action="store_true", help="on a stub of the driver, in empty calls of Python")
     parser.add_argument("--profile", metavar="CALL", help="with --stub: where this call spends its time")
     parser.add_argument("--against", type=Path, help="with --stub: a checkout of another version, to compare with")
@@ -255,7 +266,7 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(on_gpus, (options.ranks, port, options.json), nprocs=options.ranks)
+    torch.multiprocessing.spawn(on_gpus, (options.ranks, port, options.json, options.experts), nprocs=options.ranks)
 
 
 if __name__ == "__main__":

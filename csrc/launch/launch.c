@@ -137,6 +137,7 @@ typedef struct {
   PyObject* nested;  /* the descriptor of a tensor's `is_nested` */
   descrgetfunc nested_of;
   PyObject* counters; /* (device, stream) -> the address of its counters, or 0 */
+  void* (*pointer_of)(PyObject* tensor); /* torch's own, for tensors that have memory; or NULL */
   GraphFunctions graphs;
   uint64_t graph_after; /* launches of a sequence before it becomes a graph; 0: none does */
   int graph_least;      /* kernels of a sequence that becomes one */
@@ -149,15 +150,15 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   static char* names[] = {"launch",    "encode",   "tensor",  "data_ptr",    "stream_of", "failed",
                           "enter",     "current",  "runtime", "allocate",    "release",   "nested",
                           "capturing", "counters", "graphs",  "graph_after", "graph_least",
-                          NULL};
+                          "pointer_of", NULL};
   Driver* self = (Driver*)object;
-  unsigned long long launch, encode, capturing, graph_after = 0;
+  unsigned long long launch, encode, capturing, graph_after = 0, pointer_of = 0;
   int graph_least = 1;
   PyObject* graphs = NULL;
   PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested, *counters;
-  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!Ki", names, &launch, &encode, &tensor, &data_ptr,
+  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!KiK", names, &launch, &encode, &tensor, &data_ptr,
                                    &stream_of, &failed, &enter, &current, &runtime, &allocate, &release, &nested,
-                                   &capturing, &counters, &PyTuple_Type, &graphs, &graph_after, &graph_least))
+                                   &capturing, &counters, &PyTuple_Type, &graphs, &graph_after, &graph_least, &pointer_of))
     return -1;
   if (self->tensor != NULL) {
     PyErr_SetString(PyExc_TypeError, "a Driver is made once");
@@ -188,6 +189,7 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   self->launch = (LaunchFunction)(uintptr_t)launch;
   self->encode = (EncodeFunction)(uintptr_t)encode;
   self->capturing = (CapturingFunction)(uintptr_t)capturing;
+  self->pointer_of = (void* (*)(PyObject*))(uintptr_t)pointer_of;
   self->data_ptr = PyCFunction_GetFunction(data_ptr);
   if (PyObject_TypeCheck(stream_of, &PyCFunction_Type) && PyCFunction_GetFlags(stream_of) == METH_O) {
     self->stream_function = PyCFunction_GetFunction(stream_of);
@@ -1374,6 +1376,7 @@ typedef struct {
   PyCFunction function;
   PyObject* self; /* of `function`, borrowed of holds */
   Py_ssize_t num_operands, num_tensors;
+  Py_ssize_t num_compared;       /* tensors, the first ones; the others were made for the call, in the form of it */
   uint16_t places[MAX_OPERANDS]; /* of the tensors among the operands; the others are None */
   uint64_t present;              /* one bit per operand */
   Gap* gaps;
@@ -1413,19 +1416,21 @@ static int read_pairs(PyObject* facts, int ranges, Py_ssize_t num_tensors, Gap**
 }
 
 static int known_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"driver", "holds", "operands", "places", "apart", "same", "checked", NULL};
+  static char* names[] = {"driver", "holds", "operands", "places", "apart", "same", "checked", "fresh", NULL};
   Known* self = (Known*)object;
   State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
   PyObject *driver, *holds, *places, *apart, *same;
-  Py_ssize_t count;
+  Py_ssize_t count, fresh = 0;
   if (state == NULL ||
-      !PyArg_ParseTupleAndKeywords(args, named, "O!OnO!O!O!|p", names, state->driver_type, &driver, &holds, &count,
-                                   &PyTuple_Type, &places, &PyTuple_Type, &apart, &PyTuple_Type, &same, &self->checked))
+      !PyArg_ParseTupleAndKeywords(args, named, "O!OnO!O!O!|pn", names, state->driver_type, &driver, &holds, &count,
+                                   &PyTuple_Type, &places, &PyTuple_Type, &apart, &PyTuple_Type, &same, &self->checked,
+                                   &fresh))
     return -1;
   Py_ssize_t tensors = PyTuple_Size(places);
   if (self->driver != NULL || ((Driver*)driver)->tensor == NULL || count < 1 || count > MAX_OPERANDS || tensors < 1 ||
-      tensors > count) {
-    PyErr_Format(PyExc_ValueError, "made once, with a driver that is, for 1 to %d operands, at least one a tensor",
+      tensors > count || fresh < 0 || fresh >= tensors) {
+    PyErr_Format(PyExc_ValueError,
+                 "made once, with a driver that is, for 1 to %d operands, at least one a tensor that is not fresh",
                  MAX_OPERANDS);
     return -1;
   }
@@ -1448,6 +1453,7 @@ static int known_init(PyObject* object, PyObject* args, PyObject* named) {
   }
   self->num_operands = count;
   self->num_tensors = tensors;
+  self->num_compared = tensors - fresh;
   Py_INCREF(holds), Py_INCREF(driver);
   self->holds = holds;
   self->driver = (Driver*)driver;
@@ -1487,13 +1493,25 @@ static PyObject* tuple_of(PyObject* const* given, Py_ssize_t count, const uint16
   return made;
 }
 
+/* The address of a tensor whose form is known. */
+static int address_of_known(Driver* driver, PyObject* tensor, Py_ssize_t at, uint64_t* address) {
+  if (driver->pointer_of == NULL) return address_of(driver, tensor, at, address);
+  *address = (uint64_t)(uintptr_t)driver->pointer_of(tensor);
+  return 0;
+}
+
 /* Whether a call's checks would let it through again: 1, 0, or -1 with an exception.
  *
  * `tensors` are the operands that are tensors, or NULL. On 1 `addresses` has that of each tensor, if it is not checked
  * before. */
 static int is_known(Known* self, PyObject* const* given, PyObject* tensors, uint64_t* addresses) {
+  Py_ssize_t fresh = self->num_compared < self->num_tensors ? self->places[self->num_compared] : self->num_operands;
   for (Py_ssize_t at = 0; at < self->num_operands && !self->checked; at++) {
     if (self->present & (1ULL << at)) {
+      if (at >= fresh) {
+        if (Py_TYPE(given[at]) != Py_TYPE(given[self->places[0]])) return 0; /* in a mode of torch */
+        continue;
+      }
       int plain = is_plain(self->driver, given[at]);
       if (plain != 1) return plain;
     } else if (given[at] != Py_None) {
@@ -1501,14 +1519,14 @@ static int is_known(Known* self, PyObject* const* given, PyObject* tensors, uint
     }
   }
   PyObject* passed = tensors;
-  if (passed == NULL && (passed = tuple_of(given, self->num_tensors, self->places)) == NULL) return -1;
+  if (passed == NULL && (passed = tuple_of(given, self->num_compared, self->places)) == NULL) return -1;
   PyObject* answer = self->function ? self->function(self->self, passed) : PyObject_CallObject(self->holds, passed);
   if (tensors == NULL) Py_DECREF(passed);
   int holds = answer == NULL ? -1 : PyObject_IsTrue(answer);
   Py_XDECREF(answer);
   if (holds != 1 || self->checked) return holds;
   for (Py_ssize_t at = 0; at < self->num_tensors; at++) {
-    if (address_of(self->driver, given[self->places[at]], at, &addresses[at]) < 0) return -1;
+    if (address_of_known(self->driver, given[self->places[at]], at, &addresses[at]) < 0) return -1;
   }
   for (Py_ssize_t at = 0; at < self->num_gaps; at++) {
     Gap gap = self->gaps[at];
@@ -1528,7 +1546,7 @@ static PyObject* known_holds(PyObject* object, PyObject* given) {
   PyObject* operands[MAX_OPERANDS];
   uint64_t addresses[MAX_OPERANDS];
   for (Py_ssize_t at = 0; at < self->num_operands; at++) operands[at] = PyTuple_GetItem(given, at);
-  int known = is_known(self, operands, self->num_tensors == self->num_operands ? given : NULL, addresses);
+  int known = is_known(self, operands, self->num_compared == self->num_operands ? given : NULL, addresses);
   return known < 0 ? NULL : PyBool_FromLong(known);
 }
 
@@ -1566,7 +1584,7 @@ static PyObject* known_launch(PyObject* object, PyObject* given) {
   PyObject *operands[MAX_OPERANDS], *tensors[MAX_OPERANDS];
   uint64_t found[MAX_OPERANDS], addresses[MAX_OPERANDS];
   for (Py_ssize_t at = 0; at < self->num_operands; at++) operands[at] = PyTuple_GetItem(given, at);
-  int known = is_known(self, operands, self->num_tensors == self->num_operands ? given : NULL, found);
+  int known = is_known(self, operands, self->num_compared == self->num_operands ? given : NULL, found);
   if (known < 0) return NULL;
   Sequence* sequence = self->sequence;
   if (known == 0 || sequence == NULL) return PyLong_FromLong(known);
@@ -1614,7 +1632,7 @@ static int forms_init(PyObject* object, PyObject* args, PyObject* named) {
     }
     if (!PyArg_ParseTuple(pair, "OO", &known, &sequence)) return -1;
     Known* of = (Known*)known;
-    if ((PyObject*)Py_TYPE(known) != state->known_type || of->driver == NULL || of->num_tensors != of->num_operands ||
+    if ((PyObject*)Py_TYPE(known) != state->known_type || of->driver == NULL || of->num_compared != of->num_operands ||
         (sequence != Py_None && (PyObject*)Py_TYPE(sequence) != state->sequence_type)) {
       PyErr_SetString(PyExc_TypeError, "a form is a Known of tensors, and a Sequence or None");
       return -1;
@@ -2236,7 +2254,7 @@ static int run_module(PyObject* module) {
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 8);
+  return PyModule_AddIntConstant(module, "VERSION", 9);
 }
 
 static int clear_module(PyObject* module) {

@@ -147,16 +147,21 @@ def _maker_of(one: Tensor) -> Callable[[], Tensor] | None:
     whole = one.numel() and one.storage_offset() == 0 and one.untyped_storage().nbytes() == extent * one.element_size()
     if type(one) is not Tensor or not whole or one.requires_grad:
         return None
-    form = tuple(one.shape), one.stride()
-    usual = functools.partial(torch.empty_strided, *form, dtype=one.dtype, device=one.device)
+    return maker(tuple(one.shape), one.stride(), one.dtype, one.device)
+
+
+def maker(
+    shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> Callable[[], Tensor]:
+    """What makes uninitialised tensors of a form. They may be on the current device instead."""
+    form = shape, stride
+    usual = functools.partial(torch.empty_strided, *form, dtype=dtype, device=device)
     try:
         # What Inductor's code allocates with, in a third of the time, on the current device; on another one no call is
         # made by the extension.
-        quick = functools.partial(
-            getattr(torch._C._dynamo.guards, f"_empty_strided_{one.device.type}"), *form, one.dtype
-        )
+        quick = functools.partial(getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}"), *form, dtype)
         made = quick()
     except (AttributeError, TypeError, RuntimeError):  # another torch
         return usual
-    right = (made.shape, made.stride(), made.dtype, made.device) == (*form, one.dtype, one.device)
+    right = (made.shape, made.stride(), made.dtype, made.device) == (*form, dtype, device)
     return quick if right else usual

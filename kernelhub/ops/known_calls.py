@@ -123,7 +123,7 @@ class KnownCalls:
         self._launching[key] = known.launch
         return True
 
-    def learn(self, key: Hashable, given: Sequence[Any], destinations: int) -> None:
+    def learn(self, key: Hashable, given: Sequence[Any], destinations: int, fresh: int = 0) -> None:
         """Remember a call that the checks have let through, the second, fourth, eighth time that it was not known.
 
         Args:
@@ -131,6 +131,8 @@ class KnownCalls:
             given: its operands, then its destinations; None for those that it has not. A call with anything that is no
                 tensor, such as packed weights, is not remembered.
             destinations: how many of them are destinations.
+            fresh: how many, the last ones, each call with this key allocates for itself, in this form. They are not
+                compared.
         """
         if key is None or transformed():  # such tensors have no memory to compare
             return
@@ -144,10 +146,13 @@ class KnownCalls:
         tensors = [tensor for tensor in given if tensor is not None]
         if not all(isinstance(tensor, Tensor) for tensor in tensors):
             return
-        written = [at for at, place in enumerate(present) if place >= len(given) - destinations]
+        compared = tensors[: len(tensors) - fresh]
+        if fresh and (None in given[len(given) - fresh :] or not compared):
+            return
+        written = [at for at, place in enumerate(present) if len(given) - destinations <= place < len(given) - fresh]
         form = KnownForm()
-        form.learn(tensors, [tensor.shape for tensor in tensors], range(len(tensors)))
-        facts = form.holds, len(given), tuple(present), *places_of(tensors, written)
+        form.learn(compared, [tensor.shape for tensor in compared], range(len(compared)))
+        facts = form.holds, len(given), tuple(present), *places_of(compared, written), fresh
         call = None if HUB.known_of is None else HUB.known_of(*facts)
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
@@ -209,7 +214,7 @@ def are_apart(tensors: Sequence[Tensor], apart: Apart, same: Same) -> bool:
 
 
 def _in_python(
-    holds: Callable[..., bool], operands: int, present: tuple[int, ...], apart: Apart, same: Same
+    holds: Callable[..., bool], operands: int, present: tuple[int, ...], apart: Apart, same: Same, fresh: int = 0
 ) -> Callable[[tuple[Any, ...]], bool]:
     """The function that says whether a call is known.
 
@@ -218,8 +223,10 @@ def _in_python(
         operands: how many operands and destinations a call has.
         present: places of those that are tensors; the others are None.
         apart, same: of the tensors, see `places_of`.
+        fresh: how many of the tensors, the last ones, are not compared.
     """
     absent = tuple(place for place in range(operands) if place not in present)
+    present = present[: len(present) - fresh]
     only = present[0]
     pick: Callable[[Any], Any] = itemgetter(*present) if len(present) > 1 else lambda given: (given[only],)
 

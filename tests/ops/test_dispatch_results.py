@@ -62,6 +62,26 @@ def test_a_result_has_the_tensors_that_the_contract_names(format: str, scales: i
     assert sent.handle[2].shape == sent.handle[3].shape == (8, 2)
 
 
+def test_handles_of_all_dispatches_share_what_is_empty_in_them() -> None:
+    ids, sent = torch.zeros(3, 2, dtype=torch.int32), []
+    for format, tokens in ((FORMATS[0], 3), (FORMATS[0], 2), (FORMATS[1], 3)):
+        fresh = made(format, tokens=tokens)
+        sent.append(Results(header(format, tokens), fresh).dispatched(fresh.take(), ids))
+    headers, handle = Headers(), sent[0].handle
+    assert not headers.has_rest(handle)
+    headers.keep_rest(handle)
+    for one in sent:
+        assert headers.has_rest(one.handle)
+    for at in (4, 5, 6):
+        other = list(handle)
+        other[at] = other[at].clone()
+        assert not headers.has_rest(other)
+    full = [*handle[:4], torch.ones(2, dtype=torch.int64), *handle[5:]]
+    headers.keep_rest(full)
+    assert not headers.has_rest(full), "what a combine may read is compared"
+    assert headers.has_rest(handle)
+
+
 def test_counts_of_tokens_begin_as_zeros_whatever_calls_before_wrote() -> None:
     fresh = made(TOKENS)
     for _ in range(MANY):

@@ -256,6 +256,47 @@ def test_a_destination_stays_in_the_place_of_its_operand() -> None:
     assert not calls.holds(4, (other[:4], other[1:5]))
 
 
+@pytest.mark.usefixtures("comparing")
+def test_results_that_a_call_makes_itself_are_not_compared() -> None:
+    calls, x, out = KnownCalls(), torch.ones(4), torch.empty(4)
+    for _ in range(2):
+        calls.learn(4, (x, None, out, out.clone()), 0, 2)
+    made = torch.empty(8)
+    assert calls.holds(4, (x, None, made[:4], made[4:]))
+    assert calls.holds(4, (torch.zeros(4), None, made[4:], made[:4]))
+    assert not calls.holds(4, (x.double(), None, out, out))
+    assert not calls.holds(4, (x, x, out, out))
+    assert not calls.holds(4, (torch.nested.nested_tensor([torch.ones(4)]), None, out, out))
+    for _ in range(2):
+        calls.learn(5, (x, x.clone(), out), 2, 1)
+    assert calls.holds(5, (x, torch.empty(4), out))
+    assert not calls.holds(5, (x, made[:4][:3], out)), "the other destination is"
+    assert not calls.holds(5, (x, x[:4].view(4), out)), "and apart from the operand"
+    for _ in range(2):
+        calls.learn(6, (out,), 1, 1)
+    assert not calls.holds(6, (out,)), "a call without operands is not known"
+
+
+def test_a_result_of_another_class_is_launched_otherwise() -> None:
+    """Inside a mode of torch an allocation may be no memory."""
+    module = launch.extension().module
+    if module is None:
+        pytest.skip(f"1 test: {launch.extension().reason}")
+
+    class Mine(Tensor):
+        pass
+
+    driver = launch.native_of(module, 1, 0).driver
+    known = module.Known(driver, lambda x: True, 2, (0, 1), (), (), fresh=1)
+    x, out = torch.ones(4), torch.empty(4)
+    assert known.holds((x, out))
+    for other in (out.as_subclass(Mine), None, 4):
+        assert not known.holds((x, other)), type(other)
+    for fresh in (2, -1):
+        with pytest.raises(ValueError, match="not fresh"):
+            module.Known(driver, lambda x: True, 2, (0, 1), (), (), fresh=fresh)
+
+
 def test_a_known_batched_product_does_not_let_another_through(known) -> None:
     op = kernelhub.bmm_fp8
     given = importlib.import_module("kernelhub.ops.gemm.fp8.batched.inputs").bmm_fp8_inputs(

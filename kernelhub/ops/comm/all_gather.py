@@ -120,7 +120,7 @@ def bind(
         if made is None:
             made = torch.empty(total, *x.shape[1:], dtype=dtype, device=x.device)
         if key is not None and not again:
-            calls.learn(key, (x, made), 1)
+            calls.learn(key, (x, made), 1, int(out is None))
         tick()
         try:
             if rows is None:  # a kernel without the feature need not take it

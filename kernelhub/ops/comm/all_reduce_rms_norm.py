@@ -184,7 +184,7 @@ def bind(
         added = x.new_empty(x.shape) if added is None else added
         given = (weight, *read, made, added)
         if key is not None and not again:
-            calls.learn(key, given, 2)
+            calls.learn(key, given, 2, 2 * (out is residual_out is None))
         launched = (x, residual, weight, float(eps), made, added, pg, timeout_s)
         tick()
         try:

@@ -6,10 +6,13 @@ that a caller keeps holds the memory of up to 16 calls.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from kernelhub.dispatch.whole_calls import maker
 
 _MOST_CALLS = 16  # whose results come from one allocation
 _LEAST_CALLS = 4  # for fewer it is not worth it
@@ -50,6 +53,8 @@ class Ready:
         on_gpu = device.type == "cuda" and torch.cuda.is_available()  # fake tensors are on GPUs that are not here
         self._stream: Any = torch._C._cuda_getCurrentRawStream if on_gpu else _no_stream
         self._captures: Any = torch._C._cuda_isCurrentStreamCapturing if on_gpu else bool
+        self._current: Any = torch._C._cuda_getDevice if on_gpu else _no_device
+        self._makers: tuple[Callable[[], Tensor], ...] | None = None  # of large results, on the current device
 
     def take(self) -> tuple[Tensor, ...]:
         """Fresh tensors for a call on the current stream."""
@@ -58,7 +63,18 @@ class Ready:
             small = ready.pop() if ready else self._made()
         except IndexError:  # another thread took the last
             small = self._made()
-        return (*self._allocated(self._large, 1), *small) if self._large else small
+        return (*self._made_large(), *small) if self._large else small
+
+    def _made_large(self) -> tuple[Tensor, ...]:
+        if self._current() != self.device.index:
+            return self._allocated(self._large, 1)
+        if self._makers is None:
+            forms = [(form, form.made(1, self.device)) for form in self._large]
+            makers = [maker(form.shape, one.stride(), form.dtype, self.device) for form, one in forms if not form.zeros]
+            if len(makers) < len(forms):
+                return tuple(one for _, one in forms)
+            self._makers = tuple(makers)
+        return tuple([make() for make in self._makers])
 
     def _made(self) -> tuple[Tensor, ...]:
         """The small results of a call, with those of later calls on this stream made ready."""
@@ -95,6 +111,10 @@ class Ready:
                 aligned = all(form.num_bytes and not form.num_bytes % _ALIGNMENT for form in small)
                 return (calls, self._forms[:large]) if aligned else (1, ())
         return 1, ()
+
+
+def _no_device() -> None:
+    return None
 
 
 def _no_stream(device: int | None) -> int:

@@ -102,7 +102,7 @@ def binds(op: str, check: Check, *, in_parts: bool) -> Callable[..., Callable[..
                 made = made_for(x)
             given = (x, None if out is x else made)
             if key is not None and not again:
-                calls.learn(key, given, int(out is not x))
+                calls.learn(key, given, int(out is not x), int(out is None))
             tick()
             try:
                 launch(x, made, pg, timeout_s)

@@ -1221,6 +1221,11 @@ def exchanges_again(stub: Stub) -> None:
                 other[0][4] = 3  # another number of tokens
                 with pytest.raises(kernelhub.errors.InvalidArgument):
                     run(y, other, group, place)
+                for at in range(1, 7):  # of another type, also those that the kernel does not read
+                    other = list(sent.handle)
+                    other[at] = other[at].double()
+                    with pytest.raises(kernelhub.errors.InvalidArgument, match="no handle"):
+                        run(y, other, group, place)
             memory.own.missing[1] = 1
             with pytest.raises(RanksDisagree, match="rank 1"):
                 run(y, sent.handle, group, out)

@@ -112,7 +112,7 @@ def bind(
             outputs = outputs_of(sent)
             everything = (*operands, *outputs)
             if not at_once.holds(key, everything):
-                at_once.learn(key, everything, 0)
+                at_once.learn(key, everything, 0, len(outputs))
             elif known.attach(at_once, key, everything, given, outputs, pg, timeout_s):
                 at_once.results[key] = adapter.results(given)
         return sent

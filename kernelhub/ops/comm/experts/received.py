@@ -105,9 +105,14 @@ class Header(NamedTuple):
         return (experts, self.num_rows // experts) if FORMATS[self.format] == FORMATS[2] else (self.num_rows,)
 
 
+def numbers_tensor(header: Header) -> Tensor:
+    """The first tensor of a handle."""
+    return torch.tensor(header, dtype=torch.int64, device="cpu")
+
+
 def handle_of(header: Header, topk_ids: Tensor, slots: Tensor, weights: Tensor, *of_rows: Tensor) -> list[Tensor]:
     """A handle as an argument. `of_rows`: splits, sent, and state if there is some."""
-    numbers = torch.tensor(header, dtype=torch.int64, device="cpu")
+    numbers = numbers_tensor(header)
     splits, sent, *state = of_rows or (numbers.new_empty(0), slots.new_empty(0, dtype=torch.int64))
     return [numbers, topk_ids, slots, weights, splits, sent, *(state or [slots.new_empty(0)])]
 
@@ -150,6 +155,7 @@ class Headers:
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Tensor, Tensor, int, Any, bytes, Header]] = {}
+        self._rest: tuple[Any, Any, Any] = (None, None, None)
 
     def of(self, handle: Any) -> Header | None:
         """As `numbers_of`."""
@@ -161,6 +167,17 @@ class Headers:
         header, _, address, memory, numbers, known = found
         # A header is memory that its owner may write, or exchange.
         return known if header.data_ptr() == address and memory.raw == numbers else self._learned(handle)
+
+    def has_rest(self, handle: Sequence[Tensor]) -> bool:
+        """Whether splits, sent and state of a handle are the tensors that `keep_rest` was given last."""
+        splits, sent, state = self._rest
+        return handle[6] is state and handle[5] is sent and handle[4] is splits
+
+    def keep_rest(self, handle: Sequence[Tensor]) -> None:
+        """Keep those of a handle that was checked, if they are the empty ones that dispatches of one form share."""
+        splits, sent, state = handle[4:]
+        if not splits.numel() + sent.numel() + state.numel():
+            self._rest = (splits, sent, state)
 
     def _learned(self, handle: list[Tensor]) -> Header | None:
         numbers = numbers_of(handle)

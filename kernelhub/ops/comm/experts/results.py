@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from kernelhub.ops.comm.experts.problem import CONTIGUOUS, FORMATS, TOKENS
-from kernelhub.ops.comm.experts.received import Dispatched, Header, handle_of
+from kernelhub.ops.comm.experts.received import Dispatched, Header, handle_of, numbers_tensor
 from kernelhub.ops.comm.ready import Form, Ready
 
 _MOST_BYTES = 8 << 20  # of what calls with one capacity have ready
@@ -57,7 +58,7 @@ class Results:
 
     def __init__(self, header: Header, fresh: Fresh) -> None:
         self.take = fresh.take
-        self.dispatched = _dispatched(header, fresh.scaled, torch.empty(0, 1, dtype=torch.int32, device=fresh.device))
+        self.dispatched = _dispatched(header, fresh.scaled, _rest(fresh.device))
 
 
 def outputs_of(sent: Dispatched) -> tuple[Tensor, ...]:
@@ -66,9 +67,17 @@ def outputs_of(sent: Dispatched) -> tuple[Tensor, ...]:
     return tuple(one for one in made if one is not None)
 
 
-def _dispatched(header: Header, scaled: bool, none: Tensor) -> Callable[[tuple[Tensor, ...], Tensor], Dispatched]:
+@functools.cache
+def _rest(device: torch.device) -> list[Tensor]:
+    """What is empty in the handles of all dispatches on a device, by which a combine recognises it."""
+    with torch.inference_mode(False):
+        none = torch.empty(0, 1, dtype=torch.int32, device=device)
+        return handle_of(Header(*[0] * len(Header._fields)), none, none, none)[4:]
+
+
+def _dispatched(header: Header, scaled: bool, rest: list[Tensor]) -> Callable[[tuple[Tensor, ...], Tensor], Dispatched]:
     """`Results.dispatched`: one function for each set of tensors, since it runs in each call."""
-    numbers, *_, splits, sent, state = handle_of(header, none, none, none)
+    numbers, (splits, sent, state) = numbers_tensor(header), rest
     format, new = FORMATS[header.format], tuple.__new__
 
     def tokens(outputs: tuple[Tensor, ...], topk_ids: Tensor) -> Dispatched:
@@ -77,18 +86,32 @@ def _dispatched(header: Header, scaled: bool, none: Tensor) -> Callable[[tuple[T
         return new(Dispatched, (x, None, ids, weights, counts, None, handle))
 
     def scaled_tokens(outputs: tuple[Tensor, ...], topk_ids: Tensor) -> Dispatched:
-        x, scales, *others = outputs
-        return tokens((x, *others), topk_ids)._replace(scales=scales)
+        x, scales, counts, ids, weights = outputs
+        handle = [numbers, topk_ids, ids, weights, splits, sent, state]
+        return new(Dispatched, (x, scales, ids, weights, counts, None, handle))
 
     def by_expert(outputs: tuple[Tensor, ...], topk_ids: Tensor) -> Dispatched:
-        x, counts, *offsets, slots, weights = outputs
+        x, counts, offsets, slots, weights = outputs
         handle = [numbers, topk_ids, slots, weights, splits, sent, state]
-        return new(Dispatched, (x, None, None, None, counts, offsets[0] if offsets else None, handle))
+        return new(Dispatched, (x, None, None, None, counts, offsets, handle))
 
     def scaled_by_expert(outputs: tuple[Tensor, ...], topk_ids: Tensor) -> Dispatched:
-        x, scales, *others = outputs
-        return by_expert((x, *others), topk_ids)._replace(scales=scales)
+        x, scales, counts, offsets, slots, weights = outputs
+        handle = [numbers, topk_ids, slots, weights, splits, sent, state]
+        return new(Dispatched, (x, scales, None, None, counts, offsets, handle))
+
+    def masked(outputs: tuple[Tensor, ...], topk_ids: Tensor) -> Dispatched:
+        x, counts, slots, weights = outputs
+        handle = [numbers, topk_ids, slots, weights, splits, sent, state]
+        return new(Dispatched, (x, None, None, None, counts, None, handle))
+
+    def scaled_masked(outputs: tuple[Tensor, ...], topk_ids: Tensor) -> Dispatched:
+        x, scales, counts, slots, weights = outputs
+        handle = [numbers, topk_ids, slots, weights, splits, sent, state]
+        return new(Dispatched, (x, scales, None, None, counts, None, handle))
 
     if format == TOKENS:
         return scaled_tokens if scaled else tokens
-    return scaled_by_expert if scaled else by_expert
+    if format == CONTIGUOUS:
+        return scaled_by_expert if scaled else by_expert
+    return scaled_masked if scaled else masked
