@@ -141,6 +141,7 @@ typedef struct {
   GraphFunctions graphs;
   uint64_t graph_after; /* launches of a sequence before it becomes a graph; 0: none does */
   int graph_least;      /* kernels of a sequence that becomes one */
+  int graph_shared;     /* whether sequences over memory of all ranks become graphs, too */
   GraphCounts counts;
   Room rooms[MAX_ROOMS];
   int num_rooms;
@@ -150,15 +151,16 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   static char* names[] = {"launch",    "encode",   "tensor",  "data_ptr",    "stream_of", "failed",
                           "enter",     "current",  "runtime", "allocate",    "release",   "nested",
                           "capturing", "counters", "graphs",  "graph_after", "graph_least",
-                          "pointer_of", NULL};
+                          "pointer_of", "graph_shared", NULL};
   Driver* self = (Driver*)object;
   unsigned long long launch, encode, capturing, graph_after = 0, pointer_of = 0;
-  int graph_least = 1;
+  int graph_least = 1, graph_shared = 0;
   PyObject* graphs = NULL;
   PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested, *counters;
-  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!KiK", names, &launch, &encode, &tensor, &data_ptr,
+  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!KiKp", names, &launch, &encode, &tensor, &data_ptr,
                                    &stream_of, &failed, &enter, &current, &runtime, &allocate, &release, &nested,
-                                   &capturing, &counters, &PyTuple_Type, &graphs, &graph_after, &graph_least, &pointer_of))
+                                   &capturing, &counters, &PyTuple_Type, &graphs, &graph_after, &graph_least, &pointer_of,
+                                   &graph_shared))
     return -1;
   if (self->tensor != NULL) {
     PyErr_SetString(PyExc_TypeError, "a Driver is made once");
@@ -179,6 +181,7 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
     memcpy(&self->graphs, functions, sizeof functions);
     self->graph_after = graph_after;
     self->graph_least = graph_least;
+    self->graph_shared = graph_shared;
   }
   if (PyErr_Occurred()) return -1;
   if (given && (self->graphs.stream_id == NULL || graph_least < 1)) {
@@ -1261,7 +1264,7 @@ static int use_graph(Sequence* self, void* stream, uint64_t id, const Launch* la
 static int launch_as_graph(Sequence* self, void* stream, uint64_t id, const Launch* launches, int count, size_t bytes) {
   Driver* driver = self->driver;
   if (driver->graph_after == 0 || count < driver->graph_least || self->forks != forks) return 0;
-  if (self->owner != NULL) return 0; /* kernels that wait for other ranks have not been tried as graphs */
+  if (self->owner != NULL && !driver->graph_shared) return 0; /* its kernels wait for other ranks */
   for (int at = 0; at < count; at++) {
     for (uint32_t one = 0; one < launches[at].config.num_attributes; one++) { /* it is none of a node */
       if (launches[at].kernel->attributes[one].id == PROGRAMMATIC_STREAM) return 0;
@@ -2254,7 +2257,7 @@ static int run_module(PyObject* module) {
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 9);
+  return PyModule_AddIntConstant(module, "VERSION", 10);
 }
 
 static int clear_module(PyObject* module) {

@@ -301,6 +301,13 @@ VARIABLES = {
             "Launch eager calls that come again as CUDA graphs of their kernels; 0 launches kernel by kernel.",
         ),
         Variable(
+            "KERNELHUB_COLLECTIVE_GRAPHS",
+            parse_bool,
+            False,
+            "0 or 1",
+            "Launch eager collectives over NVLink so, too, if KERNELHUB_LAUNCH_GRAPHS is on.",
+        ),
+        Variable(
             "KERNELHUB_ENGINE_WARMUP",
             parse_bool,
             True,

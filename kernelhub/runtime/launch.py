@@ -22,7 +22,7 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
-VERSION = 9  # of the extension's interface, as `launch.c` gives it
+VERSION = 10  # of the extension's interface, as `launch.c` gives it
 # Calls of so many launches or more are launched as CUDA graphs, whose nodes get each call's parameters. Even a graph of
 # one kernel takes the host half of a launch and the GPU no more (benchmarks/results/graphs_h200.json).
 GRAPH_LEAST = 1
@@ -119,25 +119,31 @@ def native() -> Native | None:
     if library is None or module is None:
         return None
     functions = library.cuLaunchKernelEx, library.cuTensorMapEncodeTiled, library.cuStreamIsCapturing
-    graphs = as_graphs(library, GRAPH_AFTER if HUB.settings["KERNELHUB_LAUNCH_GRAPHS"] else 0)
+    settings = HUB.settings
+    after = GRAPH_AFTER if settings["KERNELHUB_LAUNCH_GRAPHS"] else 0
+    graphs = as_graphs(library, after, shared=bool(settings["KERNELHUB_COLLECTIVE_GRAPHS"]))
     made = native_of(module, *map(address, functions), **graphs)
     recognise_in_c(made)
     return made
 
 
-def as_graphs(library: ctypes.CDLL, after: int = GRAPH_AFTER, least: int | None = None) -> dict[str, Any]:
+def as_graphs(
+    library: ctypes.CDLL, after: int = GRAPH_AFTER, least: int | None = None, shared: bool = False
+) -> dict[str, Any]:
     """What a `Driver` takes to number streams, and to launch sequences as graphs; nothing if it cannot.
 
     Args:
         library: the CUDA driver.
         after: so many launches of a sequence are plain; 0 for all.
         least: a graph has at least so many kernels.
+        shared: whether launches over memory of all ranks become graphs, too.
     """
     if not all(hasattr(library, name) for name in GRAPH_FUNCTIONS):
         _log.warning("sequences of launches are not launched as graphs: the CUDA driver is too old")
         return {}
     functions = tuple(address(getattr(library, name)) for name in GRAPH_FUNCTIONS)
-    return {"graphs": functions, "graph_after": after, "graph_least": GRAPH_LEAST if least is None else least}
+    least = GRAPH_LEAST if least is None else least
+    return {"graphs": functions, "graph_after": after, "graph_least": least, "graph_shared": shared}
 
 
 def graph_counts() -> dict[str, int]:

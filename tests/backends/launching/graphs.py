@@ -227,6 +227,33 @@ def attributes(stub: Stub) -> None:
     stub.take()
 
 
+def collectives(stub: Stub) -> None:
+    """On request a sequence over memory of all ranks is a graph, too, if no rank is missing and the stream stays."""
+    install_launcher(stub, AFTER, 1, shared=True)
+    words = torch.zeros(2, dtype=torch.int64)
+    words[1] = 77
+    missing = words.data_ptr()
+    one = one_launch(stub, install=False, shared=Shared((), missing, missing + 8, words))
+    for _ in range(AFTER):
+        assert one.launch(torch.zeros(64)) is True
+    stub.take(), stub.take_graph_calls()
+    x = torch.zeros(64)
+    for _ in range(3):
+        assert one.launch(x) is True
+        [(_, source, _, stream)] = received(stub)
+        assert (source, stream) == (x.data_ptr(), 77)
+    assert stub.take_graph_calls()["cuGraphLaunch"] == 3
+    words[0] = 1
+    assert one.launch(x) is False, "a rank is missing"
+    words[0] = 0
+    with on_stream(78):
+        assert one.launch(x) is False, "another stream than the last call's"
+        words[1] = 78
+        for _ in range(2):
+            assert one.launch(x) is True
+    assert [stream for *_, stream in received(stub)] == [78, 78]
+
+
 def rooms(stub: Stub) -> None:
     """The sequences of a stream share memory for temporaries; what is captured, large or of two threads has its own."""
     on_stub(stub)
@@ -392,6 +419,7 @@ SCENARIOS = (
     streams,
     other_streams,
     attributes,
+    collectives,
     rooms,
     failures,
     threads,

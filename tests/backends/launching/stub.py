@@ -208,9 +208,10 @@ def install(stub: Stub, capability: int = 90) -> None:
     install_launcher(stub)
 
 
-def install_launcher(stub: Stub, graph_after: int = 0, least: int = 2) -> None:
+def install_launcher(stub: Stub, graph_after: int = 0, least: int = 2, shared: bool = False) -> None:
     """A launcher on the stub, with memory of the CPU for temporaries; graphs after so many launches, if not 0."""
-    graphs = launch.as_graphs(stub.library, graph_after or AS_GRAPHS, least) if graph_after or AS_GRAPHS else {}
+    after = graph_after or AS_GRAPHS
+    graphs = launch.as_graphs(stub.library, after, least, shared or AS_GRAPHS > 0) if after else {}
     native = stub.native(
         **graphs,
         stream_of=lambda device: OneDevice.stream_of(device),
