@@ -17,6 +17,27 @@ from kernelhub.ops.comm.problem import bucket_of
 from kernelhub.probes.peers import Pair, PeerFacts, probe_peers
 
 z = torch.zeros
+
+
+class Group:
+    """A group of two ranks."""
+
+    group_name = "two"
+
+    def size(self) -> int:
+        return 2
+
+
+class OnGpu:
+    """What a call asks of a tensor's place."""
+
+    def __init__(self, index: int) -> None:
+        self.device = torch.device("cuda", index)
+
+    def get_device(self) -> int:
+        return self.device.index
+
+
 CPU = torch.device("cpu")
 
 
@@ -200,6 +221,24 @@ class TestConnections:
         facts = topology.facts_from(PeerFacts((good, dataclasses.replace(good, source=1, target=0, **change))))
         assert (facts.link, facts.peers) == (link, peers)
         assert change.get("why", "") in facts.why
+
+    def test_a_group_says_its_backend_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Calls take it from what the group's ranks found out; those of another group or device do not."""
+        monkeypatch.setattr(topology, "_known", {})
+        monkeypatch.setattr(topology, "_found", lambda *given: topology.GroupFacts("nvlink", "atomics", "said"))
+        monkeypatch.setattr(topology, "backend_kind", lambda op, group, device: asked.append(device) or "usual")
+        asked: list[Any] = []
+        group, other = Group(), Group()
+        on_0, on_1 = OnGpu(0), OnGpu(1)
+        topology.learn("an op", group, on_0.device, 1.0)
+        assert asked == [on_0.device]
+        for _ in range(3):
+            assert topology.linked("an op", group, on_0) == ("usual", "nvlink", "atomics")
+            assert topology.connection("an op", group, on_0, 9) == ("usual", "nvlink", "atomics", "32KB")
+        assert asked == [on_0.device]
+        for of, x in ((group, on_1), (other, on_0)):
+            assert topology.linked("an op", of, x) == ("usual", "unknown", "unknown")
+            assert asked.pop() == x.device
 
     def test_a_probe_that_cannot_run_proves_nothing(self) -> None:
         found = probe_peers(["GPU-none", "GPU-nobody"])

@@ -16,7 +16,7 @@ from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_wants_no_gradient, dense, describe, dtype_name, refuse
 from kernelhub.ops.comm.adapter import AllGatherAdapter
-from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.known import GroupCalls, group_type, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
@@ -239,8 +239,7 @@ def all_gather(
             traced: Tensor = _op.traced(x, group, out, rows, backend)
             return traced
         pg = resolved(NAME, group)
-        kind = backend_kind(NAME, pg, x.device)
-        place = connection(pg, x.get_device(), message_bytes(x, rows))
+        kind, *place = connection(NAME, pg, x, message_bytes(x, rows))
         key = (x.dtype, pg.size(), kind, rows is not None, *place)
     except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):
         check(x, group, out, rows)

@@ -14,7 +14,7 @@ from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import describe
 from kernelhub.ops.comm.adapter import AllReduceAdapter
-from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.preparing import CollectivePlan, prepare
 from kernelhub.ops.comm.problem import ALL_REDUCE, AllReduceProblem
@@ -134,8 +134,7 @@ def all_reduce(
             traced: Tensor = _op.traced(x, group, out, backend)
             return traced
         pg = resolved(NAME, group)
-        kind = backend_kind(NAME, pg, x.device)
-        key = (x.dtype, pg.size(), kind, *connection(pg, x.get_device(), x.nbytes))
+        key = (x.dtype, pg.size(), *connection(NAME, pg, x, x.nbytes))
     except (AttributeError, TypeError, RuntimeError, InvalidArgument):
         check(x, group, out)
         raise

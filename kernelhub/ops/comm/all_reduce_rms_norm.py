@@ -20,7 +20,7 @@ from kernelhub.ops.arguments import check_wants_no_gradient, dense, describe, dt
 from kernelhub.ops.call_plan import Fixed
 from kernelhub.ops.comm.adapter import AllReduceRmsNormAdapter
 from kernelhub.ops.comm.all_reduce import same_place
-from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.known import GroupCalls, group_type, plain_like, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
@@ -351,8 +351,7 @@ def all_reduce_rms_norm(
         if scale_layout not in LAYOUTS:
             raise ValueError(scale_layout)
         pg = resolved(NAME, group)
-        kind = backend_kind(NAME, pg, x.device)
-        place = connection(pg, x.get_device(), x.nbytes)
+        kind, *place = connection(NAME, pg, x, x.nbytes)
         form = (NONE if format is None else format, scale_dtype, ue8m0 or scale_dtype is E8M0, scale_layout == "column")
         key = (x.dtype, pg.size(), kind, x.shape[-1], weight.dtype, *form, *place)
         hash(key)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import platform
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from kernelhub.ops.comm.group import meet
+from kernelhub.ops.comm.group import backend_kind, meet
 from kernelhub.ops.comm.problem import (
     ACCESS,
     ANY,
@@ -48,11 +49,13 @@ class GroupFacts:
         link: the facet `link`.
         peers: the facet `peers`.
         why: how it was found, as a sentence.
+        group_backend: the facet, which takes long to find out; "" where it is found out by each call.
     """
 
     link: str
     peers: str
     why: str
+    group_backend: str = ""
 
 
 UNCONNECTED = GroupFacts(UNKNOWN, UNKNOWN, "no plan was prepared in the group")
@@ -73,16 +76,20 @@ def known(group: ProcessGroup, device: int) -> GroupFacts:
     return kept[1]
 
 
-def linked(group: ProcessGroup, device: int) -> tuple[str, str]:
-    """The facets `link` and `peers` of a call."""
-    facts = known(group, device)
-    return facts.link, facts.peers
+def linked(op: str, group: ProcessGroup, x: Tensor) -> tuple[str, str, str]:
+    """The facets `group_backend`, `link` and `peers` of a call.
+
+    Raises:
+        InvalidArgument: the group has no backend for the device of x.
+    """
+    facts = known(group, x.get_device())
+    return facts.group_backend or backend_kind(op, group, x.device), facts.link, facts.peers
 
 
-def connection(group: ProcessGroup, device: int, num_bytes: int) -> tuple[str, str, str]:
-    """The facets `link`, `peers` and `message` of a call."""
-    facts = known(group, device)
-    return facts.link, facts.peers, bucket_of(num_bytes) if facts.link in (NVLINK, PCIE) else ANY
+def connection(op: str, group: ProcessGroup, x: Tensor, num_bytes: int) -> tuple[str, str, str, str]:
+    """The facets `group_backend`, `link`, `peers` and `message` of a call; raises as `linked`."""
+    kind, link, peers = linked(op, group, x)
+    return kind, link, peers, bucket_of(num_bytes) if link in (NVLINK, PCIE) else ANY
 
 
 def learn(op: str, group: ProcessGroup, device: torch.device, timeout_s: float) -> GroupFacts:
@@ -97,7 +104,7 @@ def learn(op: str, group: ProcessGroup, device: torch.device, timeout_s: float) 
     facts = known(group, place)
     if facts is not UNCONNECTED:
         return facts
-    facts = _found(op, group, place, timeout_s)
+    facts = replace(_found(op, group, place, timeout_s), group_backend=backend_kind(op, group, device))
     for name in [name for name, (owner, _) in _known.items() if owner() is None]:
         del _known[name]
     _known[group.group_name, place] = (weakref.ref(group), facts)

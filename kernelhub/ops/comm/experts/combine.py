@@ -23,7 +23,7 @@ from kernelhub.ops.comm.experts.prepared import prepared
 from kernelhub.ops.comm.experts.problem import FORMATS, MOE_COMBINE, CombineProblem
 from kernelhub.ops.comm.experts.received import Handle, Header, Headers, header_of
 from kernelhub.ops.comm.experts.reference import moe_combine_reference
-from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.known import GroupCalls, group_type
 from kernelhub.ops.comm.topology import linked
 from kernelhub.ops.operators import Traced
@@ -244,8 +244,8 @@ def moe_combine(
             return traced
         pg = resolved(NAME, group)
         facets = _facets(y, handle[1].shape[1], header_of(handle))  # type: ignore[arg-type]
-        kind = backend_kind(NAME, pg, y.device)
-        key = (*facets[:5], kind, *facets[5:], *linked(pg, y.get_device()))
+        kind, *link = linked(NAME, pg, y)
+        key = (*facets[:5], kind, *facets[5:], *link)
         run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, ValueError, LookupError, InvalidArgument, RuntimeError):
         check_combine(y, handle, group, out)

@@ -25,7 +25,7 @@ from kernelhub.ops.comm.experts.received import Dispatched
 from kernelhub.ops.comm.experts.reference import moe_dispatch_reference
 from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.comm.experts.traced import TracedDispatch
-from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.known import GroupCalls, group_type
 from kernelhub.ops.comm.topology import linked
 from kernelhub.ops.known_calls import KnownCalls
@@ -252,17 +252,18 @@ def moe_dispatch(
             )
             return traced
         pg = resolved(NAME, group)
+        kind, *link = linked(NAME, pg, x)
         key = (
             x.dtype,
             x.shape[1],
             topk_ids.shape[1],
             num_experts,
             pg.size(),
-            backend_kind(NAME, pg, x.device),
+            kind,
             capacity_of(max_tokens),
             format,
             scales is not None,
-            *linked(pg, x.get_device()),
+            *link,
         )
         run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):
