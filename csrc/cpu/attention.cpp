@@ -1,7 +1,8 @@
 // Attention of few queries over dense or paged keys on a CPU, in float32, each key and value read once.
 //
 //   for each sequence, block of queries, some KV heads and piece of keys, all at once:
-//     for each chunk of 32 keys, KV head, tile of 1, 2 or 4 rows (row = a query token and a head of the group):
+//     for each chunk of 32 keys, of float32 16, KV head, tile of 1, 2 or 4 rows (row = a query token and a head of the
+//     group):
 //         scores = rows . keys                        sums over lanes of several (row, key) at once
 //         largest, weights, sum, as softmax needs them so far
 //         results = results * rescaling + weights . values
@@ -99,6 +100,13 @@ struct State {
     int64_t q_width, o_width;
 };
 
+// Of float32, the lines that four keys ask for are more than a core waits for at once: they are asked for one key at a time,
+// and chunks have half the keys. 8 x 2048 keys of 8 heads take two threads of a Xeon 0.9 of the time.
+template <class Of>
+constexpr bool wide() {
+    return Of::BYTES == 4;
+}
+
 // scores[key][row] of TALL rows of q and the keys of a chunk, times nothing: q was scaled before.
 template <class Of, int TALL>
 __attribute__((noinline)) void score(const float *q, int64_t q_width, const char *const *keys, int64_t count, float *scores,
@@ -107,11 +115,14 @@ __attribute__((noinline)) void score(const float *q, int64_t q_width, const char
     for (int64_t j = 0; j < count; j += KEYS) {
         const char *row[KEYS];
         for (int i = 0; i < KEYS; i++) row[i] = keys[std::min<int64_t>(j + i, count - 1)];
-        if (ahead)
+        int64_t asked = 0;
+        if (!wide<Of>() && ahead)
             for (int i = 0; i < KEYS; i++) ahead->ask();
         Vector sum[SUMS];
         for (int i = 0; i < SUMS; i++) sum[i] = Vector{};
         for (int64_t d = 0; d < q_width; d += 2 * WIDE) {
+            if (wide<Of>() && ahead)
+                for (; asked * q_width < (d + 2 * WIDE) * KEYS; asked++) ahead->ask();
             Vector low[KEYS], high[KEYS];
             for (int i = 0; i < KEYS; i++) Of::widen(row[i] + d * Of::BYTES, low[i], high[i]);
             for (int r = 0; r < TALL; r++) {
@@ -127,7 +138,7 @@ __attribute__((noinline)) void score(const float *q, int64_t q_width, const char
 // o[row] = o[row] * factor[row] + weights[key][row] . values, COLUMNS vectors of each row in registers at a time.
 template <class Of, int TALL, int COLUMNS>
 __attribute__((noinline)) void add_values(float *o, int64_t o_width, int64_t from, int64_t to, const char *const *values,
-                                          int64_t count, const float *weights, const float *factor) {
+                                          int64_t count, const float *weights, const float *factor, Ahead *ahead) {
     for (int64_t d = from; d + COLUMNS * WIDE <= to; d += COLUMNS * WIDE) {
         Vector sum[TALL][COLUMNS];
         for (int r = 0; r < TALL; r++)
@@ -136,6 +147,7 @@ __attribute__((noinline)) void add_values(float *o, int64_t o_width, int64_t fro
                 if (factor) sum[r][i] *= factor[r];
             }
         for (int64_t j = 0; j < count; j++) {
+            if (wide<Of>() && ahead && d == from) ahead->ask();
             Vector value[COLUMNS];
             for (int i = 0; i < COLUMNS; i += 2) Of::widen(values[j] + (d + i * WIDE) * Of::BYTES, value[i], value[i + 1]);
             for (int r = 0; r < TALL; r++) {
@@ -205,11 +217,14 @@ __attribute__((noinline)) void tile(const Call &c, const State &state, int64_t r
     const int64_t each = ahead ? GROUP : count;
     for (int64_t j = 0; j < count; j += each) {
         const int64_t some = std::min(each, count - j);
-        if (ahead)
+        Ahead *by_key = wide<Of>() && whole ? ahead : nullptr;
+        if (ahead && !by_key)
             for (int64_t i = 0; i < some; i++) ahead->ask();
         const float *scaled = j == 0 && rescaled ? factor : nullptr;
-        add_values<Of, TALL, MANY>(o, state.o_width, 0, whole, v + j, some, weights + j * TALL, scaled);
-        add_values<Of, TALL, 2>(o, state.o_width, whole, state.o_width, v + j, some, weights + j * TALL, scaled);
+        add_values<Of, TALL, MANY>(o, state.o_width, 0, whole, v + j, some, weights + j * TALL, scaled, by_key);
+        if (whole < state.o_width)
+            add_values<Of, TALL, 2>(o, state.o_width, whole, state.o_width, v + j, some, weights + j * TALL, scaled,
+                                    nullptr);
     }
 }
 
@@ -354,6 +369,7 @@ struct Attention {
     }
 
     void attend(const Task &task, float *pieces) const {
+        constexpr int64_t chunk = wide<Of>() ? CHUNK / 2 : CHUNK;
         thread_local Buffer memory;
         Cursor cursor{memory.take<char>(bytes())};
         const int64_t rows = task.count * group, lines = rows * task.kv_heads;
@@ -366,13 +382,13 @@ struct Attention {
         const Widened<Of> widened(rows, q_width, o_width, cursor);
         for (int64_t h = 0; h < task.kv_heads; h++) prepare(task, h, of_head(all, h, rows));
         Places both[2];
-        both[0].find(c, task, task.low, task.high, CHUNK);
+        both[0].find(c, task, task.low, task.high, chunk);
         const int64_t of_k = (task.kv_heads - 1) * c.k.head + c.width * c.k.element;
         const int64_t of_v = (task.kv_heads - 1) * c.v.head + c.value_width * c.v.element;
         int now = 0;
-        for (int64_t first = task.low; first < task.high; first += CHUNK, now = 1 - now) {
+        for (int64_t first = task.low; first < task.high; first += chunk, now = 1 - now) {
             const Places &here = both[now];
-            both[1 - now].find(c, task, first + CHUNK, task.high, CHUNK);
+            both[1 - now].find(c, task, first + chunk, task.high, chunk);
             if (!here.count) continue;  // nothing of a list is seen
             Ahead ahead(both[1 - now], of_k, of_v, 2 * here.count * task.kv_heads);
             for (int64_t h = 0; h < task.kv_heads; h++) {
