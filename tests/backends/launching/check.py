@@ -1209,14 +1209,17 @@ def exchanges_again(stub: Stub) -> None:
             for place in (out, None):
                 for _ in range(4):
                     run(y, sent.handle, group, place)
-                calls, like, into = len(met), [part.clone() for part in sent.handle], None
-                into = None if place is None else place.clone()
-                stub.take()
-                found = run(y.clone(), like, group, into)
-                assert len(met) == calls, "a call like one before reaches no adapter"
-                [one] = stub.take()
-                pointers = {struct.unpack("<Q", value)[0] for value in one.parameters[:-2] if len(value) == 8}
-                assert {part.data_ptr() for part in (*like[1:4], found, memory.own.counters)} <= pointers
+                copied = [part.clone() for part in sent.handle]  # as another process might make one
+                for like in ([*copied[:4], *sent.handle[4:]], copied, [part.clone() for part in copied]):
+                    for _ in range(0 if like[4] is sent.handle[4] else 3):  # it is checked before it is known
+                        run(y, like, group, place)
+                    calls, into = len(met), None if place is None else place.clone()
+                    stub.take()
+                    found = run(y.clone(), like, group, into)
+                    assert len(met) == calls, "a call like one before reaches no adapter"
+                    [one] = stub.take()
+                    pointers = {struct.unpack("<Q", value)[0] for value in one.parameters[:-2] if len(value) == 8}
+                    assert {part.data_ptr() for part in (*like[1:4], found, memory.own.counters)} <= pointers
                 other = [sent.handle[0].clone(), *sent.handle[1:]]
                 other[0][4] = 3  # another number of tokens
                 with pytest.raises(kernelhub.errors.InvalidArgument):
