@@ -28,7 +28,7 @@ class Kind(NamedTuple):
         programs: how many run at once on a multiprocessor.
         loads_kib: shared memory that each of them keeps filling.
         cost: time for a byte, relative to other kinds.
-        later: the same, where they take more than one round.
+        later: the same, where they take more than one round; 0 if it is no other.
     """
 
     tiles: Tiles
@@ -125,12 +125,12 @@ def cheapest(
     """
 
     def time_of(kind: Kind, parts: int) -> float:
-        count, each = programs * parts, keys * row_bytes / parts
-        rounds, rest = divmod(count, kind.programs * num_sms)
+        count, each, room = programs * parts, keys * row_bytes / parts, kind.programs * num_sms
+        rounds, rest = divmod(count, room)
         spent = rounds * _busy(kind.programs, kind) * each
         if rest:
             spent += _busy(-(-rest // num_sms), kind) * each
-        spent *= kind.later if kind.later and (rounds > 1 or (rounds and rest)) else kind.cost
+        spent *= kind.later if kind.later and count > room else kind.cost
         if parts > 1:
             spent += _MERGE_BYTES + count * MEASURED_ROWS * 2 * row_bytes / num_sms
         return spent
