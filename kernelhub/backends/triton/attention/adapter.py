@@ -26,6 +26,7 @@ from kernelhub.backends.triton.attention.splits import (
     Division,
     Kind,
     cheapest,
+    fewest_keys,
     full_waves,
     shared,
 )
@@ -57,6 +58,7 @@ MOST_SPLITS = 64
 FIXED_SPLITS = 16
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 PARTS = 16
+ASSUMED_KIB = 56  # that a program keeps filling, of tiles that were not measured
 # Whether one launch makes and merges few parts.
 ONE_LAUNCH = True
 # The last program of a sequence merges few parts: up to so many reads one after another, each of so many elements for
@@ -506,14 +508,16 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         shares = self._balances and blocks == 1 and num_seqs > 1 and kv_bound > UNEQUAL
         if not self._kinds or tiles.block_m > MEASURED_ROWS:
             division = Division(tiles, full_waves(programs, at_once * num_sms, most))
+            kind = Kind(tiles, at_once, ASSUMED_KIB, 1.0)
         else:
             # Keys count as whole chunks, so that a cache that grows asks anew once in a chunk.
             division = cheapest(programs, num_sms, self._kinds, most * CHUNK, self._row_bytes, most, shares)
-            at_once = next(kind.programs for kind in self._kinds if kind.tiles == division.tiles)
+            kind = next(kind for kind in self._kinds if kind.tiles == division.tiles)
         if not shares:
             return division
-        heads = self.problem.num_kv_heads
-        return shared(division, num_seqs, at_once, at_once * num_sms // heads, CHUNK)
+        itemsize = 1 if self.fp8 else 2
+        least = fewest_keys(programs, division.parts, num_sms, kind, self._row_bytes // itemsize, itemsize)
+        return shared(division, num_seqs, kind.programs, kind.programs * num_sms // self.problem.num_kv_heads, least)
 
     def _divide_few(self, tiles: Tiles, num_seqs: int, kv_bound: int) -> Division:
         """Parts of few keys for a batch of few programs, all at work at once."""
