@@ -63,12 +63,14 @@ ASSUMED_KIB = 56  # that a program keeps filling, of tiles that were not measure
 ONE_LAUNCH = True
 # The last program of a sequence merges few parts: up to so many reads one after another, each of so many elements for
 # a warp. Where lengths share keys out, few sequences have many parts, so more reads are worth the launch that they
-# spare. Reads of more elements are fewer, but take registers from all programs: of `splits.HOPPER` 512 with Triton 3.7
-# and 2048 with 3.6. The tiles of `splits.FEW` have registers to spare.
+# spare. Reads of more elements are fewer, but can take registers from all programs: as many as leave room for the
+# programs that `splits.HOPPER` counts on, by bytes of an element of the cache. The tiles of `splits.FEW` have registers
+# to spare.
 MOST_READS = 4
 MOST_READS_OF_FEW = 32
 MERGED_ELEMENTS = 256
-MERGED_ELEMENTS_OF_HOPPER = 256 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7) else 1024
+_TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
+MERGED_ELEMENTS_OF_HOPPER = {1: 512, 2: 256} if _TRITON >= (3, 7) else {1: 1024, 2: 1024}
 MERGED_ELEMENTS_OF_FEW = 2048
 
 
@@ -471,7 +473,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         problem = self.problem
         one = problem.q_len == ONE and not problem.ragged
         rows = min(tiles.block_m, 1 << (problem.group_size - 1).bit_length()) if one else tiles.block_m
-        elements = MERGED_ELEMENTS_OF_HOPPER if self._kinds else MERGED_ELEMENTS
+        elements = MERGED_ELEMENTS_OF_HOPPER[1 if self.fp8 else 2] if self._kinds else MERGED_ELEMENTS
         if tiles.ahead and rows <= tiles.num_warps:
             elements = MERGED_ELEMENTS_OF_FEW
         return rows, max(1, tiles.num_warps * elements // (rows * self.shape["DV_PAD"]))
