@@ -20,7 +20,7 @@ from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.models.shapes import AttentionModel
 from kernelhub.probes.device import simulated
 from kernelhub.testing import OpContract
-from tests.contract.attention import PagedContract
+from tests.contract.attention import DenseContract, PagedContract
 from tests.gluon.emulate import EmulationError
 from tests.gluon.emulated import Emulated, emulated
 from tests.gluon.planted import planted
@@ -50,6 +50,22 @@ class TestPagedPrefillOfFloat8(Emulated, PagedContract):
     widest = torch.float16
     plain = PagedContract.plain | {"kv_scale": "tensor"}
     rich = PagedContract.plain | {"q_lens": 3, "causal": True, "kv_scale": "head"}
+
+
+class TestPrefillOfFloat8Any(Emulated, DenseContract):
+    kernel = "emulated.prefill_fp8_any"
+    device = "cpu"
+    widest = torch.float16
+    plain = DenseContract.plain | {"kv_scale": "tensor"}
+    rich = DenseContract.rich | {"kv_scale": "head"}
+
+
+class TestPagedPrefillOfFloat8Any(Emulated, PagedContract):
+    kernel = "emulated.prefill_fp8_any"
+    device = "cpu"
+    widest = torch.float16
+    plain = PagedContract.plain | {"kv_scale": "tensor"}
+    rich = PagedContract.rich | {"kv_scale": "head"}
 
 
 def dense(seed: int, more: dict[str, Any] | None = None, spoil: Any = None, **inputs: Any) -> bool:
@@ -88,6 +104,7 @@ def _facets(arguments: dict[str, Any], ragged: bool) -> dict[str, Any]:
         "ragged": ragged,
         "causal": arguments["causal"],
         "window_left": "window" in arguments,
+        "sinks": "sinks" in arguments,
     } | _facets_of_scales(arguments)
 
 
@@ -96,7 +113,10 @@ def _facets_of_scales(arguments: dict[str, Any]) -> dict[str, Any]:
     if scale is None:
         return {}
     form = "value" if isinstance(scale, float) else "tensor" if scale.numel() == 1 else "head"
-    return {"kv_dtype": str(arguments["k_cache"].dtype).removeprefix("torch."), "kv_scale": form}
+    return {
+        "kv_dtype": str(arguments["k_cache" if "k_cache" in arguments else "k"].dtype).removeprefix("torch."),
+        "kv_scale": form,
+    }
 
 
 def _run(
@@ -185,6 +205,37 @@ def test_every_interleaving_of_float8_gives_the_reference(seed: int) -> None:
     assert paged(seed, page_size=64, **FLOAT8)
 
 
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("width", [64, 96])
+def test_windows_over_float8(width: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.MODEL", AttentionModel("four heads of two groups", 4, 2, width, width))
+    sinks = torch.tensor([0.5, -1.0, 3.0, 0.0])
+    assert paged(seed, {"window": 127, "sinks": sinks}, page_size=16, **FLOAT8)
+    lengths = {"q_lens": (20, 0, 140, 3), "kv_lens": (5, 7, 400, 0)}
+    assert dense(seed, {"window": 60}, kv_dtype=torch.float8_e4m3fn, **lengths)
+
+
+@pytest.mark.parametrize("width", [64, 96])
+def test_dense_operands_of_float8_with_any_strides(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{__name__}.MODEL", AttentionModel("four heads of two groups", 4, 2, width, width))
+
+    def spoil(arguments: dict[str, Any]) -> None:
+        """Side by side in a row, with NaN behind each token, and factors of either sign."""
+        k, v = arguments["k"].view(torch.uint8), arguments["v"].view(torch.uint8)
+        wide = torch.full((*k.shape[:2], 6, width), 0x7F, dtype=torch.uint8)
+        wide[:, :, :2], wide[:, :, 3:5] = k, v
+        arguments["k"], arguments["v"] = (wide[:, :, at : at + 2].view(torch.float8_e4m3fn) for at in (0, 3))
+        for name in ("k_scale", "v_scale"):
+            arguments[name] = arguments[name] * torch.tensor([1.0, -0.5])
+
+    def expanded(arguments: dict[str, Any]) -> None:
+        arguments["v"] = arguments["v"][:, :1].expand_as(arguments["v"])
+        arguments["k"] = arguments["k"].transpose(1, 3).contiguous().transpose(1, 3)
+
+    for change in (spoil, expanded):
+        assert dense(0, spoil=change, kv_dtype=torch.float8_e4m3fn, batch=2, q_tokens=20, kv_tokens=70)
+
+
 @pytest.mark.parametrize("factor", [1.0, -1.0])
 def test_factors_of_float8_of_either_sign_beside_nan(factor: float) -> None:
     def spoil(arguments: dict[str, Any]) -> None:
@@ -247,12 +298,12 @@ FAULTS_OF_FLOAT8 = {
     "no fence after the conversion": ("    fence_async_shared()\n", ""),
     "a raw tile is never released": ("mbarrier.arrive(raw_v_empty.index(r), count=1)", "pass"),
     "a raw tile is released before it is read": (
-        "                convert_tile(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)\n"
-        "                mbarrier.arrive(k_full.index(s), count=1)\n"
-        "                mbarrier.arrive(raw_k_empty.index(r), count=1)\n",
-        "                mbarrier.arrive(raw_k_empty.index(r), count=1)\n"
-        "                convert_tile(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)\n"
-        "                mbarrier.arrive(k_full.index(s), count=1)\n",
+        "                convert_tile(raw_v.index(r), v_bufs.index(s), sign, False)\n"
+        "                mbarrier.arrive(v_full.index(s), count=1)\n"
+        "                mbarrier.arrive(raw_v_empty.index(r), count=1)\n",
+        "                mbarrier.arrive(raw_v_empty.index(r), count=1)\n"
+        "                convert_tile(raw_v.index(r), v_bufs.index(s), sign, False)\n"
+        "                mbarrier.arrive(v_full.index(s), count=1)\n",
     ),
     "every head has the factor of the first": ("at = scales + head // GROUP", "at = scales"),
     "queries are multiplied before they are narrowed": (
@@ -261,16 +312,31 @@ FAULTS_OF_FLOAT8 = {
     ),
     "rows are not multiplied by their powers of two": ("(raw * inverse[:, None])", "(raw * 0.25)"),
 }
+FAULTS_OF_96 = {
+    "the last columns of keys are not converted": (
+        "convert_tile(raw_k1.index(r), k_bufs1.index(s)",
+        "(raw_k1, k_bufs1",
+    ),
+    "the last columns have no sign": (
+        "k_bufs1.index(s), sign, SCALES > 1)",
+        "k_bufs1.index(s), sign, False)",
+    ),
+    "rows are as large as their first columns": ("largest = gl.maximum(largest,", "(largest,"),
+    "the last columns of queries stay as they are": ("made1.store(", "("),
+}
 
 
-@pytest.mark.parametrize("fault", FAULTS_OF_FLOAT8)
+@pytest.mark.parametrize("fault", [*FAULTS_OF_FLOAT8, *FAULTS_OF_96])
 def test_planted_faults_of_float8_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = planted(converting, *FAULTS_OF_FLOAT8[fault], tmp_path)
+    width = 96 if fault in FAULTS_OF_96 else 64
+    made = planted(converting, *(FAULTS_OF_FLOAT8 | FAULTS_OF_96)[fault], tmp_path)
     for name in ("convert_tiles", "scale_of", "narrowed"):
         monkeypatch.setattr(prefill, name, getattr(made, name))
-    monkeypatch.setattr(f"{__name__}.MODEL", AttentionModel("two groups", 2, 2, 64, 64))
+    monkeypatch.setattr(f"{__name__}.MODEL", AttentionModel("two groups", 2, 2, width, width))
 
     def by_head(arguments: dict[str, Any]) -> None:
+        arguments["q"][..., 64:] *= 1e5  # beyond what float16 holds beside the first columns
+        arguments["q"] *= 1e-5 if width > 64 else 1.0
         for name in ("k_scale", "v_scale"):
             arguments[name] = arguments[name] * torch.tensor([1.0, -0.5])
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.gluon.gemm import halves_sums
 from kernelhub.backends.gluon.moe import halves, halves_adapter
 from kernelhub.backends.gluon.moe.halves_adapter import ExpertsOfHalves
 from kernelhub.backends.shared import sorted_sizes
@@ -128,12 +129,6 @@ FAULTS = {
         "mbarrier.wait(empty.index(s), ((step // STAGES) & 1) ^ 1)",
         "pass",
     ),
-    "no wait for the operands": ("mbarrier.wait(full.index(s), (step // STAGES) & 1)\n        if FIRST", "if FIRST"),
-    "no fence before rows that threads copied": ("fence_async_shared()  # threads copied the rows", "pass"),
-    "a stage is passed on while it is multiplied": (
-        "warpgroup_mma_wait(2, deps=(sums0, sums1))",
-        "warpgroup_mma_wait(4, deps=(sums0, sums1))",
-    ),
     "the loader counts the bytes of one block": (
         "full.index(s), 2 * b_desc.block_type.nbytes",
         "full.index(s), b_desc.block_type.nbytes",
@@ -143,11 +138,24 @@ FAULTS = {
     "rows of a tile are those of its first token": ("rows = token[:, None]", "rows = token[:1, None]"),
     "gate and up trade places": ("joined(sums0, sums1,", "joined(sums1, sums0,"),
 }  # fmt: skip
+FAULTS_OF_SUMS = {
+    "no wait for the operands": ("mbarrier.wait(full.index(s), (step // STAGES) & 1)", "pass"),
+    "no fence before rows that threads copied": ("            fence_async_shared()", "            pass"),
+    "a stage is passed on while it is multiplied": (
+        "warpgroup_mma_wait(2, deps=(sums0, sums1))",
+        "warpgroup_mma_wait(4, deps=(sums0, sums1))",
+    ),
+}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS, *FAULTS_OF_SUMS])
 def test_planted_faults_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = planted(halves, *FAULTS[fault], tmp_path).experts_of_halves_kernel
+    kernel = halves.experts_of_halves_kernel
+    if fault in FAULTS:
+        kernel = planted(halves, *FAULTS[fault], tmp_path).experts_of_halves_kernel
+    else:
+        sums_of_two = planted(halves_sums, *FAULTS_OF_SUMS[fault], tmp_path).sums_of_two
+        monkeypatch.setattr(halves, "sums_of_two", sums_of_two)
 
     def wrong(seed: int) -> bool:
         try:

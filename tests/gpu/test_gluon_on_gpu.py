@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+import kernelhub
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.models.shapes import AttentionModel
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.mla_attention import MlaContract
@@ -39,8 +43,9 @@ class TestDecode(MlaContract):
     fewest_cases = 10
 
 
-class TestPagedPrefillOfFloat8(PagedContract):
-    kernel = "gluon.prefill_fp8"
+class OfFloat8:
+    """What keys and values of float8 add to the paged contract."""
+
     widest = torch.float16
     plain = PagedContract.plain | {"kv_scale": "tensor"}
     rich = PagedContract.plain | {"q_lens": 3, "causal": True, "kv_scale": "head"}
@@ -54,6 +59,44 @@ class TestPagedPrefillOfFloat8(PagedContract):
             )
             arguments["k_scale"] = arguments["k_scale"] * factor
             self.check(self.run(arguments), arguments)
+
+
+class TestPagedPrefillOfFloat8(OfFloat8, PagedContract):
+    kernel = "gluon.prefill_fp8"
+
+
+class TestPagedPrefillOfFloat8Any(OfFloat8, PagedContract):
+    kernel = "gluon.prefill_fp8_any"
+    rich = PagedContract.rich | {"kv_scale": "head"}
+
+
+class TestPrefillOfFloat8Any(DenseContract):
+    kernel = "gluon.prefill_fp8_any"
+    widest = torch.float16
+    plain = DenseContract.plain | {"kv_scale": "tensor"}
+    rich = DenseContract.rich | {"kv_scale": "head"}
+
+
+def test_windows_of_gpt_oss_over_float8() -> None:
+    """Of 128, with sinks, in pages and in tensors, sequences of no tokens among them; heads of 96, too."""
+    for model in (AttentionModel("gpt-oss", 64, 8, 64, 64), AttentionModel("heads of 96", 8, 2, 96, 96)):
+        more: dict[str, Any] = {
+            "window": 128,
+            "sinks": torch.linspace(-2, 4, model.num_q_heads, device="cuda"),
+            "backend": "gluon.prefill_fp8_any",
+        }
+        for lengths in ((700, 0, 129, 2048), (1, 64, 4000, 0)):
+            inputs = {"kv_dtype": torch.float8_e4m3fn, "device": "cuda"}
+            for page in (16, 64, 256):
+                q_lens = tuple((length + 1) // 2 for length in lengths)
+                arguments = paged_attention_inputs(model, seq_lens=lengths, q_lens=q_lens, page_size=page, **inputs)
+                got = kernelhub.paged_attention(**arguments | more)
+                want = kernelhub.paged_attention(**arguments | more | {"backend": "torch.blocked"})
+                assert (got.float() - want.float()).abs().max() < 2.0**-6 * want.float().abs().max()
+            arguments = attention_inputs(model, q_lens=lengths, kv_lens=lengths, **inputs)
+            got = kernelhub.attention(**arguments | more)
+            want = kernelhub.attention(**arguments | more | {"backend": "torch.blocked"})
+            assert (got.float() - want.float()).abs().max() < 2.0**-6 * want.float().abs().max()
 
 
 class TestDecodeOfLists(MlaContract):

@@ -94,7 +94,11 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     "all_reduce_rms_norm": [{}, *_MESSAGES, {**_MESSAGES[0], "format": "fp8_group"}],
     "moe_dispatch": [{}, {**_TWO, "capacity": "few"}, {**_TWO, "capacity": "exact"}],
     "moe_combine": [{}, *({**_TWO, "capacity": of} for of in ("few", "exact")), *_KEPT],
-    "attention": [*_ATTENTION, {"q_len": "many", "causal": True, "head_dim_qk": 192, "head_dim_vo": 128}],
+    "attention": [
+        *_ATTENTION,
+        {"q_len": "many", "causal": True, "head_dim_qk": 192, "head_dim_vo": 128},
+        {"q_len": "many", "causal": True, "kv_dtype": "float8_e4m3fn", "kv_scale": "value"},
+    ],
     "paged_attention": [
         *_ATTENTION,
         {"q_len": "many", "causal": True, "page_size": 256},

@@ -18,7 +18,8 @@ _LAST = (
     "xformers.cutlass",
 )
 _FA3 = ("flash_attn.fa3", "flash_attn.vllm_fa3")
-_GLUON = ("gluon.prefill", "gluon.prefill_any")  # tiles of 128 queries, so few queries leave most of one empty
+# Tiles of 128 queries, so few queries leave most of one empty.
+_GLUON = ("gluon.prefill", "gluon.prefill_any", "gluon.prefill_fp8_any")
 _VARLEN = "torch.varlen_attn"  # FlashAttention-2: on an H200 1.4 to 1.6 times the time of triton.prefill
 _FLASHINFER = ("flashinfer.fa3_ragged", "flashinfer.fa2_ragged")
 # torch takes 0.64 to 0.71 of the time of triton.prefill. flashinfer.fa2_ragged takes 1.08 to 1.22 of it.
@@ -33,6 +34,7 @@ _HOPPER = (
     "gluon.prefill",
     "triton.prefill",
     "gluon.prefill_any",
+    "gluon.prefill_fp8_any",
     "flashinfer.fa2_ragged",
     _VARLEN,
     *_LAST,

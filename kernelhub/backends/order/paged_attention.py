@@ -39,6 +39,7 @@ _DECODE = (
     "triton.mixed",
     "gluon.prefill",  # tiles of 128 queries, so few queries leave most of one empty
     "gluon.prefill_any",
+    "gluon.prefill_fp8_any",
     "gluon.prefill_fp8",
     "flashinfer.fa3_prefill",
     *_SINKS,
@@ -183,6 +184,7 @@ PAGED_ATTENTION = (
             "triton.prefill",
             "triton.mixed",
             "gluon.prefill_any",
+            "gluon.prefill_fp8_any",
             *_SINKS,
             *_LAST,
             *_CUDNN,
@@ -203,6 +205,7 @@ PAGED_ATTENTION = (
             "triton.prefill",
             "gluon.prefill",
             "gluon.prefill_any",
+            "gluon.prefill_fp8_any",
             "gluon.prefill_fp8",
             "flashinfer.fa3_prefill",
             *_SINKS,

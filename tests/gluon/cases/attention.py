@@ -14,6 +14,7 @@ _PLAIN: dict[str, Any] = {"head_dim_qk": 128, "head_dim_vo": 128, "num_q_heads":
 _EVERYTHING = {"causal": True, "window_left": True, "softcap": True, "sinks": True, "lse": True}
 _64 = {"head_dim_qk": 64, "head_dim_vo": 64}
 _FP8: dict[str, Any] = {"kv_dtype": "float8_e4m3fn", "page_size": 64, "causal": True}
+_DENSE_FP8: dict[str, Any] = {"kv_dtype": "float8_e4m3fn", "causal": True}
 _96 = {"head_dim_qk": 96, "head_dim_vo": 96}
 
 
@@ -40,6 +41,17 @@ CASES = [
         "gluon prefill, fp8, ragged, pages of 16",
         {**_FP8, "kv_scale": "tensor", "ragged": True, "q_len": ANY, "page_size": 16},
         paged=True,
+    ),
+    _case("gluon prefill, fp8, 96", {**_FP8, "kv_scale": "value", **_96}, paged=True),
+    _case(
+        "gluon prefill, fp8, everything, 96, pages of 16",
+        {**_FP8, "kv_scale": "head", "ragged": True, "q_len": ANY, **_EVERYTHING, **_96, "page_size": 16},
+        paged=True,
+    ),
+    _case("gluon prefill, fp8, dense", {**_DENSE_FP8, "kv_scale": "value"}),
+    _case(
+        "gluon prefill, fp8, dense, everything",
+        {**_DENSE_FP8, "kv_scale": "head", "ragged": True, "q_len": ANY, **_EVERYTHING},
     ),
     _case("gluon prefill, fp8, everything, 64", {**_FP8, "kv_scale": "head", **_EVERYTHING, **_64}, paged=True),
 ]

@@ -6,6 +6,7 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import Constraint, OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.standing import untested
 from kernelhub.ops.attention.problem import ANY, FEW, KV_SCALES, MANY, ONE, QUANTISED, AttentionProblem
 
 _WRITTEN = "the widths that it is written for"
@@ -35,7 +36,13 @@ _SIXTEEN_BITS = (SameValue("q_dtype", "kv_dtype", why="gluon.prefill_fp8 takes f
 _DENSE = (*_SIXTEEN_BITS, OneOf("head_dim_qk", (128, 256), why="gluon.prefill_any takes 64, 96 and 192"))
 _PAGED = (*_SIXTEEN_BITS, OneOf("head_dim_qk", (96, 128, 256), why="gluon.prefill_any takes 64 and 192"))
 _PAGES = OneOf("page_size", (16, 32, 64, 128, 256), why="what TMA copies at once is part of a tile of 128 keys")
+_FLOAT8 = (
+    dtype_in("kv_dtype", *QUANTISED),
+    OneOf("head_dim_qk", (64, 96, 128), why=_WRITTEN),
+)
+_OF_FLOAT8 = _FEATURES | {f"kv_scale={form}" for form in KV_SCALES}
 _PREFILL = "a loading warp and two warpgroups of 64 rows, softmax beside the next products"
+_ANY_FLOAT8 = "over keys and values of float8 as gluon.prefill_fp8, also with a left window and for heads of 96"
 _ANY = "the same with a left window, for heads of 64 or 96, and for keys of 192 with values of 128"
 
 
@@ -46,7 +53,7 @@ def _record(
     constraints: tuple[Constraint, ...],
     features: frozenset[str],
     passed: int,
-    file: str = "gluon_h100.json",
+    file: str | None = "gluon_h100.json",
 ) -> Kernel:
     return Kernel(
         op=op,
@@ -60,7 +67,7 @@ def _record(
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
-        standings=standings(passed, file),
+        standings=(untested("hopper"),) if file is None else standings(passed, file),
     )
 
 
@@ -81,8 +88,18 @@ KERNELS = (
         "gluon.prefill_fp8",
         "the same over a cache of float8, of which four more warps make tiles in 16 bits",
         (dtype_in("kv_dtype", *QUANTISED), OneOf("head_dim_qk", (64, 128), why=_WRITTEN), _PAGES),
-        (_FEATURES | {"kv_layout=HND", *(f"kv_scale={form}" for form in KV_SCALES)}) - {"window_left"},
+        (_OF_FLOAT8 | {"kv_layout=HND"}) - {"window_left"},
         27,
         "gluon_more_h200.json",
+    ),
+    _record("attention", "gluon.prefill_fp8_any", _ANY_FLOAT8, _FLOAT8, _OF_FLOAT8, 0, None),
+    _record(
+        "paged_attention",
+        "gluon.prefill_fp8_any",
+        _ANY_FLOAT8,
+        (*_FLOAT8, _PAGES),
+        _OF_FLOAT8 | {"kv_layout=HND"},
+        0,
+        None,
     ),
 )

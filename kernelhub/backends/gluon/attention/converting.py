@@ -27,20 +27,30 @@ def scale_of(scales, head, GROUP: gl.constexpr, SCALES: gl.constexpr):
 
 
 @gluon.jit
-def narrowed(q, like, ready, phase, ROW: gl.constexpr):
+def narrowed(q, q1, like, like1, ready, phase, D1: gl.constexpr, ROW: gl.constexpr):
     """Queries as float16 in the place where they were, and a power of two for each row to multiply its scores by."""
     ACROSS: gl.constexpr = q.shape[1] // 8
+    ACROSS1: gl.constexpr = q1.shape[1] // 8
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
+    layout1: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS1, ACROSS1], [4, 1], [1, 0])
     raw = q.load(layout).to(gl.float32)
-    bits = gl.max(gl.abs(raw), 1).to(gl.int32, bitcast=True) & 0x7F800000
+    largest = gl.max(gl.abs(raw), 1)
+    if D1 > 0:
+        raw1 = q1.load(layout1).to(gl.float32)
+        largest = gl.maximum(largest, gl.convert_layout(gl.max(gl.abs(raw1), 1), gl.SliceLayout(1, layout)))
+    bits = largest.to(gl.int32, bitcast=True) & 0x7F800000
     bits = gl.minimum(gl.maximum(bits, 0x00800000), 0x7E800000)  # of which the inverse is a normal number, too
     inverse = (0x7F000000 - bits).to(gl.float32, bitcast=True)
     made = reinterpreted(q, gl.float16, like)
     made.store((raw * inverse[:, None]).to(gl.float16))
+    made1 = made
+    if D1 > 0:
+        made1 = reinterpreted(q1, gl.float16, like1)
+        made1.store((raw1 * gl.convert_layout(inverse, gl.SliceLayout(1, layout1))[:, None]).to(gl.float16))
     fence_async_shared()
     mbarrier.arrive(ready, count=1)
     mbarrier.wait(ready, phase)
-    return made, gl.convert_layout(bits.to(gl.float32, bitcast=True), ROW)
+    return made, made1, gl.convert_layout(bits.to(gl.float32, bitcast=True), ROW)
 
 
 @gluon.jit
@@ -57,11 +67,12 @@ def convert_tile(source, into, sign, SIGNED: gl.constexpr):
 
 @gluon.jit
 def convert_tiles(
-    raw_k, raw_v, k_bufs, v_bufs, raw_k_full, raw_k_empty, raw_v_full, raw_v_empty, k_full, k_empty, v_full, v_empty,
-    k_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total, window_left, window_right,
-    HEADS: gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, HAS_LEFT: gl.constexpr,
-    HAS_RIGHT: gl.constexpr, SCALES: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    RAW_STAGES: gl.constexpr,
+    raw_k, raw_k1, raw_v, k_bufs, k_bufs1, v_bufs, raw_k_full, raw_k_empty, raw_v_full, raw_v_empty, k_full, k_empty,
+    v_full, v_empty, k_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total, window_left,
+    window_right,
+    HEADS: gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D1: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, SCALES: gl.constexpr, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, RAW_STAGES: gl.constexpr,
 ):  # fmt: skip
     """Every step of keys that the loader loads, in the same order."""
     step = 0
@@ -82,6 +93,8 @@ def convert_tiles(
                 mbarrier.wait(raw_k_full.index(r), came)
                 mbarrier.wait(k_empty.index(s), left)
                 convert_tile(raw_k.index(r), k_bufs.index(s), sign, SCALES > 1)
+                if D1 > 0:
+                    convert_tile(raw_k1.index(r), k_bufs1.index(s), sign, SCALES > 1)
                 mbarrier.arrive(k_full.index(s), count=1)
                 mbarrier.arrive(raw_k_empty.index(r), count=1)
                 mbarrier.wait(raw_v_full.index(r), came)

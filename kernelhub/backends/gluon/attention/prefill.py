@@ -260,7 +260,7 @@ def attend(
             factor = score_scale
             wide = score_scale
             if NARROW:
-                q, sizes = narrowed(q, k_bufs, q_ready.index(WHICH), done & 1, row)
+                q, q1, sizes = narrowed(q, q1, k_bufs, k_bufs1, q_ready.index(WHICH), done & 1, D1, row)
                 factor = sizes * score_scale
                 score_scale = factor[:, None]
             if SCALED or HAS_SOFTCAP:
@@ -425,7 +425,10 @@ def prefill_kernel(
     k_bufs1 = k_bufs
     if D1 > 0:
         q_buf1 = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES, 64, D1], q_rest.layout)
-        k_bufs1 = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D1], k_rest.layout)
+        if SCALES > 0:
+            k_bufs1 = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_N, D1], q_rest.layout)
+        else:
+            k_bufs1 = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D1], k_rest.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES, 1], mbarrier.MBarrierLayout())
     turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -451,6 +454,9 @@ def prefill_kernel(
     if SCALES > 0:
         RAW_STAGES: gl.constexpr = 2
         raw_k = gl.allocate_shared_memory(k_desc.dtype, [RAW_STAGES, BLOCK_N, D0], k_desc.layout)
+        raw_k1 = raw_k
+        if D1 > 0:
+            raw_k1 = gl.allocate_shared_memory(k_desc.dtype, [RAW_STAGES, BLOCK_N, D1], k_rest.layout)
         raw_v = gl.allocate_shared_memory(v_desc.dtype, [RAW_STAGES, BLOCK_N, DV], v_desc.layout)
         raw_k_full = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
         raw_k_empty = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
@@ -480,7 +486,7 @@ def prefill_kernel(
                 STAGES, Q_STAGES, PINGPONG, LATE,
             )),
             (load_tiles, (
-                q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, raw_k, k_bufs1, raw_v, q_full, q_empty,
+                q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, raw_k, raw_k1, raw_v, q_full, q_empty,
                 raw_k_full, raw_k_empty, raw_v_full, raw_v_empty,
                 cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens,
                 total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
@@ -488,10 +494,10 @@ def prefill_kernel(
                 window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, RAW_STAGES, Q_STAGES,
             )),
             (convert_tiles, (
-                raw_k, raw_v, k_bufs, v_bufs, raw_k_full, raw_k_empty, raw_v_full, raw_v_empty, k_full, k_empty, v_full,
-                v_empty, k_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total,
-                window_left, window_right, HEADS, GROUP, RAGGED, PAGE, HAS_LEFT, HAS_RIGHT, SCALES, BLOCK_N, STAGES,
-                RAW_STAGES,
+                raw_k, raw_k1, raw_v, k_bufs, k_bufs1, v_bufs, raw_k_full, raw_k_empty, raw_v_full, raw_v_empty, k_full,
+                k_empty, v_full, v_empty, k_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens,
+                total, window_left, window_right, HEADS, GROUP, RAGGED, PAGE, D1, HAS_LEFT, HAS_RIGHT, SCALES, BLOCK_N,
+                STAGES, RAW_STAGES,
             )),
         ], [4, 1, 4], [216, 24, 56])  # fmt: skip
     else:

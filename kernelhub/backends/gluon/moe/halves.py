@@ -1,8 +1,7 @@
 # mypy: ignore-errors
 """A product of bfloat16 or float16 rows that were sorted by expert with the weights of their experts, on Hopper.
 
-As `product.py`, in steps of 64 columns of K and without scales: sums stay in the tensor cores. A warpgroup issues the
-products of a step before those of the last have ended, and then passes on the last stage.
+As `product.py`, in steps of 64 columns of K and without scales: sums stay in the tensor cores (`halves_sums.py`).
 
     loader:      for each tile, for each 64 columns of K: wait until a stage is empty; fetch rows, gathered if FIRST,
                  and two blocks of 128 rows of weights into it
@@ -13,6 +12,8 @@ products of a step before those of the last have ended, and then passes on the l
 
 from __future__ import annotations
 
+from kernelhub.backends.gluon.gemm.halves_sums import sums_of_two
+from kernelhub.backends.gluon.gemm.order import tile_of
 from kernelhub.backends.gluon.language import (
     copy_arrive,
     copy_rows,
@@ -21,23 +22,8 @@ from kernelhub.backends.gluon.language import (
     gluon,
     mbarrier,
     tma_load,
-    warpgroup_mma,
-    warpgroup_mma_wait,
 )
 from kernelhub.backends.gluon.moe.product import joined, store_tile
-
-
-@gluon.jit
-def place_of(t, tiles, across, GROUP: gl.constexpr):
-    """Of the t-th tile of a product: which tile of rows in the list, and which tile of columns.
-
-    GROUP tiles of rows that follow each other are multiplied by the same columns before the next columns come, so those
-    of one expert read its weights from L2 however wide it is.
-    """
-    first = t // (GROUP * across) * GROUP
-    many = gl.minimum(tiles - first, GROUP)
-    within = t - first * across
-    return first + within % many, within // many
 
 
 @gluon.jit
@@ -56,7 +42,7 @@ def load_tiles(
     step = 0
     blocks = gl.cdiv(eights, 8)
     for t in range(gl.program_id(0), tiles * across, gl.num_programs(0)):
-        tile, across_at = place_of(t, tiles, across, GROUP)
+        tile, across_at = tile_of(t, tiles, across, GROUP)
         at_a = gl.load(tile_rows + tile)
         at_b = gl.load(tile_experts + tile) * rows_of_b + across_at * WIDTH
         if FIRST:
@@ -84,32 +70,6 @@ def load_tiles(
 
 
 @gluon.jit
-def sums_of_two(
-    a_bufs, b_bufs, full, empty, step, blocks, ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr, FIRST: gl.constexpr, layout: gl.constexpr
-):  # fmt: skip
-    """Sums of 64 rows, those from ROW on, with COLUMNS of both blocks of weights."""
-    sums0 = gl.zeros((64, COLUMNS), gl.float32, layout)
-    sums1 = gl.zeros((64, COLUMNS), gl.float32, layout)
-    for kb in range(blocks):
-        s = step % STAGES
-        mbarrier.wait(full.index(s), (step // STAGES) & 1)
-        if FIRST:
-            fence_async_shared()  # threads copied the rows
-        a = a_bufs.index(s).slice(ROW, 64)
-        b0 = b_bufs.index(2 * s).slice(COLUMN, COLUMNS).permute((1, 0))
-        b1 = b_bufs.index(2 * s + 1).slice(COLUMN, COLUMNS).permute((1, 0))
-        sums0 = warpgroup_mma(a, b0, sums0, is_async=True)
-        sums1 = warpgroup_mma(a, b1, sums1, is_async=True)
-        sums0, sums1 = warpgroup_mma_wait(2, deps=(sums0, sums1))
-        mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=kb > 0)
-        step += 1
-    sums0, sums1 = warpgroup_mma_wait(0, deps=(sums0, sums1))
-    mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1)
-    return sums0, sums1
-
-
-@gluon.jit
 def multiply_tile(
     out, a_bufs, b_bufs, full, empty, bias, router, sorted_pairs, expert, row, left, column, step, blocks, apart, n,
     stride_bias_e, stride_bias_n, stride_wt, stride_wk, stride_om, alpha, limit, ROW: gl.constexpr,
@@ -124,7 +84,9 @@ def multiply_tile(
     ACROSS: gl.constexpr = COLUMNS // 8
     lines: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
     stored: gl.constexpr = lines if BY_LINES else layout
-    sums0, sums1 = sums_of_two(a_bufs, b_bufs, full, empty, step, blocks, ROW, COLUMN, COLUMNS, STAGES, FIRST, layout)
+    sums0, sums1 = sums_of_two(
+        a_bufs, b_bufs, full, empty, step, blocks, ROW, COLUMN, COLUMNS, STAGES, FIRST, False, layout
+    )
     if ON_INPUT:
         rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
         pair = gl.load(sorted_pairs + row + gl.minimum(rows, left - 1))
@@ -161,7 +123,7 @@ def multiply_tiles(
     step = 0
     blocks = gl.cdiv(eights, 8)
     for t in range(gl.program_id(0), tiles * across, gl.num_programs(0)):
-        tile, across_at = place_of(t, tiles, across, GROUP)
+        tile, across_at = tile_of(t, tiles, across, GROUP)
         row = gl.load(tile_rows + tile)
         left = gl.load(tile_ends + tile) - row
         expert = gl.load(tile_experts + tile).to(gl.int64)

@@ -25,7 +25,6 @@ class Outgoing(NamedTuple):
         topk_ids: int32 ``[T, top_k]``, contiguous. Those below 0 or from `num_experts` on name no expert.
         topk_weights: float32 ``[T, top_k]``, contiguous.
         max_tokens: most tokens of a rank; 0 if exact.
-        out: a result of such calls that this one is to become, or None.
     """
 
     x: Tensor
@@ -33,7 +32,6 @@ class Outgoing(NamedTuple):
     topk_ids: Tensor
     topk_weights: Tensor
     max_tokens: int
-    out: Dispatched | None = None
 
 
 class DispatchAdapter(Repeatable, abc.ABC):
@@ -41,8 +39,7 @@ class DispatchAdapter(Repeatable, abc.ABC):
 
     1. In `__init__(problem)` choose what is static. Communicate with no rank there.
     2. In `connect` do what only a first collective does: connections, workspaces, the exchange of their addresses.
-    3. In `launch` exchange tokens, and return what this rank received, in the problem's format. With a capacity an
-       adapter may write it to the tensors of `outgoing.out`, renew that, and return it; else the op copies.
+    3. In `launch` exchange tokens, and return what this rank received, in the problem's format.
 
     The op has checked what its contract says. A rank without tokens launches, too. With a capacity (`max_tokens`) no
     shape may depend on values, and nothing may wait for the device.

@@ -12,18 +12,9 @@ stored.
 
 from __future__ import annotations
 
+from kernelhub.backends.gluon.gemm.order import tile_of
 from kernelhub.backends.gluon.gemm.scaled_sums import finished, scaled_sums, store_rows
 from kernelhub.backends.gluon.language import fence_async_shared, gl, gluon, mbarrier, tma, tma_load, tma_store
-
-
-@gluon.jit
-def tile_of(t, tiles_m, tiles_n, GROUP: gl.constexpr):
-    """(row, column) of a tile: GROUP rows of tiles are gone over together, so that they share b in L2."""
-    wide = GROUP * tiles_n
-    first = t // wide * GROUP
-    high = gl.minimum(tiles_m - first, GROUP)
-    within = t % wide
-    return first + within % high, within // high
 
 
 @gluon.jit

@@ -16,6 +16,10 @@ from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperan
 from kernelhub.ops.gemm.grouped.problem import BLOCKS, GroupedGemmProblem
 
 _HIGH_FROM = 256  # rows of a group on average from which tiles of 256 rows are mostly full
+_FEW_ROWS = 48  # up to which two warpgroups hold the same rows
+_ACROSS = 128  # rows of weights that are copied at once
+# Tiles of rows that share columns of weights before the next columns come.
+_GROUP, _ALL = 8, 1 << 16
 
 
 class Tile(NamedTuple):
@@ -63,7 +67,7 @@ class _Grouped(GroupedGemmAdapter, abc.ABC):
                 programs,
                 (out.get_device(), strides, out.data_ptr() & 15, None if bias is None else bias.dtype),
                 descriptor(a.matrix, (tile.m, tile.k)),
-                descriptor(b.matrix, (tile.n, tile.k)),
+                descriptor(b.matrix, (_ACROSS, tile.k)),
                 out,
                 *scales,
                 bias,
@@ -108,6 +112,7 @@ class GroupedFp8(_Grouped):
             "B_E8M0": problem.b_scale == "block_e8m0",
             "HAS_BIAS": problem.bias,
             "MASKED": problem.masked,
+            "GROUP": _ALL,
         }
         return Launcher(grouped_fp8_kernel, static)
 
@@ -123,7 +128,7 @@ class GroupedHalves(_Grouped):
     """bfloat16 or float16."""
 
     def tile(self, rows: int) -> Tile:
-        return Tile(128, 256, 64)
+        return Tile(64 if rows <= _FEW_ROWS else 128, 256, 64)
 
     def launcher(self, tile: Tile) -> Launcher:
         problem = self.problem
@@ -131,9 +136,12 @@ class GroupedHalves(_Grouped):
             "BM": tile.m,
             "BN": tile.n,
             "BK": tile.k,
-            "STAGES": 4,
+            "STAGES": 5 if tile.m == 64 else 4,
             "HAS_BIAS": problem.bias,
             "MASKED": problem.masked,
+            # float32 fills sectors of memory as it is, and is too wide for the shared memory that is left.
+            "BY_LINES": problem.out_dtype != "float32",
+            "GROUP": _GROUP,
         }
         return Launcher(grouped_halves_kernel, static)
 

@@ -9,6 +9,7 @@ Results are stored by pointers with a mask, since the rows behind a group's last
 from __future__ import annotations
 
 from kernelhub.backends.gluon.gemm.grouped.groups import first_tile, group_at
+from kernelhub.backends.gluon.gemm.order import tile_of
 from kernelhub.backends.gluon.gemm.scaled_sums import finished, scaled_sums, store_rows
 from kernelhub.backends.gluon.language import fence_async_shared, gl, gluon, mbarrier, tma_load
 
@@ -16,8 +17,11 @@ from kernelhub.backends.gluon.language import fence_async_shared, gl, gluon, mba
 @gluon.jit
 def load_groups(
     a_desc, b_desc, a_bufs, b_bufs, full, empty, lengths, groups, total, room, tiles_n, k, rows_of_b,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr
+    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr,
+    GROUP: gl.constexpr
 ):  # fmt: skip
+    """BN columns of a tile come as blocks of 128 rows of weights."""
+    ACROSS: gl.constexpr = BN // 128
     step = 0
     before = 0
     begin = 0
@@ -29,14 +33,16 @@ def load_groups(
         tiles_m = gl.cdiv(size, BM)
         end = begin + tiles_m * tiles_n
         for tile in range(first_tile(begin), end, programs):
-            at_a = first + (tile - begin) % tiles_m * BM
-            at_b = g * rows_of_b + (tile - begin) // tiles_m * BN
+            tm, tn = tile_of(tile - begin, tiles_m, tiles_n, GROUP)
+            at_a = first + tm * BM
+            at_b = g * rows_of_b + tn * BN
             for kb in range(gl.cdiv(k, BK)):
                 s = step % STAGES
                 mbarrier.wait(empty.index(s), ((step // STAGES) & 1) ^ 1)
-                mbarrier.expect(full.index(s), a_desc.block_type.nbytes + b_desc.block_type.nbytes)
+                mbarrier.expect(full.index(s), a_desc.block_type.nbytes + ACROSS * b_desc.block_type.nbytes)
                 tma_load(a_desc, [at_a, kb * BK], full.index(s), a_bufs.index(s))
-                tma_load(b_desc, [at_b, kb * BK], full.index(s), b_bufs.index(s))
+                for i in gl.static_range(ACROSS):
+                    tma_load(b_desc, [at_b + i * 128, kb * BK], full.index(s), b_bufs.index(s * ACROSS + i))
                 step += 1
         begin = end
 
@@ -57,7 +63,8 @@ def multiply_groups(
     stride_ag_scale, stride_am_scale, stride_ak_scale, stride_bg_scale, stride_bn_scale, stride_bk_scale,
     stride_bias_g, stride_bias_n, stride_og, stride_om, stride_on,
     WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr,
-    BLOCKS: gl.constexpr, A_E8M0: gl.constexpr, B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, MASKED: gl.constexpr
+    BLOCKS: gl.constexpr, A_E8M0: gl.constexpr, B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, MASKED: gl.constexpr,
+    GROUP: gl.constexpr
 ):  # fmt: skip
     """The warpgroup WHICH of two, whose rows are the WHICH-th half of each tile."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 32])
@@ -83,8 +90,9 @@ def multiply_groups(
         tiles_m = gl.cdiv(size, BM)
         end = begin + tiles_m * tiles_n
         for tile in range(first_tile(begin), end, programs):
-            row = (tile - begin) % tiles_m * BM + WHICH * ROWS
-            column = (tile - begin) // tiles_m * BN
+            tm, tn = tile_of(tile - begin, tiles_m, tiles_n, GROUP)
+            row = tm * BM + WHICH * ROWS
+            column = tn * BN
             if row < size:
                 b_at = b_from
                 if BLOCKS:
@@ -122,7 +130,7 @@ def grouped_fp8_kernel(
     stride_ag_scale, stride_am_scale, stride_ak_scale, stride_bg_scale, stride_bn_scale, stride_bk_scale,
     stride_bias_g, stride_bias_n, stride_og, stride_om, stride_on,
     BM: gl.constexpr, BN: gl.constexpr, WAVES: gl.constexpr, STAGES: gl.constexpr, BLOCKS: gl.constexpr,
-    A_E8M0: gl.constexpr, B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, MASKED: gl.constexpr
+    A_E8M0: gl.constexpr, B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, MASKED: gl.constexpr, GROUP: gl.constexpr
 ):  # fmt: skip
     """Rows of each group times the weights of the group.
 
@@ -145,17 +153,17 @@ def grouped_fp8_kernel(
                 out, a_bufs, b_bufs, full, empty, a_scale, b_scale, bias, lengths, groups, total, tiles_n, n, k,
                 stride_ag_scale, stride_am_scale, stride_ak_scale, stride_bg_scale, stride_bn_scale, stride_bk_scale,
                 stride_bias_g, stride_bias_n, stride_og, stride_om, stride_on,
-                0, BM, BN, WAVES, STAGES, BLOCKS, A_E8M0, B_E8M0, HAS_BIAS, MASKED
+                0, BM, BN, WAVES, STAGES, BLOCKS, A_E8M0, B_E8M0, HAS_BIAS, MASKED, GROUP
             )),
             (multiply_groups, (
                 out, a_bufs, b_bufs, full, empty, a_scale, b_scale, bias, lengths, groups, total, tiles_n, n, k,
                 stride_ag_scale, stride_am_scale, stride_ak_scale, stride_bg_scale, stride_bn_scale, stride_bk_scale,
                 stride_bias_g, stride_bias_n, stride_og, stride_om, stride_on,
-                1, BM, BN, WAVES, STAGES, BLOCKS, A_E8M0, B_E8M0, HAS_BIAS, MASKED
+                1, BM, BN, WAVES, STAGES, BLOCKS, A_E8M0, B_E8M0, HAS_BIAS, MASKED, GROUP
             )),
             (load_groups, (
                 a_desc, b_desc, a_bufs, b_bufs, full, empty, lengths, groups, total, room, tiles_n, k, rows_of_b,
-                BM, BN, 128, STAGES, MASKED
+                BM, BN, 128, STAGES, MASKED, GROUP
             )),
         ],
         [4, 1],

@@ -2,7 +2,7 @@
 """Groups of rows, whose lengths the device alone has: each partition of a program goes over them by itself.
 
 Tiles are counted through all groups, and a program takes every tile whose number is its own modulo the programs. Within
-a group tiles of rows come first, so that those that run at the same time share weights.
+a group tiles of rows come first (`gemm/order.py`), so that those that run at the same time share weights.
 """
 
 from __future__ import annotations
