@@ -360,7 +360,11 @@ def main() -> int:
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    names = tuple(options.ops)
+    names, ways = tuple(options.ops), tuple(options.ways.split(","))
+    for given, known in ((names, [name for name, _ in named(())]), (ways, list(WAYS))):
+        unknown = [name for name in given if name not in known]
+        if unknown:
+            parser.error(f"{', '.join(unknown)}: none of {', '.join(known)}")
     launch.GRAPH_LEAST = int(os.environ.get("HOST_GRAPH_LEAST", launch.GRAPH_LEAST))
     if options.stub and options.against:
         found = against(options.against, names)
@@ -377,7 +381,7 @@ def main() -> int:
         print(json.dumps(here(names, options.seconds)))
         return 0
     result: dict[str, Any] = {}
-    for result in compare(names, options.rounds, tuple(options.ways.split(",")), options.seconds):
+    for result in compare(names, options.rounds, ways, options.seconds):
         if options.out:
             options.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1) if options.json else table(result))

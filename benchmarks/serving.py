@@ -485,6 +485,9 @@ def picture(results: dict[str, Any]) -> Any:
         labels = [f"{Path(model).name}, {load}, {clients} clients" for model, load, clients in cells]
         axes.set_yticks(middles, labels, fontsize=8)
         axes.set_xlabel(title)
+        medians = [bar.get_width() for bar in axes.patches]
+        if medians and max(medians) > 20 * min(medians):
+            axes.set_xscale("log")
     all_axes[0].set_ylim(bars - 1.5, -0.5)
     handles = [all_axes[0].barh(0, 0, color=colours.get(name, "#a0aec0"), label=name) for name in names]
     figure.legend(handles=handles, loc="outside upper center", ncols=len(names), frameon=False)

@@ -12,6 +12,7 @@ from typing import Any
 
 import comm_plots
 import relative_time
+import serving_page
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 MACHINES = {"h200": "NVIDIA H200", "cpu": "CPU"}
@@ -39,8 +40,8 @@ def pages() -> dict[str, str]:
             )
     made["performance/serving_h200.svg"], machine = serving_plot()
     parts.append(
-        f"## Serving on an H200\n\n{machine}. Each backend of vLLM, and the example engine. A bar is the median of the "
-        "runs, a line spans them. [Serving engines, measured](../engines_measured.md) says how these were measured.\n\n"
+        f"## Serving on an H200\n\n{machine}. vLLM's backends. A bar is the median of the runs, a line spans them. "
+        "[Serving engines, measured](../engines_measured.md) says how these were measured.\n\n"
         "![tokens per second and latencies of serving](serving_h200.svg)"
     )
     sections, pictures = comm_plots.pages()
@@ -90,7 +91,7 @@ def serving_plot() -> tuple[str, str]:
     import matplotlib as mpl
 
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "kernelhub", "font.size": 8})
-    results = json.loads((RESULTS / "serving_h200.json").read_text())
+    results = serving_page.rows_by_backend(serving_page.ON_H200)
     written = io.StringIO()
     sys.path.insert(0, str(RESULTS.parent))  # serving.py imports modules beside it
     runpy.run_path(str(RESULTS.parent / "serving.py"))["picture"](results).savefig(

@@ -44,6 +44,18 @@ def throughput(table: Table, results: str) -> str:
     return table(("input/output tokens, clients", *(BACKENDS[name] for name in names)), rows)
 
 
+def rows_by_backend(results: str) -> dict[str, Any]:
+    """The results of the backends alone, by their names in the tables and in their order."""
+    by_cell = cells(results)
+    rows = [
+        {**row, "backend": BACKENDS[name]}
+        for backends in by_cell.values()
+        for name in backends
+        for row in backends[name]
+    ]
+    return {**json.loads((RESULTS / results).read_text()), "rows": rows}
+
+
 def latencies(table: Table, results: str) -> str:
     """Every figure, with runs and spread."""
     rows = []
@@ -65,10 +77,11 @@ def latencies(table: Table, results: str) -> str:
                     f"{mark(median(runs, 'itl_ms_p50'), best['itl_ms_p50'])} ({median(runs, 'itl_ms_p99'):.1f})",
                     mark(median(runs, "tpot_ms_p50"), best["tpot_ms_p50"]),
                     mark(median(runs, "output_tokens_per_s"), most, digits=4) + (spread if len(runs) > 1 else ""),
+                    f"{median(runs, 'dollars_per_million_output_tokens'):.3f}",
                 )
             )
     header = ("input/output tokens, clients", "", "runs", "TTFT p50, ms", "ITL p50 (p99), ms", "TPOT p50, ms")
-    return table((*header, "output tokens/s (spread)"), rows)
+    return table((*header, "output tokens/s (spread)", "$ per million"), rows)
 
 
 def median(runs: Rows, figure: str) -> float:
