@@ -1,6 +1,6 @@
 """Time paged decode by `triton.split_kv` with different tiles and numbers of parts, on the GPU that is here.
 
-    python scripts/measure_splits.py [--seconds 120] [--fp8] [--mixed | --rule] [--out results.json]
+    python scripts/measure_splits.py [--seconds 120] [--fp8] [--mixed | --rule [--keys 1024,2048]] [--out results.json]
 
 The rule that selects both, `kernelhub/backends/triton/attention/splits.py`, was fitted to such times. Calls are timed
 in CUDA graphs of ten. Of every batch the table shows what the rule selects, its time over that of the best of those
@@ -11,7 +11,8 @@ table of pages has room for `MIXED_ROOM` tokens of each.
 (`kernelhub/backends/triton/attention/balanced.py`), both in one launch, and with the time that reading the keys takes
 at the speed of a sum over 4 GB: for Llama 3.1 8B, caches of bfloat16 and of float8_e4m3fn, batches of the lengths of a
 server and of equal ones, block tables with room for as much as the longest, and for more. Rooms that give the same are
-measured once. Before it is timed a result is compared with the host's. In 150 seconds it measures all of them.
+measured once. Before it is timed a result is compared with the host's. In 150 seconds it measures all of them;
+`--keys` leaves equal lengths alone, of so many keys.
 """
 
 from __future__ import annotations
@@ -131,14 +132,14 @@ def arguments_of(model: AttentionModel, lengths: tuple[int, ...], room: int, fp8
     return arguments
 
 
-def measure_rule(until: float) -> list[dict[str, Any]]:
+def measure_rule(until: float, batches: Sequence[tuple[int, ...]] = RULED) -> list[dict[str, Any]]:
     """Times in ms of the host's parts, of what is selected, and of reading; "error" is the largest difference."""
     memory = torch.ones(1 << 30, device="cuda")
     bytes_per_ms = memory.nbytes / graph_ms(functools.partial(torch.sum, memory), calls=2)
-    most = max(sum(-(-length // 16) for length in lengths) for lengths in RULED)
+    most = max(sum(-(-length // 16) for length in lengths) for lengths in batches)
     caches = {dtype: [_drawn(most, dtype) for _ in range(2)] for dtype in (torch.bfloat16, torch.float8_e4m3fn)}
     rows: list[dict[str, Any]] = []
-    for lengths, dtype in itertools.product(RULED, caches):
+    for lengths, dtype in itertools.product(batches, caches):
         for (host, rule), room, rooms in divisions_of(lengths, *caches[dtype]):
             if time.monotonic() > until:
                 return rows
@@ -266,10 +267,14 @@ def main() -> None:
     parser.add_argument("--fp8", action="store_true", help="a cache of float8_e4m3fn")
     parser.add_argument("--mixed", action="store_true", help="sequences of different lengths, Llama 3.1 8B")
     parser.add_argument("--rule", action="store_true", help="what is selected, the host's parts, and reading")
+    parser.add_argument("--keys", help="with --rule: of sequences of equal lengths, such as 1024,2048")
     parser.add_argument("--tiles", nargs="*", default=[], metavar="KEYS.WARPS.STAGES", help="also other tiles")
     options = parser.parse_args()
     until = time.monotonic() + options.seconds
-    rows = measure_rule(until) if options.rule else measure_parts(options, until)
+    batches = RULED
+    if options.keys:
+        batches = tuple((int(keys),) * count for keys in options.keys.split(",") for count in EQUAL)
+    rows = measure_rule(until, batches) if options.rule else measure_parts(options, until)
     if options.out:
         facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
         dtypes = {"dtype": "bfloat16"}

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kernelhub.backends.triton.attention.splits import HOPPER
 from tests.backends.ahead.once import ONCE
 
 DEVICES = ("A100", "L40S", "H200", "B200", "RTX5090")
@@ -106,6 +107,19 @@ class TestAheadOfTime:
         for row in launches(device, whole):
             if row["kernel"] == "split_kernel" and "float32" not in row["case"]:
                 assert row["instructions"], row
+
+    def test_as_many_programs_of_decode_fit_as_their_rule_counts_on(self, device: str, whole: bool) -> None:
+        if device != "H200":
+            pytest.skip("the rule was fitted to times on sm_90")
+        for case, itemsize in (("decode 128/128", 2), ("decode fp8", 1)):
+            rows = [row for row in launches(device, whole) if (row["case"], row["kernel"]) == (case, "split_kernel")]
+            for kind in HOPPER[itemsize, 128]:
+                tiles = {"BLOCK_N": kind.tiles.block_n, "num_warps": kind.tiles.num_warps, "AHEAD": False}
+                registers = {row["registers"] for row in rows if tiles.items() <= row["constants"].items()}
+                assert registers or not whole, (case, tiles)
+                # A multiprocessor has 65,536 registers, of which a warp takes multiples of 256.
+                fitting = [65536 // (32 * kind.tiles.num_warps * -(-used // 8) * 8) for used in registers]
+                assert min(fitting, default=kind.programs) >= kind.programs, (case, tiles, registers)
 
     def test_float8_products_use_the_matrix_instructions_of_the_generation_however_few_the_rows(
         self, device, whole

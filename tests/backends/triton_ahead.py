@@ -94,7 +94,8 @@ def compiling_for(device: DeviceFacts) -> Iterator[list[tuple[dict[str, Any], An
             warnings.simplefilter("ignore")
             kernel = run(self, *args, grid=grid, warmup=True, **kwargs)
         op, record = launched_by(sys._getframe(1))
-        launches.append(({"op": op, "record": record, "kernel": self.fn.__name__}, kernel))
+        constants = {name: value for name, value in kwargs.items() if isinstance(value, int)}
+        launches.append(({"op": op, "record": record, "kernel": self.fn.__name__, "constants": constants}, kernel))
         return kernel
 
     active = triton.runtime.driver.__dict__.get("_active")

@@ -7,6 +7,7 @@ ONCE = frozenset(
         "paged prefill 256/256",
         "decode, 64 heads of 256",
         "decode 128/128",
+        "decode fp8",
         "decode in parts of the lengths alone",
         "mixed",
         "fp4 gemm 64, mxfp4 packed",

@@ -26,6 +26,7 @@ from kernelhub.backends.triton.attention.splits import (
     Division,
     Kind,
     cheapest,
+    fewest_keys,
     full_waves,
     shared,
 )
@@ -57,16 +58,19 @@ MOST_SPLITS = 64
 FIXED_SPLITS = 16
 NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 PARTS = 16
+ASSUMED_KIB = 56  # that a program keeps filling, of tiles that were not measured
 # Whether one launch makes and merges few parts.
 ONE_LAUNCH = True
 # The last program of a sequence merges few parts: up to so many reads one after another, each of so many elements for
 # a warp. Where lengths share keys out, few sequences have many parts, so more reads are worth the launch that they
-# spare. Reads of more elements are fewer, but take registers from all programs: of `splits.HOPPER` 512 with Triton 3.7
-# and 2048 with 3.6. The tiles of `splits.FEW` have registers to spare.
+# spare. Reads of more elements are fewer, but can take registers from all programs: as many as leave room for the
+# programs that `splits.HOPPER` counts on, by bytes of an element of the cache. The tiles of `splits.FEW` have registers
+# to spare.
 MOST_READS = 4
 MOST_READS_OF_FEW = 32
 MERGED_ELEMENTS = 256
-MERGED_ELEMENTS_OF_HOPPER = 256 if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 7) else 1024
+_TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
+MERGED_ELEMENTS_OF_HOPPER = {1: 512, 2: 256} if _TRITON >= (3, 7) else {1: 1024, 2: 1024}
 MERGED_ELEMENTS_OF_FEW = 2048
 
 
@@ -469,7 +473,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         problem = self.problem
         one = problem.q_len == ONE and not problem.ragged
         rows = min(tiles.block_m, 1 << (problem.group_size - 1).bit_length()) if one else tiles.block_m
-        elements = MERGED_ELEMENTS_OF_HOPPER if self._kinds else MERGED_ELEMENTS
+        elements = MERGED_ELEMENTS_OF_HOPPER[1 if self.fp8 else 2] if self._kinds else MERGED_ELEMENTS
         if tiles.ahead and rows <= tiles.num_warps:
             elements = MERGED_ELEMENTS_OF_FEW
         return rows, max(1, tiles.num_warps * elements // (rows * self.shape["DV_PAD"]))
@@ -506,14 +510,16 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         shares = self._balances and blocks == 1 and num_seqs > 1 and kv_bound > UNEQUAL
         if not self._kinds or tiles.block_m > MEASURED_ROWS:
             division = Division(tiles, full_waves(programs, at_once * num_sms, most))
+            kind = Kind(tiles, at_once, ASSUMED_KIB, 1.0)
         else:
             # Keys count as whole chunks, so that a cache that grows asks anew once in a chunk.
             division = cheapest(programs, num_sms, self._kinds, most * CHUNK, self._row_bytes, most, shares)
-            at_once = next(kind.programs for kind in self._kinds if kind.tiles == division.tiles)
+            kind = next(kind for kind in self._kinds if kind.tiles == division.tiles)
         if not shares:
             return division
-        heads = self.problem.num_kv_heads
-        return shared(division, num_seqs, at_once, at_once * num_sms // heads, CHUNK)
+        itemsize = 1 if self.fp8 else 2
+        least = fewest_keys(programs, division.parts, num_sms, kind, self._row_bytes // itemsize, itemsize)
+        return shared(division, num_seqs, kind.programs, kind.programs * num_sms // self.problem.num_kv_heads, least)
 
     def _divide_few(self, tiles: Tiles, num_seqs: int, kv_bound: int) -> Division:
         """Parts of few keys for a batch of few programs, all at work at once."""

@@ -4,8 +4,8 @@
 The host has a bound on the lengths only. Of a large batch it gives each sequence one part, and the longest decides
 the time. So every program computes from the lengths, which are on the device, how many keys a part has:
 
-    lengths nearly equal: those of the host's rule, `splits` parts of the longest, but of `least` keys each,
-        if `filled` programs have such parts
+    lengths nearly equal: those of the host's rule, one part of fewer keys than `least`, else `splits` of the longest,
+        but of CHUNK keys each, if `filled` programs have such parts
     otherwise: all keys of the batch over `shares`, but no less than CHUNK
 
 A sequence has as many whole parts as fit before its last one, which takes the rest. The grid is a list of items, each
@@ -130,9 +130,10 @@ def part_size(
     total = tl.sum(totals, 0)
     most = tl.max(longest, 0)
     # One division: what is divided is selected first.
-    wanted = tl.maximum(tl.minimum(tl.cdiv(most * BLOCK_N, tl.maximum(least, CHUNK)), splits), 1)
+    short = most * BLOCK_N < least
+    wanted = tl.where(short, 1, tl.maximum(tl.minimum(tl.cdiv(most * BLOCK_N, CHUNK), splits), 1))
     alike = most.to(tl.float32) * num_seqs * 8.0 <= (total + num_seqs).to(tl.float32) * 9.0
-    alike = alike & (num_seqs * wanted >= filled)
+    alike = alike & (short | (num_seqs * wanted >= filled))
     each = tl.cdiv(tl.where(alike, most, total), tl.where(alike, wanted, shares))
     each = tl.maximum(each, tl.where(alike, 1, (CHUNK + BLOCK_N - 1) // BLOCK_N))
     slack = tl.where(alike, 0, (each + 2) // 4)

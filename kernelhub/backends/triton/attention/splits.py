@@ -47,7 +47,7 @@ class Division(NamedTuple):
         shares: if not 0, parts of unequal lengths have all keys of the batch over so many, see `balanced`.
         filled: lengths count as equal where they make so many parts together; see `shared`. Without shares and with
             tiles that look ahead: so many parts get more keys before there are more.
-        least: fewest keys of a part of equal lengths, where lengths share keys out and it is more than usual.
+        least: where lengths share keys out, equal ones of fewer keys have one part each.
     """
 
     tiles: Tiles
@@ -99,7 +99,14 @@ _MOST_ROUNDS = 14  # more parts than fill so many rounds gain nothing
 # Parts of unequal lengths fill the device so many times: a long last part then idles it for a fraction of the whole.
 _ROUNDS = 2
 _EQUAL_ROUNDS = 10  # of parts of equal lengths, where unequal ones share keys out
-_LEAST_CHUNKS = 6
+# By the lengths, which are no bound, parts pay earlier. Fitted to times on an H200 of 16 to 200 sequences of 1024 to
+# 4096 keys (benchmarks/results/splits_rule_h200.json): what merging costs, what one program alone on a multiprocessor
+# and several, of so many KiB of loads for all, draw of its share of the bandwidth, and the most that it draws while
+# others have less to do. Keys of a byte take longer than half of those of two.
+_MERGE_BYTES_OF_LENGTHS = 280_000
+_ALONE, _SHARE_KIB, _MOST_SHARE = 0.62, 111, 1.15
+_READING_OF_FP8 = 1.5
+_LONG = 4096  # more keys are divided, whatever these say
 
 
 @functools.lru_cache(maxsize=4096)
@@ -154,7 +161,35 @@ def _busy(programs: int, kind: Kind) -> float:
     return programs / share
 
 
-def shared(division: Division, num_seqs: int, at_once: int, room: int, chunk: int) -> Division:
+@functools.lru_cache(maxsize=4096)
+def fewest_keys(programs: int, parts: int, num_sms: int, kind: Kind, elements: int, itemsize: int) -> int:
+    """Keys of each of `programs` from which so many parts take less time than one, `_LONG` at most.
+
+    Args:
+        programs: programs with one part each.
+        parts: of each of them.
+        num_sms: multiprocessors of the device.
+        kind: the tiles.
+        elements: of a key and its value.
+        itemsize: bytes of an element.
+    """
+
+    def rounds(count: int) -> float:
+        full, rest = divmod(count, kind.programs * num_sms)
+        if not rest:
+            return full * kind.programs
+        most = -(-rest // num_sms)
+        share = _ALONE if most == 1 else min(_MOST_SHARE, most * kind.loads_kib / _SHARE_KIB)
+        return full * kind.programs + max(rest / num_sms, most / share)
+
+    gained = rounds(programs) - rounds(programs * parts) / parts
+    if gained <= 0:
+        return _LONG
+    merging = _MERGE_BYTES_OF_LENGTHS + programs * parts * MEASURED_ROWS * 4 * elements / num_sms
+    return min(_LONG, int(merging / (gained * elements * (_READING_OF_FP8 if itemsize == 1 else itemsize))))
+
+
+def shared(division: Division, num_seqs: int, at_once: int, room: int, least: int) -> Division:
     """The division with the shares of unequal lengths.
 
     One round where it has room for a part and the rest of each sequence, with as many programs on a multiprocessor as
@@ -163,17 +198,18 @@ def shared(division: Division, num_seqs: int, at_once: int, room: int, chunk: in
     where more than two fit, equal lengths of fewer parts than a round has would leave some multiprocessors idle (32 x
     4096 takes 1.10 of its time so on an H200), and share all keys, too.
 
-    The parts of equal lengths are those for the bound on the lengths. Of sequences that nearly fill a round undivided,
-    short ones gain less by parts than they pay for merging.
+    The parts of equal lengths are those for the bound on the lengths: one of sequences of fewer than `least` keys, but
+    where several of each fit in one round.
 
     Args:
         num_seqs: sequences.
         at_once: programs that run at once on a multiprocessor.
         room: programs of a KV head that run at once on the device.
-        chunk: fewest keys that are worth a program where few programs run.
+        least: keys from which the parts of the division take less time than one, see `fewest_keys`.
     """
-    division = division._replace(least=chunk * max(1, min(_LEAST_CHUNKS, _LEAST_CHUNKS * num_seqs // room)))
-    if 2 * num_seqs <= room:
+    if 2 * num_seqs > room:
+        division = division._replace(least=least)
+    else:
         rounds = min(at_once, -(-num_seqs * division.parts * at_once // room))
         return division._replace(shares=max(1, room * rounds // at_once - num_seqs))
     if at_once <= 2:
