@@ -4,8 +4,9 @@
     python benchmarks/comm_host.py --stub [--against CHECKOUT]       # without
 
 On GPUs: microseconds of 20 calls in a row, which the queue never fills, the least of several rounds, on the slowest
-rank. `out` is a run of a plan into given memory, `run` one that allocates its results, `call` a direct call with the
-same arguments. `fill` is what torch takes to fill one element: a launch and little else; `empty` an allocation.
+rank. `out` is a run of a plan into given memory, of a dispatch into an earlier result, `run` one that allocates its
+results, `call` a direct call with the same arguments. `layers` are runs of four layers in turn. `fill` is what torch
+takes to fill one element: a launch and little else; `empty` an allocation.
 
 `--stub` needs no GPU: a stub takes the place of the driver (see `host_stub`), and one process is rank 0 of two. Its
 figures are empty Python calls, and only compare two versions on one machine. `--against` measures another checkout as
@@ -15,6 +16,8 @@ well, in the order before, after, after, before, and prints after over before.
 from __future__ import annotations
 
 import argparse
+import inspect
+import itertools
 import json
 import os
 import platform
@@ -41,6 +44,7 @@ from kernelhub.ops.comm.experts.problem import FORMATS
 
 SAMPLE, ROUNDS = 20, 25
 HIDDEN, EXPERTS, TOP_K, TOKENS = 2048, 128, 8, 64  # of Qwen3-30B-A3B
+LAYERS = 4
 COLLECTIVE = ["triton.one_shot", "torch.distributed"]  # the second for messages that the first does not take
 Calls = dict[str, Callable[[], Any]]
 
@@ -120,6 +124,8 @@ def exchanges(device: torch.device, group: Any) -> Calls:
         y = sent.x.to(torch.bfloat16)
         combine = kernelhub.moe_combine.prepare(y, sent.handle, group, backend="triton.push").run
         label = f"{format}, {str(dtype)[6:]}"
+        if hasattr(plan, "results"):  # older versions, which --against and a copy of this file measure, have no `out`
+            calls |= into_results(label, plan.run, operands, [plan.results() for _ in range(LAYERS + 1)])
         calls[f"moe_dispatch, {label}, run"] = lambda run=plan.run, operands=operands: run(*operands)
         if format == FORMATS[0]:
             calls[f"moe_dispatch, {label}, call"] = lambda given=given: kernelhub.moe_dispatch(**given)
@@ -129,6 +135,25 @@ def exchanges(device: torch.device, group: Any) -> Calls:
         )
         calls[f"moe_combine, {label}, run"] = lambda run=combine, y=y, sent=sent: run(y, sent.handle)
     return calls
+
+
+def into_results(label: str, run: Callable[..., Any], operands: list[Any], results: list[Any]) -> Calls:
+    """Dispatches into one earlier result, and of layers in turn, each with tensors of its own."""
+    layers = [([copied(one) for one in operands], out) for out in results[1:]]
+    turns = itertools.cycle(layers)
+
+    def layer() -> Any:
+        given, out = next(turns)
+        return run(*given, out=out)
+
+    return {
+        f"moe_dispatch, {label}, out": lambda: run(*operands, out=results[0]),
+        f"moe_dispatch, {label}, out, {LAYERS} layers": layer,
+    }
+
+
+def copied(one: Any) -> Any:
+    return one.clone() if isinstance(one, torch.Tensor) else one
 
 
 def host_us(call: Callable[[], Any]) -> float:
@@ -218,6 +243,8 @@ def stub_calls() -> Calls:
         combine = bound(kernelhub.moe_combine, PushSums(of_y))
         place = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16, device="cpu")
         label = f"{format}, {str(dtype)[6:]}"
+        if "out" in inspect.signature(run).parameters:
+            calls |= into_results(label, run, operands, [run(*operands) for _ in range(LAYERS + 1)])
         calls[f"moe_dispatch, {label}, run"] = lambda run=run, operands=operands: run(*operands)
         calls[f"moe_combine, {label}, out"] = lambda run=combine, y=y, sent=sent, place=place: run(
             y, sent.handle, group, place

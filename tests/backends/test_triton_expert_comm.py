@@ -21,6 +21,7 @@ from kernelhub.ops.comm.experts.adapter import Outgoing
 from kernelhub.ops.comm.experts.cases import by_expert
 from kernelhub.ops.comm.experts.problem import FORMATS, TOKENS, CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, header_of
+from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.comm.problem import ATOMICS, NVLINK
 from kernelhub.ops.formats import E4M3
 from kernelhub.probes.device import simulated
@@ -56,8 +57,8 @@ def gapped(tensor: Tensor) -> Tensor:
     return torch.stack([tensor, tensor], -1)[..., 0]
 
 
-def dispatched(size: int, workspace: Any, format: str, given: dict[str, Tensor], most: int) -> Dispatched:
-    """By `triton.push`, or without `most` by `triton.push_exact`."""
+def push_rows(size: int, workspace: Any, format: str, given: dict[str, Tensor], most: int) -> PushRows:
+    """`triton.push`, or without `most` `triton.push_exact`."""
     scales = given.get("scales")
     problem = DispatchProblem(
         **FACETS,
@@ -70,7 +71,12 @@ def dispatched(size: int, workspace: Any, format: str, given: dict[str, Tensor],
     )
     adapter = (PushRows if most else PushRowsExact)(problem)
     adapter.attach(GROUP.group_name, workspace)
-    outgoing = Outgoing(given["x"], scales, given["topk_ids"], given["topk_weights"], most)
+    return adapter
+
+
+def dispatched(size: int, workspace: Any, format: str, given: dict[str, Tensor], most: int) -> Dispatched:
+    adapter = push_rows(size, workspace, format, given, most)
+    outgoing = Outgoing(given["x"], given.get("scales"), given["topk_ids"], given["topk_weights"], most)
     return adapter.launch(outgoing, GROUP, TIMEOUT_S)
 
 
@@ -139,6 +145,65 @@ def test_many_rows_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sums_of_several_parts_of_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter_module, "_OF_SUMS", (128, 64))
     check(2, (WAYS[0], WAYS[1]))
+
+
+def again(rank: int, size: int, workspace: Any, ways: Sequence[Any], shifted: bool = False) -> list[str]:
+    """What is wrong of dispatches into results of earlier ones, whose memory holds anything, and of their combines."""
+    wrong = []
+    for format, routing, dtype, top_k in ways:
+        adapter, out = None, None
+        for turn in range(4):  # a rank has other numbers of tokens in turn
+            parts = [tokens_of((other + turn) % size, routing, top_k, dtype, WIDTH) for other in range(size)]
+            given, most = parts[rank], max(len(part["x"]) for part in parts)
+            outgoing = Outgoing(given["x"], given.get("scales"), given["topk_ids"], given["topk_weights"], most, out)
+            if adapter is None:
+                adapter = push_rows(size, workspace, format, given, most)
+            sent = adapter.launch(outgoing, GROUP, TIMEOUT_S)
+            label = f"{format} {routing} {dtype}, turn {turn}"
+            if out is not None and sent is not out:
+                wrong.append(f"{label}: another result")
+            got, want = by_expert(sent), wanted_by_expert(rank, size, format, parts)
+            got["rows"] = got["rows"].view(torch.uint8)
+            wrong += [f"{label}: {name}" for name in want if not same(got[name].contiguous(), want[name])]
+            of_y = torch.float32 if dtype is torch.float32 else torch.bfloat16
+            total = torch.full((len(given["x"]), WIDTH), torch.nan, dtype=of_y)
+            combined(size, workspace, sent, results(sent, rank, size, of_y), total)
+            if not torch.equal(total, own(parts[rank], of_y)):
+                wrong.append(f"{label}: combine")
+            out = moved(sent) if shifted else sent
+            for place in outputs_of(out):
+                place.view(torch.uint8).fill_(0xA5)
+    return wrong
+
+
+def moved(sent: Dispatched) -> Dispatched:
+    """A result in memory that does not begin at multiples of 16 bytes."""
+
+    def beside(part: Tensor | None) -> Any:
+        return None if part is None else part.new_empty(part.numel() + 1)[1:].view(part.shape)
+
+    parts = [beside(part) for part in sent[:-1]]
+    slots = parts[2:4] if sent.topk_ids is not None else [beside(part) for part in sent.handle[2:4]]
+    return Dispatched(*parts, handle=[*sent.handle[:2], *slots, *sent.handle[4:]])
+
+
+def check_again(size: int, ways: Sequence[Any], shifted: bool = False) -> None:
+    ranks = Ranks(size, SLOT_BYTES)
+    assert run_ranks(lambda rank: again(rank, size, ranks.workspaces[rank], ways, shifted), size) == [[]] * size
+    assert all(bool((memory == 0xFF).all()) for memory in ranks.memories), "slots that are not empty"
+
+
+def test_two_ranks_write_into_earlier_results_in_each_format() -> None:
+    check_again(2, (*WAYS[:3], WAYS[5]))
+
+
+def test_three_ranks_write_into_earlier_results_that_are_not_aligned() -> None:
+    check_again(3, WAYS[:1], shifted=True)
+
+
+def test_counts_of_several_launches_into_an_earlier_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_module, "_SET", 1)
+    check_again(2, WAYS[:1])
 
 
 class TestExact:
@@ -244,6 +309,20 @@ class TestMissingRank:
         with pytest.raises(RanksDisagree, match=message) as error:
             combined(2, workspace, sent, sent.x, torch.empty(1, WIDTH))
         assert error.value.ranks == (1,)
+
+    def test_a_dispatch_into_an_earlier_result_counts_what_came(self) -> None:
+        """Also a call that was captured, which neither sends nor waits afterwards."""
+        ranks = Ranks(2, 4096)
+        workspace = ranks.workspaces[0]
+        adapter = self.adapter(workspace)
+        out = adapter.launch(self.outgoing(), GROUP, 3e-6)
+        workspace.missing.zero_()
+        out.counts.fill_(7)
+        found = adapter.launch(self.outgoing()._replace(out=out), GROUP, 1e3)
+        assert found is out
+        assert found.counts.tolist() == [0] * (EXPERTS // 2)
+        assert found.topk_ids is not None
+        assert found.topk_ids.tolist() == [[-1, -1]] * 2
 
     def test_a_combine_ends_with_nan(self) -> None:
         ranks = Ranks(2, 4096)

@@ -43,6 +43,7 @@ from kernelhub.errors import KernelhubError, RanksDisagree
 from kernelhub.ops.comm.experts.cases import by_expert
 from kernelhub.ops.comm.experts.problem import FORMATS, TOKENS
 from kernelhub.ops.comm.experts.received import Dispatched
+from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.formats import E4M3
 from tests.runtime.expert_scenes import same, wanted_by_expert
 from tests.runtime.world import _free_port
@@ -51,7 +52,7 @@ EXPERTS = 48  # of all ranks; 2, 3, 4, 6 and 8 divide it
 WIDTH = 2880
 TOP_K = {torch.bfloat16: 4, torch.float16: 2, torch.float32: 1, E4M3: 8}  # few, since each is compiled
 ROUTINGS = ("random", "some twice, some none", "to one rank", "all to one", "none")
-SCENES = ("exchanges", "graphs", "delayed", "side_streams", "large", "many", "missing")
+SCENES = ("exchanges", "graphs", "again", "delayed", "side_streams", "large", "many", "missing")
 Tokens = dict[str, Tensor]
 
 
@@ -132,10 +133,15 @@ class Layer:
         x = values(given["x"], given.get("scales"))
         return weighed(x, given["topk_ids"], given["topk_weights"]).to(self.of_y)
 
-    def run(self, given: Tokens) -> Tensor:
-        sent = self.dispatch.run(**given)
+    def run(self, given: Tokens, out: Dispatched | None = None) -> Tensor:
+        sent = self.dispatch.run(**given) if out is None else self.dispatch.run(**given, out=out)
         found: Tensor = self.combine.run(self.experts(sent), sent.handle)
         return found
+
+
+def counts(sent: Dispatched) -> list[Tensor]:
+    """Rows of each expert, their ends, and where each token is."""
+    return [sent.counts, *([] if sent.offsets is None else [sent.offsets]), *sent.handle[2:4]]
 
 
 def values(x: Tensor, scales: Tensor | None) -> Tensor:
@@ -257,6 +263,46 @@ class Scenes:
                 results = [*found, *([layer.run(changed)] if turn % 3 == 0 else [])]
                 if not all(torch.equal(result, layer.wanted(changed)) for result in results):
                     wrong.append(f"{dtype} {format}, replay {turn}")
+        return wrong
+
+    def again(self) -> list[str]:
+        """Dispatches into one earlier result, eagerly and by replays of a graph, in memory that holds anything."""
+        wrong = []
+        if self.exact:  # its shapes follow from values
+            return wrong
+        for dtype, format in ((torch.bfloat16, TOKENS), (E4M3, FORMATS[1]), (torch.bfloat16, FORMATS[2])):
+            if dtype in self.lacking or dtype not in self.dtypes:
+                continue
+            self.at("again", dtype, format, "prepare")
+            layer = self.layer(dtype, format, 24)
+            out, given = layer.dispatch.results(), layer.tokens(0, "random", count=20)
+            layer.run(given, out)
+            torch.cuda.synchronize()
+            graph, captured = torch.cuda.CUDAGraph(), layer.dispatch.results()
+            with torch.cuda.graph(graph):
+                found = layer.run(given, captured)
+            for turn in range(80):
+                if turn % 20 == 0:
+                    self.at("again", dtype, format, turn)
+                results = []
+                for place in (*outputs_of(out), *outputs_of(captured)):
+                    place.view(torch.uint8).fill_(0xA5)
+                changed = layer.tokens(turn, ROUTINGS[turn % len(ROUTINGS)], count=20)
+                for name, place in given.items():
+                    place.copy_(changed[name])
+                if turn % 2:
+                    graph.replay()
+                    results.append((found, changed))
+                other = layer.tokens(turn, ROUTINGS[turn % 3])
+                results.append((layer.run(other, out), other))
+                if not all(torch.equal(result, layer.wanted(of)) for result, of in results):
+                    wrong.append(f"{dtype} {format}, turn {turn}")
+                if turn % 10 == 0:
+                    anew = layer.dispatch.run(**other)
+                    if not all(
+                        same(part.cpu(), like.cpu()) for part, like in zip(counts(out), counts(anew), strict=True)
+                    ):
+                        wrong.append(f"{dtype} {format}, turn {turn}: counts")
         return wrong
 
     def delayed(self) -> list[str]:

@@ -10,6 +10,8 @@ from torch import distributed as dist
 
 import kernelhub
 from kernelhub.errors import InvalidArgument, NoKernel
+from kernelhub.ops.comm.experts.problem import FORMATS
+from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.comm.inputs import alone
 
 z = torch.zeros
@@ -88,6 +90,45 @@ def test_a_dispatch_names_the_parameter(parameter: str, changes: dict[str, Any],
     with pytest.raises(InvalidArgument, match=words) as caught:
         kernelhub.moe_dispatch(**tokens(**changes))
     assert caught.value.parameter == parameter
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "warm"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_destination_of_another_form_is_refused_by_name(format: str, warm: bool) -> None:
+    """Before anything is launched: no tensor of the destination changes, nor its handle."""
+    given: dict[str, Any] = tokens() | {"format": format, "max_tokens": 6}
+    good = kernelhub.moe_dispatch(**given)
+    for _ in range(5 if warm else 0):
+        assert kernelhub.moe_dispatch(**given, out=good) is good
+    other = kernelhub.moe_dispatch(**given | {"format": FORMATS[FORMATS.index(format) - 1]})
+    wide = z(*good.x.shape[:-1], 131)
+    cases: list[tuple[Any, dict[str, Any], str]] = [
+        (good, {"max_tokens": None}, "without max_tokens"),
+        (good, {"max_tokens": 7}, "out.x has shape"),
+        (tuple(good), {}, "out is tuple"),
+        (good.x, {}, "out is Tensor"),
+        (other, {}, "out"),
+        (good._replace(handle=good.handle[:4]), {}, "out is Dispatched"),
+        (good._replace(handle=tuple(good.handle)), {}, "out is Dispatched"),
+        (good._replace(x=good.x[..., :-1]), {}, "out.x has shape"),
+        (good._replace(x=good.x.half()), {}, "out.x has dtype float16"),
+        (good._replace(x=good.x.to("meta")), {}, "out.x"),
+        (good._replace(x=wide[..., 1:]), {}, "out.x has strides"),
+        (good._replace(x=z(*good.x.shape[:-1], 1).expand(good.x.shape)), {}, "out.x overlaps itself"),
+        (good._replace(x=z(*good.x.shape, requires_grad=True)), {}, "out.x requires grad"),
+        (good._replace(counts=good.counts.long()), {}, "out.counts has dtype int64"),
+        (good._replace(counts=good.x.view(-1).view(torch.int32)[:8]), {}, "out.counts overlaps out.x"),
+        (good._replace(scales=z(12, 2)), {}, "out.scales is given"),
+        (good, {"x": good.x.view(-1, 130)[:4]}, "out.x overlaps x"),
+        (good, {"topk_ids": good.handle[2][:4]}, "overlaps topk_ids"),
+    ]
+    before = [part.view(torch.uint8).clone() for part in outputs_of(good)], list(good.handle)
+    for out, changes, words in cases:
+        with pytest.raises(InvalidArgument, match=words) as caught:
+            kernelhub.moe_dispatch(**given | changes, out=out)
+        assert caught.value.parameter.partition(".")[0] == "out"
+    assert all(torch.equal(part.view(torch.uint8), was) for part, was in zip(outputs_of(good), before[0], strict=True))
+    assert all(one is other for one, other in zip(good.handle, before[1], strict=True))
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["first", "warm"])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 import kernelhub
+from kernelhub.ops.comm.experts.cases import by_expert
 from kernelhub.ops.comm.experts.inputs import dispatch_inputs
 from kernelhub.ops.comm.experts.problem import FORMATS
+from kernelhub.ops.comm.experts.received import Dispatched
+from kernelhub.ops.comm.experts.results import outputs_of
+from kernelhub.ops.formats import E4M3
 
 SMALL = {"tokens": 5, "hidden_size": 64, "num_experts": 8, "top_k": 2, "max_tokens": 9}
 
@@ -28,6 +34,47 @@ def test_both_are_one_graph(format: str) -> None:
     want, _ = layer(*operands)
     assert torch.equal(out, want)
     assert weighed_by == ("experts" if format == "tokens" else "combine")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_result_is_written_again(format: str, dtype: torch.dtype) -> None:
+    """With other numbers of tokens, eagerly and in a graph of torch.compile; its memory and its handle stay."""
+    given = [
+        dispatch_inputs(**SMALL | {"tokens": tokens}, format=format, dtype=dtype, seed=tokens) for tokens in (5, 0, 9)
+    ]
+    plan, options = kernelhub.moe_dispatch.prepare(**given[0]), {"max_tokens": 9, "format": format}
+    names = ("x", "topk_ids", "topk_weights", "scales")
+
+    def compiled(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, scales: Tensor | None, out: Dispatched) -> Any:
+        group = given[0]["group"]
+        return kernelhub.moe_dispatch(x, topk_ids, topk_weights, group, 8, scales=scales, **options, out=out)
+
+    torch._dynamo.reset()
+    traced = torch.compile(compiled, backend="aot_eager", fullgraph=True)
+    for run in (kernelhub.moe_dispatch, plan.run, *([traced] if dtype is E4M3 else [])):
+        for out in (plan.results(), kernelhub.moe_dispatch(**given[0])):
+            handle, places = out.handle, outputs_of(out)
+            for turn, call in enumerate(given[:1] * 2 if run is traced else (*given, *given[:1] * 4)):
+                for place in places:
+                    place.view(torch.uint8).fill_(0xA5)
+                operands = {name: call.get(name) for name in names}
+                sent = run(**call if run is kernelhub.moe_dispatch else operands, out=out)
+                assert all(one is other for one, other in zip(outputs_of(sent), places, strict=True))
+                assert run is traced or (sent is out and out.handle is handle)
+                got, want = by_expert(out), by_expert(kernelhub.moe_dispatch(**call))
+                for name, part in want.items():
+                    same = torch.equal(got[name].view(torch.uint8), part.view(torch.uint8))
+                    assert same, (turn, name)
+                y = torch.randn(out.x.shape).nan_to_num()
+                want = kernelhub.moe_combine(y, kernelhub.moe_dispatch(**call).handle, call["group"])
+                assert torch.equal(kernelhub.moe_combine(y, handle, call["group"]), want)
+
+
+def test_results_of_a_plan_need_a_capacity() -> None:
+    plan = kernelhub.moe_dispatch.prepare(**dispatch_inputs(**SMALL | {"max_tokens": None}))
+    with pytest.raises(kernelhub.errors.InvalidArgument, match="max_tokens is None"):
+        plan.results()
 
 
 def test_exact_shapes_are_refused_in_a_graph() -> None:

@@ -52,6 +52,14 @@ SIZES: dict[str, dict[str, Any]] = {
     "all_reduce_rms_norm": {"tokens": 3, "hidden_size": 256},
     "all_reduce_rms_norm, quantised": {"tokens": 3, "hidden_size": 256, "format": "nvfp4"},
     "moe_dispatch": {"tokens": 3, "hidden_size": 256, "num_experts": 8, "top_k": 2, "max_tokens": 4},
+    "moe_dispatch, into an earlier result": {
+        "tokens": 3,
+        "hidden_size": 256,
+        "num_experts": 8,
+        "top_k": 2,
+        "max_tokens": 4,
+        "format": "contiguous",
+    },
     "moe_combine": {"tokens": 3, "hidden_size": 256, "num_experts": 8, "top_k": 2, "max_tokens": 4},
     "fused_moe": {
         "tokens": 3,
@@ -103,8 +111,8 @@ def call_of(name: str) -> tuple[Any, dict[str, Any]]:
     if "format" in parameters and given.get("format") is None:
         names = [one for one in names if one != "out_scale"]
     results = op(**given)
-    results = results if isinstance(results, tuple) else (results,)
-    names = [one for one in names if one != "out_dtype"]
+    results = results if type(results) is tuple else (results,)
+    names = [one for one in names if one != "out_dtype" and name != "moe_dispatch"]
     return op, given | dict(zip(names, results, strict=False))
 
 

@@ -65,6 +65,10 @@ class Ready:
             small = self._made()
         return (*self._made_large(), *small) if self._large else small
 
+    def alone(self) -> tuple[Tensor, ...]:
+        """Tensors that share their memory with those of no other call."""
+        return self._allocated(self._forms, 1)
+
     def _made_large(self) -> tuple[Tensor, ...]:
         if self._current() != self.device.index:
             return self._allocated(self._large, 1)

@@ -27,7 +27,7 @@ def _workspace(world_size: int) -> Any:
     return SimpleNamespace(
         rank=1,
         world_size=world_size,
-        shared=lambda: None,
+        shared=lambda *more: None,
         capacity=1 << 20,
         device=torch.device("cuda", 0),
         slots=(*[1 << 40] * world_size, *[0] * (MOST_RANKS - world_size)),

@@ -45,6 +45,7 @@ from kernelhub.dispatch.lost import is_final
 from kernelhub.errors import RanksDisagree
 from kernelhub.ops.attention import paged_call
 from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
+from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.comm.problem import AllGatherProblem, AllReduceProblem, AllReduceRmsNormProblem, ReduceScatterProblem
 from kernelhub.ops.mla.attention import call as mla_call
 from kernelhub.ops.operands import span_of
@@ -1184,6 +1185,39 @@ def exchanges_again(stub: Stub) -> None:
             first, second = ({part.data_ptr() for part in (sent.x, sent.counts, *sent.handle[2:4])} for sent in kept)
             assert not first & second, "each call has results of its own"
             assert kept[0].handle[1] is tokens[1]
+            anew.clear()
+            for _ in range(6):
+                run(*given(rows), kept[0])
+            assert len(anew) == 2, "a call into an earlier result is another one"
+            entered.clear()
+            stub.take()
+            for out in kept:  # that of another layer has the same form
+                tokens = given(rows)
+                assert run(*tokens, out) is out
+                assert out.handle[1] is tokens[1]
+                launches = stub.take()
+                assert len(launches) == (1 if format == "tokens" else 3)
+                if format == "tokens":
+                    values = [value for value in launches[0].parameters[:-2] if len(value) == 8]
+                    pointers = {struct.unpack("<Q", value)[0] for value in values}
+                    parts = [*tokens[:3], *outputs_of(out), dispatch._connections.get(group.group_name).words]
+                    assert {part.data_ptr() for part in parts} <= pointers
+            assert not entered, "nor does one into an earlier result"
+            for wrong in (
+                kept[0]._replace(counts=kept[0].counts.long()),
+                kept[0]._replace(x=kept[0].x[..., :-1]),
+                kept[0]._replace(counts=kept[0].handle[2].view(-1)[: kept[0].counts.numel()]),
+                tuple(kept[0]),
+            ):
+                with pytest.raises(kernelhub.errors.InvalidArgument, match="out"):
+                    run(*tokens, wrong)
+            alias = list(tokens)
+            alias[2] = kept[0].handle[3][:rows]
+            with pytest.raises(kernelhub.errors.InvalidArgument, match="overlaps"):
+                run(*alias, kept[0])
+            assert not entered
+            assert not stub.take()
+            anew.clear()
         alike = list(given(4))
         if with_scales:
             alike[5] = alike[2]
@@ -1194,6 +1228,8 @@ def exchanges_again(stub: Stub) -> None:
         memory.own.missing[1] = 1
         with pytest.raises(RanksDisagree, match="rank 1"):
             run(*given(4))
+        with pytest.raises(RanksDisagree, match="rank 1"):
+            run(*given(4), kept[0])
         memory.own.missing[1] = 0
 
         of_y = CombineProblem(**facets, format=format, rows="fixed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+import torch
 import triton
 from torch import Tensor
 
@@ -27,12 +28,16 @@ class Connection:
         static: its static arguments, without those of the group.
         tile: how it is launched.
         workspace: of the group.
+        words: how many it has for itself.
 
     Attributes:
         repeated: the calls over this workspace that are repeated.
+        words: int32, zero between calls.
     """
 
-    def __init__(self, op: str, kernel: Any, static: Mapping[str, Any], tile: Tile, workspace: Workspace) -> None:
+    def __init__(
+        self, op: str, kernel: Any, static: Mapping[str, Any], tile: Tile, workspace: Workspace, words: int = 0
+    ) -> None:
         self._op, self._workspace, self._tile = op, workspace, tile
         of_group = {"RANK": workspace.rank, "WORLD": workspace.world_size}
         fixed = {**static, **of_group, "MOST": MOST_PROGRAMS, "CLOCK": not triton.knobs.runtime.interpret}
@@ -40,7 +45,8 @@ class Connection:
         self._middle = (workspace.counters, workspace.missing, *workspace.slots)
         self._last = (workspace.capacity, tile.ahead)
         self._timeout_s, self._limit_us = 0.0, 0
-        self.repeated = Repeated(shared=workspace.shared())
+        self.words = torch.zeros(words, dtype=torch.int32, device=workspace.device)
+        self.repeated = Repeated(shared=workspace.shared(self.words))
 
     @property
     def slot_bytes(self) -> int:

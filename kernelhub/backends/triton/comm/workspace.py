@@ -53,13 +53,13 @@ class Workspace:
         self._raw_stream = ctypes.c_uint64(_NO_STREAM)
         self._stream: torch.cuda.Stream | None = None
 
-    def shared(self) -> Shared:
+    def shared(self, *more: Tensor) -> Shared:
         """What a launch that is repeated reads and writes beside its operands; one that `late` ends is not repeated.
 
         Nor is one on another stream than the last call's: see `follow_last_call`.
         """
         stream = ctypes.addressof(self._raw_stream) if self.device.type == "cuda" else 0
-        return Shared((self.counters, self.missing), self.missing.data_ptr(), stream, self)
+        return Shared((self.counters, self.missing, *more), self.missing.data_ptr(), stream, self)
 
     def late(self) -> list[int]:
         """Ranks that some call waited for until its time was over; after that the workspace is of no use."""

@@ -25,6 +25,7 @@ class Outgoing(NamedTuple):
         topk_ids: int32 ``[T, top_k]``, contiguous. Those below 0 or from `num_experts` on name no expert.
         topk_weights: float32 ``[T, top_k]``, contiguous.
         max_tokens: most tokens of a rank; 0 if exact.
+        out: a result of such calls that this one is to become, or None.
     """
 
     x: Tensor
@@ -32,6 +33,7 @@ class Outgoing(NamedTuple):
     topk_ids: Tensor
     topk_weights: Tensor
     max_tokens: int
+    out: Dispatched | None = None
 
 
 class DispatchAdapter(Repeatable, abc.ABC):
@@ -39,7 +41,8 @@ class DispatchAdapter(Repeatable, abc.ABC):
 
     1. In `__init__(problem)` choose what is static. Communicate with no rank there.
     2. In `connect` do what only a first collective does: connections, workspaces, the exchange of their addresses.
-    3. In `launch` exchange tokens, and return what this rank received, in the problem's format.
+    3. In `launch` exchange tokens, and return what this rank received, in the problem's format. With a capacity an
+       adapter may write it to the tensors of `outgoing.out`, renew that, and return it; else the op copies.
 
     The op has checked what its contract says. A rank without tokens launches, too. With a capacity (`max_tokens`) no
     shape may depend on values, and nothing may wait for the device.

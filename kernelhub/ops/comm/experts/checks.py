@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kernelhub.ops.arguments import check_wants_no_gradient, describe, dtype_name, refuse
-from kernelhub.ops.comm.experts.problem import BLOCK, EXACT, FORMATS, FP8, ROWS, DispatchProblem, capacity_of
-from kernelhub.ops.comm.experts.received import Header, header_of, is_handle
+from kernelhub.ops.comm.experts.problem import BLOCK, EXACT, FIXED, FORMATS, FP8, ROWS, DispatchProblem, capacity_of
+from kernelhub.ops.comm.experts.received import Dispatched, Header, header_of, is_handle
+from kernelhub.ops.comm.experts.results import forms_of, header_of_capacity, places_of
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.problem import FLOATS
+from kernelhub.ops.comm.ready import Form
 from kernelhub.ops.operands import check_count, check_destination, check_operand
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ def check_dispatch(
     scales: Any,
     format: Any,
     max_tokens: Any,
+    out: Any = None,
 ) -> ProcessGroup:
     """Everything that the contract says of a dispatch; returns the group."""
     check_operand(DISPATCH, "x", x)
@@ -64,7 +67,50 @@ def check_dispatch(
         fix = "give the most tokens of any rank, the same number on every rank, or None"
         check_count(DISPATCH, "max_tokens", max_tokens, 1, fix=fix)
         check_room(tokens, max_tokens)
+    if out is not None:
+        if max_tokens is None:
+            fix = "give max_tokens: the shapes of the result follow from it"
+            refuse(DISPATCH, "out", "is given without max_tokens", fix)
+        top_k, columns = topk_ids.shape[1], 0 if scales is None else scales.shape[1]
+        header = header_of_capacity(format, FIXED, pg.size(), num_experts, top_k, tokens, max_tokens)
+        forms = forms_of(header, x.shape[1], top_k, columns, x.dtype)
+        operands = {"x": x, "topk_ids": topk_ids, "topk_weights": topk_weights, "scales": scales}
+        _check_out(out, format, forms, operands)
     return pg
+
+
+def _check_out(out: Any, format: str, forms: Mapping[str, Form | None], operands: Mapping[str, Any]) -> None:
+    """A result of an earlier call like this one, whose memory is its own."""
+    x, apart = operands["x"], dict(operands)
+    places = places_of(out, format)
+    if places is None:
+        refuse(DISPATCH, "out", f"is {type(out).__name__}, not of such a call", _fix_of(format))
+    for (name, form), place in zip(forms.items(), places, strict=True):
+        parameter = f"out.{name}"
+        if form is None:
+            if place is not None:
+                refuse(DISPATCH, parameter, "is given", f"such a call in format {format} has none: give None")
+            continue
+        check_destination(DISPATCH, parameter, place, form.shape, form.dtype, x.device, apart)
+        if not place.is_contiguous():
+            refuse(DISPATCH, parameter, f"has strides {list(place.stride())}", "give a contiguous tensor")
+        apart[parameter] = place
+
+
+def check_like(out: Any, sent: Dispatched, format: str) -> None:
+    """The same in traced code, where tensors have no memory: an earlier result has the form of this one."""
+    places, parts = places_of(out, format), places_of(sent, format)
+    if places is None or parts is None:
+        refuse(DISPATCH, "out", f"is {type(out).__name__}, not of such a call", _fix_of(format))
+    for place, part in zip(places, parts, strict=True):
+        given = None if place is None else (tuple(place.shape), place.dtype, place.device)
+        wanted = None if part is None else (tuple(part.shape), part.dtype, part.device)
+        if given != wanted:
+            refuse(DISPATCH, "out", f"has {given}", f"such a call has {wanted}")
+
+
+def _fix_of(format: str) -> str:
+    return f"give what moe_dispatch returned in format {format}, or the plan's results()"
 
 
 def check_room(tokens: int, max_tokens: int) -> None:
@@ -96,7 +142,7 @@ def _check_place(op: str, parameter: str, given: Tensor, x: Tensor) -> None:
 
 def check_problem(problem: DispatchProblem, dispatch: Sequence[Any]) -> None:
     """A plan is run with what it was prepared for; `dispatch` as of `check_dispatch`, the group resolved."""
-    x, topk_ids, _, group, num_experts, _, format, max_tokens = dispatch
+    x, topk_ids, _, group, num_experts, _, format, max_tokens, _ = dispatch
     for parameter, given, wanted in (
         ("x", dtype_name(x.dtype), problem.dtype),
         ("x", x.shape[1], problem.hidden_size),

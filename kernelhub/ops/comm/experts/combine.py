@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _TIMEOUT = "KERNELHUB_COMM_TIMEOUT_S"
+_READ = 4  # tensors of a handle that kernels read whose launches are repeated, the header too
+# A call into `out` that was launched at once: its group and header, and the known calls with its key.
+_Last = tuple[Callable[[], Any], Header, Callable[..., int], Any]
 
 
 def problem_of(key: Any, device: int) -> CombineProblem:
@@ -72,17 +76,25 @@ def bind(
     dtype = getattr(torch, problem.dtype)
     form = (problem.capacity, problem.format, problem.rows)
     headers = Headers()
+    last: _Last | None = None
     facets = (dtype, problem.hidden_size, problem.top_k, problem.num_experts, problem.world_size, *form)
 
     def run(y: Tensor, handle: Sequence[Tensor], group: ProcessGroup | str, out: Tensor | None) -> Tensor:
+        nonlocal last
         numbers = headers.of(handle)
+        if out is not None and last is not None:  # with this header its known call compares all else that a key does
+            of, header, launches, key = last
+            alike = header is numbers and of() is group and headers.has_rest(handle)
+            if alike and launches(key, (y, *handle[1:_READ], out)) == 2:
+                tick()
+                return out
         group = resolved(NAME, group) if type(group) is str else group
-        key: Any = None
+        key = None
         read: Sequence[Tensor] = ()
         again, made = 0, out
         if type(group) is groups and numbers is not None and not getattr(y, "is_nested", True):
             # Kernels whose launches are repeated read no more of a handle than ids, slots and weights.
-            read = handle[1:4] if known.repeats and headers.has_rest(handle) else handle[1:]
+            read = handle[1:_READ] if known.repeats and headers.has_rest(handle) else handle[1:]
             key, calls = (y.shape, numbers, out is None, len(read)), known.of(group)
             ready = calls.results.get(key) if out is None else None
             if ready is not None:
@@ -98,6 +110,8 @@ def bind(
                     assert made is not None
                     if out is None:
                         known.make_ready(calls, key, made)
+                    elif len(read) < _READ:
+                        last = (weakref.ref(group), numbers, calls.launches, key)
                     return made
         if again and numbers is not None:
             pg: Any = group

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import dtype_name
+from kernelhub.ops.arguments import dtype_name, refuse
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.experts.adapter import DispatchAdapter, Outgoing
 from kernelhub.ops.comm.experts.checks import DISPATCH as NAME
 from kernelhub.ops.comm.experts.checks import check_dispatch, check_problem
 from kernelhub.ops.comm.experts.prepared import prepared
-from kernelhub.ops.comm.experts.problem import MOE_DISPATCH, TOKENS, DispatchProblem, capacity_of
+from kernelhub.ops.comm.experts.problem import BLOCK, FIXED, MOE_DISPATCH, TOKENS, DispatchProblem, capacity_of
 from kernelhub.ops.comm.experts.received import Dispatched
 from kernelhub.ops.comm.experts.reference import moe_dispatch_reference
-from kernelhub.ops.comm.experts.results import outputs_of
+from kernelhub.ops.comm.experts.results import Fresh, Results, header_of_capacity, outputs_of, places_of, renew
 from kernelhub.ops.comm.experts.traced import TracedDispatch
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.known import GroupCalls, group_type
@@ -35,6 +37,10 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _TIMEOUT = "KERNELHUB_COMM_TIMEOUT_S"
+_OPERANDS = 4
+# A call into an earlier result that was launched at once: its group, experts, format and capacity, the known calls
+# with its key, and what renews the result.
+_Last = tuple[Callable[[], Any], int, str, "int | None", Callable[..., int], Any, Callable[..., Dispatched]]
 
 
 def problem_of(key: Any, device: int) -> DispatchProblem:
@@ -66,6 +72,7 @@ def bind(
     """The function that a call runs: the checks, the launch. A rank without tokens launches, too."""
     launch, timeout_s, groups = adapter.launch, HUB.settings[_TIMEOUT], group_type()
     world_size, calls, known = problem.world_size, KnownCalls(), GroupCalls(adapter)
+    last: _Last | None = None
 
     def run(
         x: Tensor,
@@ -76,43 +83,62 @@ def bind(
         scales: Tensor | None,
         format: str,
         max_tokens: int | None,
+        out: Dispatched | None = None,
     ) -> Dispatched:
-        key: Any = None
+        nonlocal last
+        operands: tuple[Any, ...] = (x, topk_ids, topk_weights, scales)
+        places = None
+        if out is not None and (places := places_of(out, format)) is not None:
+            operands = (x, topk_ids, topk_weights, scales, *places)
+            if last is not None:  # with the same values its known call compares all else that a key does
+                of, experts, form, most, launches, key, renewed = last
+                alike = of() is group and experts is num_experts and form is format and most is max_tokens
+                if alike and launches(key, operands) == 2:
+                    tick()
+                    return renewed(out, topk_ids)
+        key = None
         if type(num_experts) is int and type(format) is str and (max_tokens is None or type(max_tokens) is int):
-            key = None if getattr(x, "is_nested", True) else (x.shape, num_experts, format, max_tokens)
-        operands = (x, topk_ids, topk_weights, scales)
+            key = None if getattr(x, "is_nested", True) else (x.shape, num_experts, format, max_tokens, out is None)
+        if out is not None and places is None:
+            key = None
         group = resolved(NAME, group) if type(group) is str else group
         at_once: Any = known.of(group) if known.repeats and type(group) is groups else None
         results = None if at_once is None else at_once.results.get(key)
         if results is not None:
-            outputs = results.take()
+            outputs = results.take() if out is None else ()
             if at_once.launches(key, (*operands, *outputs)) == 2:
                 tick()
-                made: Dispatched = results.dispatched(outputs, topk_ids)
-                return made
+                if out is not None:
+                    values = (num_experts, format, max_tokens)
+                    last = (weakref.ref(group), *values, at_once.launches, key, results.renewed)
+                    return results.renewed(out, topk_ids)  # type: ignore[no-any-return]
+                return results.dispatched(outputs, topk_ids)  # type: ignore[no-any-return]
         holds = type(group) is groups and calls.holds(key, operands)
         if holds and group.size() == world_size:  # type: ignore[union-attr]
             pg: Any = group
         else:
-            pg = check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens)
-            arguments = (x, topk_ids, topk_weights, pg, num_experts, scales, format, max_tokens)
+            pg = check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out)
+            arguments = (x, topk_ids, topk_weights, pg, num_experts, scales, format, max_tokens, out)
             if x.get_device() != device:
                 there: Dispatched = elsewhere(x.get_device())(*arguments)
                 return there
             check_problem(problem, arguments)
-            calls.learn(key, operands, 0)
-        given = outgoing(x, topk_ids, topk_weights, scales, max_tokens)
+            calls.learn(key, operands, len(operands) - _OPERANDS)
+        given = outgoing(x, topk_ids, topk_weights, scales, max_tokens, out)
         tick()
         try:
             sent = launch(given, pg, timeout_s)
         except Exception as error:
             failed(launch, error)
             raise
+        if out is not None and sent is not out:
+            sent = renew(out, sent)
         if holds and at_once is not None:
             outputs = outputs_of(sent)
-            everything = (*operands, *outputs)
+            everything = operands if out is not None else (*operands, *outputs)
             if not at_once.holds(key, everything):
-                at_once.learn(key, everything, 0, len(outputs))
+                destinations = len(everything) - _OPERANDS
+                at_once.learn(key, everything, destinations, 0 if out is not None else destinations)
             elif known.attach(at_once, key, everything, given, outputs, pg, timeout_s):
                 at_once.results[key] = adapter.results(given)
         return sent
@@ -121,10 +147,15 @@ def bind(
 
 
 def outgoing(
-    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, scales: Tensor | None, max_tokens: int | None
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    scales: Tensor | None,
+    max_tokens: int | None,
+    out: Dispatched | None = None,
 ) -> Outgoing:
     """What an adapter is given."""
-    return Outgoing(x, scales, topk_ids.contiguous(), topk_weights.contiguous(), max_tokens or 0)
+    return Outgoing(x, scales, topk_ids.contiguous(), topk_weights.contiguous(), max_tokens or 0, out)
 
 
 _op: Op[DispatchProblem] = Op(
@@ -143,15 +174,39 @@ _contexts = HUB.contexts.get
 
 
 class DispatchPlan(CallPlan):
-    """A kernel selected for a group: ``run(x, topk_ids, topk_weights, scales=None)`` dispatches tokens.
+    """A kernel selected for a group: ``run(x, topk_ids, topk_weights, scales=None, out=None)`` dispatches tokens.
 
     Ranks compared all but the number of their tokens when they prepared the plan. A run does not compare them again.
     """
 
-    __slots__ = ()
+    __slots__ = ("_device", "_max_tokens")
     repeats = False
-    call = "x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens"
+    call = "x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out"
     kept = ("group", "num_experts", "format", "max_tokens")
+
+    def __init__(self, op: Op[Any], bound: Bound, parsed: ParsedCall, **others: Any) -> None:
+        super().__init__(op, bound, parsed, **others)
+        self._device, self._max_tokens = parsed.arguments[0].device, parsed.arguments[-2]
+
+    def results(self) -> Dispatched:
+        """Memory for the `out` of runs, before the first one: a result of no tokens that nothing has written yet.
+
+        It is this rank's alone, and communicates with no rank.
+
+        Raises:
+            InvalidArgument: the plan was prepared without `max_tokens`.
+        """
+        if self._max_tokens is None:
+            fix = "give it to prepare: the shapes of results follow from it"
+            refuse(NAME, "max_tokens", "is None", fix)
+        problem: DispatchProblem = self.selection.problem
+        sizes = problem.world_size, problem.num_experts, problem.top_k
+        header = header_of_capacity(problem.format, FIXED, *sizes, 0, self._max_tokens)
+        scales = -(-problem.hidden_size // BLOCK) if problem.scales else 0
+        dtype = getattr(torch, problem.dtype)
+        fresh = Fresh(header, problem.hidden_size, problem.top_k, scales, dtype, self._device)
+        ids = torch.empty(0, problem.top_k, dtype=torch.int32, device=self._device)
+        return Results(header, fresh).dispatched(fresh.alone(), ids)
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> DispatchPlan:
@@ -165,7 +220,7 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> DispatchPlan
     """
 
     def statement(x: Tensor, topk_ids: Tensor, *others: Any) -> dict[str, Any]:
-        _, _, num_experts, scales, format, max_tokens = others
+        _, _, num_experts, scales, format, max_tokens, _ = others
         return {
             "x": f"{dtype_name(x.dtype)} [T, {x.shape[1]}]",
             "topk_ids": f"[T, {topk_ids.shape[1]}]",
@@ -176,7 +231,7 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> DispatchPlan
         }
 
     def connect(plan: DispatchPlan, pg: ProcessGroup, timeout_s: float, given: tuple[Any, ...]) -> None:
-        x, topk_ids, topk_weights, _, _, scales, _, max_tokens = given
+        x, topk_ids, topk_weights, _, _, scales, _, max_tokens, _ = given
         plan.adapter.connect(outgoing(x, topk_ids, topk_weights, scales, max_tokens), pg, timeout_s)
 
     return prepared(_op, DispatchPlan, 3, statement, connect, backend, args, kwargs)
@@ -195,6 +250,7 @@ def moe_dispatch(
     scales: Tensor | None = None,
     format: str = TOKENS,
     max_tokens: int | None = None,
+    out: Dispatched | None = None,
     backend: Backend = None,
 ) -> Dispatched:
     """Send each token to the ranks of its experts. Every rank of the group calls it, also one without tokens.
@@ -216,13 +272,18 @@ def moe_dispatch(
         max_tokens: most tokens of any rank, the same on all ranks. The shapes of the result follow from it, nothing
             waits for the GPU, and the call can be captured in a CUDA graph. Without it the result is exact, and the
             call waits for the GPU.
+        out: a result that this call writes again and returns: what an earlier call with this format, this `max_tokens`
+            and operands of these columns and dtypes returned, or `plan.results()`. The numbers of tokens may differ.
+            Its tensors, contiguous ones of the shapes and dtypes below on the device of x, must not overlap each other
+            nor an operand. Its handle, the same list, becomes that of this call: nothing of the earlier call can be
+            combined any more. Only with `max_tokens`.
         backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
         `Dispatched`: x, scales, topk_ids, topk_weights, counts, offsets, and the handle for `moe_combine`. With
         `max_tokens` x has ``R = W * max_tokens`` rows in format tokens, ``R * min(top_k, E / W)`` in format contiguous,
         and M is R in format masked. Tokens are in the order of their ranks, then of their rows. Rows of no expert hold
-        anything.
+        anything. With `out` it is `out`.
 
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
@@ -248,7 +309,7 @@ def moe_dispatch(
     try:
         if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
             traced: Dispatched = _op.traced(
-                x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, backend
+                x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out, backend
             )
             return traced
         pg = resolved(NAME, group)
@@ -267,10 +328,10 @@ def moe_dispatch(
         )
         run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
     except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):
-        check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens)
+        check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out)
         raise
     if run is None:
-        check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens)
+        check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out)
         run = _op.decide(key, x.get_device(), backend)
-    result: Dispatched = run(x, topk_ids, topk_weights, pg, num_experts, scales, format, max_tokens)
+    result: Dispatched = run(x, topk_ids, topk_weights, pg, num_experts, scales, format, max_tokens, out)
     return result

@@ -1,15 +1,16 @@
-"""Makes what dispatches with a capacity return: fresh tensors for each call, with less work than an allocation each."""
+"""What dispatches with a capacity return: forms of the tensors, fresh ones for each call, earlier ones again."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernelhub.ops.comm.experts.problem import CONTIGUOUS, FORMATS, TOKENS
-from kernelhub.ops.comm.experts.received import Dispatched, Header, handle_of, numbers_tensor
+from kernelhub.ops.comm.experts.problem import CONTIGUOUS, FORMATS, MASKED, ROWS, TOKENS
+from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header, handle_of, numbers_tensor
 from kernelhub.ops.comm.ready import Form, Ready
 
 _MOST_BYTES = 8 << 20  # of what calls with one capacity have ready
@@ -31,17 +32,9 @@ class Fresh(Ready):
     def __init__(
         self, header: Header, hidden_size: int, top_k: int, scales: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.scaled, format = scales > 0, FORMATS[header.format]
-        local, received = header.num_experts // header.world_size, header.world_size * header.max_tokens
-        forms = (
-            Form((*header.y_shape, hidden_size), dtype),
-            *([Form((*header.y_shape, scales), torch.float32)] if scales else []),
-            Form((local,), torch.int32, format == TOKENS),
-            *([Form((local,), torch.int32)] if format == CONTIGUOUS else []),
-            Form((received, top_k), torch.int32),
-            Form((received, top_k), torch.float32),
-        )
-        super().__init__(forms, device, _MOST_BYTES)
+        self.scaled = scales > 0
+        forms = forms_of(header, hidden_size, top_k, scales, dtype)
+        super().__init__(tuple(form for form in forms.values() if form is not None), device, _MOST_BYTES)
 
 
 class Results:
@@ -56,15 +49,74 @@ class Results:
         dispatched: what a call returns, given what `take` gave, now filled, and the ids of this rank's tokens.
     """
 
+    __slots__ = ("_numbers", "_rest", "dispatched", "take")
+
     def __init__(self, header: Header, fresh: Fresh) -> None:
         self.take = fresh.take
-        self.dispatched = _dispatched(header, fresh.scaled, _rest(fresh.device))
+        self._numbers, self._rest = numbers_tensor(header), _rest(fresh.device)
+        self.dispatched = _dispatched(header, fresh.scaled, self._numbers, self._rest)
+
+    def renewed(self, out: Dispatched, topk_ids: Tensor) -> Dispatched:
+        """An earlier result whose tensors are filled anew, as the result of a call with these ids."""
+        _, _, ids, weights, _, _, handle = out
+        if ids is None or weights is None:
+            _, _, ids, weights, _, _, _ = handle
+        handle[:] = (self._numbers, topk_ids, ids, weights, *self._rest)
+        return out
+
+
+def header_of_capacity(
+    format: str, rows: str, world_size: int, num_experts: int, top_k: int, tokens: int, max_tokens: int
+) -> Header:
+    """That of the handle of a call with a capacity; the names are those of `FORMATS` and `ROWS`."""
+    received, local = world_size * max_tokens, num_experts // world_size
+    num_rows = {CONTIGUOUS: received * min(top_k, local), MASKED: received * local}.get(format, received)
+    form = FORMATS.index(format), ROWS.index(rows), world_size, num_experts
+    return Header(*form, tokens, max_tokens, num_rows)
+
+
+def forms_of(header: Header, hidden_size: int, top_k: int, scales: int, dtype: torch.dtype) -> dict[str, Form | None]:
+    """The tensors that a call with this header writes, in the order of `places_of`; None for one that it has not."""
+    format = FORMATS[header.format]
+    local, received = header.num_experts // header.world_size, header.world_size * header.max_tokens
+    return {
+        "x": Form((*header.y_shape, hidden_size), dtype),
+        "scales": Form((*header.y_shape, scales), torch.float32) if scales else None,
+        "counts": Form((local,), torch.int32, format == TOKENS),
+        "offsets": Form((local,), torch.int32) if format == CONTIGUOUS else None,
+        "topk_ids" if format == TOKENS else "handle[2]": Form((received, top_k), torch.int32),
+        "topk_weights" if format == TOKENS else "handle[3]": Form((received, top_k), torch.float32),
+    }
+
+
+def places_of(sent: Any, format: str) -> tuple[Any, ...] | None:
+    """The tensors of a result that a kernel writes, None for one that it has not; None of what is no result.
+
+    Nothing is known of the tensors.
+    """
+    if type(sent) is not Dispatched:
+        return None
+    x, scales, ids, weights, counts, offsets, handle = sent
+    if type(handle) is not list or len(handle) != len(Handle._fields):
+        return None
+    if format == TOKENS:
+        return x, scales, counts, offsets, ids, weights
+    return None if ids is not None or weights is not None else (x, scales, counts, offsets, handle[2], handle[3])
 
 
 def outputs_of(sent: Dispatched) -> tuple[Tensor, ...]:
-    """The tensors of a result that a kernel writes."""
-    made = (sent.x, sent.scales, sent.counts, sent.offsets, *sent.handle[2:4])
-    return tuple(one for one in made if one is not None)
+    """The tensors of a result that a kernel writes, without those that it has not."""
+    places = places_of(sent, sent.format)
+    assert places is not None
+    return tuple(one for one in places if one is not None)
+
+
+def renew(out: Dispatched, sent: Dispatched) -> Dispatched:
+    """Copy a result into an earlier one of its form, whose handle becomes that of the copy."""
+    for place, part in zip(outputs_of(out), outputs_of(sent), strict=True):
+        place.copy_(part)
+    out.handle[:] = [*sent.handle[:2], *outputs_of(out)[-2:], *sent.handle[4:]]
+    return out
 
 
 @functools.cache
@@ -75,9 +127,11 @@ def _rest(device: torch.device) -> list[Tensor]:
         return handle_of(Header(*[0] * len(Header._fields)), none, none, none)[4:]
 
 
-def _dispatched(header: Header, scaled: bool, rest: list[Tensor]) -> Callable[[tuple[Tensor, ...], Tensor], Dispatched]:
+def _dispatched(
+    header: Header, scaled: bool, numbers: Tensor, rest: list[Tensor]
+) -> Callable[[tuple[Tensor, ...], Tensor], Dispatched]:
     """`Results.dispatched`: one function for each set of tensors, since it runs in each call."""
-    numbers, (splits, sent, state) = numbers_tensor(header), rest
+    splits, sent, state = rest
     format, new = FORMATS[header.format], tuple.__new__
 
     def tokens(outputs: tuple[Tensor, ...], topk_ids: Tensor) -> Dispatched:

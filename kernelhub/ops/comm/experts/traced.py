@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.arguments import refuse
-from kernelhub.ops.comm.experts.problem import CONTIGUOUS, TOKENS
+from kernelhub.ops.comm.experts.checks import check_like
+from kernelhub.ops.comm.experts.problem import CONTIGUOUS, MASKED, TOKENS
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header
+from kernelhub.ops.comm.experts.results import renew
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.operators import Traced
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 _PARTS = Dispatched._fields[:-1]
 # Not the names themselves, some of which are parameters.
 _RESULTS = (*(f"received_{part}" for part in _PARTS), *(f"handle_{part}" for part in Handle._fields))
+_OUT = "out"  # is no part of the operator, whose results are copied there
 _OPTIONAL = ("scales", "topk_ids", "topk_weights", "offsets")  # where they are missing, of float64
 
 
@@ -30,6 +33,10 @@ class TracedDispatch:
 
     def of(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Define the operator, and return what takes the place of the function."""
+
+        signature = inspect.signature(function)
+        rest = [one for name, one in signature.parameters.items() if name != _OUT]
+        at = list(signature.parameters).index(_OUT)
 
         @functools.wraps(function)
         def flat(*args: Any, **named: Any) -> tuple[Tensor, ...]:
@@ -40,19 +47,30 @@ class TracedDispatch:
             parts = [_missing(sent.x) if part is None else part for part in sent[:-1]]
             return (*parts, *(part.clone() for part in sent.handle))
 
+        flat.__signature__ = signature.replace(parameters=rest)  # type: ignore[attr-defined]
         operator = Traced(_memory, _RESULTS).of(flat)
 
         def traced(*args: Any, **named: Any) -> Dispatched:
-            results = operator(*args, **named)
+            out = args[at] if len(args) > at else named.pop(_OUT, None)
+            results = operator(*args[:at], *args[at + 1 :], **named)
             parts = dict(zip(_PARTS, results[: len(_PARTS)], strict=True))
             for name in _OPTIONAL:
                 if parts[name].dtype is torch.float64:
                     parts[name] = None
-            return Dispatched(**parts, handle=list(results[len(_PARTS) :]))
+            sent = Dispatched(**parts, handle=list(results[len(_PARTS) :]))
+            if out is None:
+                return sent
+            check_like(out, sent, _format_of(sent))
+            return renew(out, sent)
 
         traced.__name__ = traced.__qualname__ = function.__name__
-        traced.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+        traced.__signature__ = signature  # type: ignore[attr-defined]
         return traced
+
+
+def _format_of(sent: Dispatched) -> str:
+    """`Dispatched.format`, which Dynamo does not look up."""
+    return TOKENS if sent.topk_ids is not None else CONTIGUOUS if sent.offsets is not None else MASKED
 
 
 def _missing(x: Tensor) -> Tensor:

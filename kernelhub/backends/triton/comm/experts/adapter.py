@@ -24,14 +24,13 @@ from kernelhub.ops.comm.experts.problem import (
     CONTIGUOUS,
     FIXED,
     FORMATS,
-    MASKED,
     ROWS,
     TOKENS,
     CombineProblem,
     DispatchProblem,
 )
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header
-from kernelhub.ops.comm.experts.results import Fresh, Results
+from kernelhub.ops.comm.experts.results import Fresh, Results, header_of_capacity, outputs_of
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -115,10 +114,11 @@ class PushRows(DispatchAdapter):
             "BLOCK": self._tile.bytes // _WORD,
             "NARROW": self._narrow,
         }
-        connection = Connection("moe_dispatch", push_rows_kernel, static, self._tile, workspace)
+        words = self._local + 1 if problem.format == TOKENS else 0
+        connection = Connection("moe_dispatch", push_rows_kernel, static, self._tile, workspace, words)
         dtypes = (torch.uint8 if self._as_bytes else self._dtype, *_OF_CHOICES)
         x, ids, floats = (torch.empty(UNIT, dtype=dtype, device=device) for dtype in dtypes)
-        connection.compile((x, floats, ids, floats, x, floats, ids, floats, ids), (1, 0, 1, 1))
+        connection.compile((x, floats, ids, floats, x, floats, ids, floats, ids, ids), (1, 0, 1, 1, 0))
         if self._arrange is not None:
             self._arrange.compile(x, ids, floats)
         return self._connections.keep(group_name, connection)
@@ -145,10 +145,12 @@ class PushRows(DispatchAdapter):
 
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
         connection = self._connection(group, self._rows(outgoing.max_tokens))
-        results = self.results(outgoing)
-        outputs = results.take()
+        results, out = self.results(outgoing), outgoing.out
+        outputs = results.take() if out is None else outputs_of(out)
         key, tensors = self._identified(outgoing, outputs, timeout_s)
         connection.repeated.run(key, tensors, self._launch_anew, connection, outgoing, outputs, timeout_s)
+        if out is not None:
+            return results.renewed(out, outgoing.topk_ids)
         return results.dispatched(outputs, outgoing.topk_ids)
 
     def repeated(self, outgoing: Outgoing, outputs: tuple[Tensor, ...], group: ProcessGroup, timeout_s: float) -> Any:
@@ -160,30 +162,35 @@ class PushRows(DispatchAdapter):
     ) -> tuple[Hashable, tuple[Tensor, ...]]:
         """The key and the tensors of a call."""
         operands = (outgoing.x, outgoing.scales, outgoing.topk_ids, outgoing.topk_weights)
-        return identified((outgoing.x.shape, outgoing.max_tokens, timeout_s), *operands, *outputs)
+        values = (outgoing.x.shape, outgoing.max_tokens, outgoing.out is None, timeout_s)
+        return identified(values, *operands, *outputs)
 
     def _launch_anew(
         self, connection: Connection, outgoing: Outgoing, outputs: tuple[Tensor, ...], timeout_s: float
     ) -> None:
-        x, *others, slots, weights = (self._readable(one) for one in outputs)
+        targets = [one if is_aligned(one) else fresh(one) for one in outputs]
+        x, *others, slots, weights = (self._readable(one) for one in targets)
         scales, most = others.pop(0) if self._scales else None, outgoing.max_tokens
         if self._arrange is None:
             self._exchange(connection, outgoing, Received(x, scales, slots, weights, others[0]), most, timeout_s)
-            return
-        offsets = others[1] if self.problem.format == CONTIGUOUS else None
-        came = self._room(outgoing, most, weights, offsets)
-        self._exchange(connection, outgoing, came, most, timeout_s)
-        made = Arranged(x, scales, others[0], offsets, slots, weights)
-        self._arrange.into(made, came.x, came.scales, came.ids, came.counts)
+        else:
+            offsets = others[1] if self.problem.format == CONTIGUOUS else None
+            came = self._room(outgoing, most, weights, offsets)
+            self._exchange(connection, outgoing, came, most, timeout_s)
+            made = Arranged(x, scales, others[0], offsets, slots, weights)
+            self._arrange.into(made, came.x, came.scales, came.ids, came.counts)
+        for one, target in zip(outputs, targets, strict=True):
+            if target is not one:
+                one.copy_(target)
 
     def _readable(self, rows: Tensor) -> Tensor:
         """Rows of float8 as bytes."""
         return rows.view(torch.uint8) if self._as_bytes and rows.dtype is self._dtype else rows
 
     def _header(self, tokens: int, most: int) -> Header:
-        problem, received = self.problem, self.problem.world_size * most
-        rows = {CONTIGUOUS: received * min(problem.top_k, self._local), MASKED: received * self._local}
-        return Header(*self._form, tokens, most, rows.get(problem.format, received))
+        problem = self.problem
+        form = (problem.format, FIXED, problem.world_size, problem.num_experts, problem.top_k)
+        return header_of_capacity(*form, tokens, most)
 
     def _connection(self, group: ProcessGroup, rows: int) -> Connection:
         """The connection of a group, with room for so many rows of each rank."""
@@ -221,10 +228,12 @@ class PushRows(DispatchAdapter):
         ids, weights = aligned(outgoing.topk_ids), aligned(outgoing.topk_weights)
         scales = weights if outgoing.scales is None else aligned(outgoing.scales)
         into_scales = came.weights if came.scales is None else came.scales
-        operands = (x, scales, ids, weights, came.x, into_scales, came.ids, came.weights, came.counts)
+        apart = outgoing.out is not None and self._arrange is None  # counts begin as anything
+        added = connection.words if apart else came.counts
+        operands = (x, scales, ids, weights, came.x, into_scales, came.ids, came.weights, came.counts, added)
         for begin in range(0, most, max(rows, 1)):
             count = min(rows, most - begin)
-            connection(count, operands, (tokens, begin, count, most), timeout_s)
+            connection(count, operands, (tokens, begin, count, most, int(apart)), timeout_s)
 
 
 class PushSums(CombineAdapter):

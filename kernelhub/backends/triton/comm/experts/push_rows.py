@@ -23,7 +23,7 @@ from kernelhub.backends.triton.comm.experts.words import filled, send_words, slo
 from kernelhub.backends.triton.comm.slots import deadline, end, take
 
 
-@triton.jit(do_not_specialize=["tokens", "begin", "rows", "most", "capacity", "ahead", "limit_us"])
+@triton.jit(do_not_specialize=["tokens", "begin", "rows", "most", "apart", "capacity", "ahead", "limit_us"])
 def push_rows_kernel(
     x,
     scales,
@@ -34,6 +34,7 @@ def push_rows_kernel(
     local_ids,
     local_weights,
     counts,
+    added,
     counters,
     missing,
     slots0,
@@ -48,6 +49,7 @@ def push_rows_kernel(
     begin,
     rows,
     most,
+    apart,
     capacity,
     ahead,
     limit_us,
@@ -67,7 +69,9 @@ def push_rows_kernel(
 
     Rows of x and received_x, [tokens, H] and [WORLD * most, H], are X_WORDS words; scales [tokens, SCALES] are not read
     if SCALES is 0; ids and weights [tokens, TOP_K], local ones [WORLD * most, TOP_K]. LOCAL experts are on a rank;
-    counts [LOCAL] gets the ids of each added if COUNTED, else zeros. A slot has, for each row, units of 16 bytes with
+    counts [LOCAL] gets how often each id came if COUNTED, else zeros. Ids are added in `added`: that is counts, which
+    begins as zeros, or with `apart` [LOCAL + 1] words that are zero between calls, of which the program that ends last
+    copies the first to counts; it is found by the last word. A slot has, for each row, units of 16 bytes with
     2 * TOP_K words of ids and weights, with x, and with scales. Arguments of the group are as in `one_shot_kernel`.
     """
     slots = (slots0, slots1, slots2, slots3, slots4, slots5, slots6, slots7)
@@ -103,7 +107,7 @@ def push_rows_kernel(
                 row = (begin + receiving).to(tl.int64)
                 ids, weights = own_choices(topk_ids, topk_weights, row, tokens, lane, TOP_K)
                 into = RANK * most.to(tl.int64) + row
-                write_choices(ids, weights, into, lane, local_ids, local_weights, counts, TOP_K, RANK, LOCAL, COUNTED)
+                write_choices(ids, weights, into, lane, local_ids, local_weights, added, TOP_K, RANK, LOCAL, COUNTED)
                 if is_needed(ids, choice, RANK * LOCAL, LOCAL):
                     copy_words(x + row * X_WORDS, received_x + into * X_WORDS, X_WORDS, BLOCK)
                     if SCALES > 0:
@@ -115,7 +119,7 @@ def push_rows_kernel(
                     weights, late = take(slot + TOP_K + lane, choice, missing, peer, until, late, CLOCK)
                     into = peer * most.to(tl.int64) + row
                     write_choices(
-                        ids, weights, into, lane, local_ids, local_weights, counts, TOP_K, RANK, LOCAL, COUNTED
+                        ids, weights, into, lane, local_ids, local_weights, added, TOP_K, RANK, LOCAL, COUNTED
                     )
                     if is_needed(ids, choice, RANK * LOCAL, LOCAL):
                         target = received_x + into * X_WORDS
@@ -130,7 +134,18 @@ def push_rows_kernel(
                 into = peer * most.to(tl.int64) + begin + receiving
                 tl.store(local_ids + into * TOP_K + lane, tl.full([NARROW], -1, tl.int32), choice)
                 tl.store(local_weights + into * TOP_K + lane, tl.zeros([NARROW], tl.float32), choice)
-    if not COUNTED and first == 0:
+    if COUNTED:
+        if apart > 0:
+            tl.debug_barrier()  # all threads have added their ids
+            if tl.atomic_add(added + LOCAL, 1, sem="acq_rel", scope="gpu") == step - 1:
+                tl.store(added + LOCAL, 0)
+                if begin + rows >= most:  # no further launch of this call adds ids
+                    for start in range(0, LOCAL, NARROW):
+                        at = start + lane
+                        found = tl.load(added + at, at < LOCAL, other=0, volatile=True)
+                        tl.store(counts + at, found, at < LOCAL)
+                        tl.store(added + at, tl.zeros([NARROW], tl.int32), at < LOCAL)
+    elif first == 0:
         for start in range(0, LOCAL, NARROW):
             tl.store(counts + start + lane, tl.zeros([NARROW], tl.int32), start + lane < LOCAL)
     end(counters, parity, late, MOST)
