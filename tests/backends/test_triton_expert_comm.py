@@ -280,6 +280,15 @@ def test_bits_of_an_empty_slot_arrive_as_a_nan() -> None:
     assert run_ranks(lambda rank: all_ones(rank, ranks.workspaces[rank]), 2) == want
 
 
+def test_words_that_count_are_as_old_as_the_slots() -> None:
+    """A captured graph may outlive the adapter whose launch it has."""
+    ranks = Ranks(2, 4096)
+    problems = [DispatchProblem(**FACETS, dtype=dtype, top_k=2, world_size=2) for dtype in ("float32", "bfloat16")]
+    first, second = (PushRows(problem).attach(GROUP.group_name, ranks.workspaces[0]).words for problem in problems)
+    assert first is second
+    assert first is ranks.workspaces[0].zeros(EXPERTS // 2 + 1)
+
+
 class TestMissingRank:
     """Rank 0 of two, alone."""
 

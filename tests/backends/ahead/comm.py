@@ -28,6 +28,7 @@ def _workspace(world_size: int) -> Any:
         rank=1,
         world_size=world_size,
         shared=lambda *more: None,
+        zeros=lambda count: torch.empty(count, dtype=torch.int32, device="cuda"),
         capacity=1 << 20,
         device=torch.device("cuda", 0),
         slots=(*[1 << 40] * world_size, *[0] * (MOST_RANKS - world_size)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from typing import Any
 
-import torch
 import triton
 from torch import Tensor
 
@@ -28,11 +27,11 @@ class Connection:
         static: its static arguments, without those of the group.
         tile: how it is launched.
         workspace: of the group.
-        words: how many it has for itself.
+        words: how many it needs that are zero between calls.
 
     Attributes:
         repeated: the calls over this workspace that are repeated.
-        words: int32, zero between calls.
+        words: those.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Connection:
         self._middle = (workspace.counters, workspace.missing, *workspace.slots)
         self._last = (workspace.capacity, tile.ahead)
         self._timeout_s, self._limit_us = 0.0, 0
-        self.words = torch.zeros(words, dtype=torch.int32, device=workspace.device)
+        self.words = workspace.zeros(words)
         self.repeated = Repeated(shared=workspace.shared(self.words))
 
     @property

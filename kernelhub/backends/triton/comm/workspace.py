@@ -50,6 +50,7 @@ class Workspace:
         self.counters = torch.zeros(MOST_PROGRAMS, dtype=torch.int32, device=self.device)
         self.missing = torch.zeros(MOST_RANKS, dtype=torch.int8, device="cpu", pin_memory=self.device.type == "cuda")
         self._missing = ctypes.c_uint64.from_address(self.missing.data_ptr())
+        self._zeros: dict[int, Tensor] = {}
         self._raw_stream = ctypes.c_uint64(_NO_STREAM)
         self._stream: torch.cuda.Stream | None = None
 
@@ -60,6 +61,16 @@ class Workspace:
         """
         stream = ctypes.addressof(self._raw_stream) if self.device.type == "cuda" else 0
         return Shared((self.counters, self.missing, *more), self.missing.data_ptr(), stream, self)
+
+    def zeros(self, count: int) -> Tensor:
+        """int32 words that are zero between calls, the same ones for all kernels that need as many.
+
+        They are kept as long as the slots: a captured graph may outlive the adapter whose launch it has.
+        """
+        found = self._zeros.get(count)
+        if found is None:
+            found = self._zeros[count] = torch.zeros(count, dtype=torch.int32, device=self.device)
+        return found
 
     def late(self) -> list[int]:
         """Ranks that some call waited for until its time was over; after that the workspace is of no use."""
