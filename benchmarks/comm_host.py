@@ -266,7 +266,7 @@ def against(before: Path) -> dict[str, tuple[float, float, float]]:
             raise RuntimeError(done.stderr)
         runs.append(json.loads(done.stdout))
     found = {}
-    for name in runs[1]:
+    for name in (one for one in runs[1] if one in runs[0]):
         first, second, third, fourth = (run[name] for run in runs)
         pairs = [new / old for new in (second, third) for old in (first, fourth)]
         found[name] = (round((second + third) / (first + fourth), 2), round(min(pairs), 2), round(max(pairs), 2))
