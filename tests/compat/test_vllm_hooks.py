@@ -22,6 +22,7 @@ import kernelhub
 from kernelhub.compat.start import Limits
 from kernelhub.compat.vllm import hooks
 from kernelhub.errors import ConfigurationError
+from tests.compat import vllm_releases
 
 LINEAR = """
 from vllm.model_executor.kernels.linear.mxfp4.base import MxFp4LinearKernel
@@ -532,10 +533,27 @@ class TestInstallation:
             ("experts", "topk_weights, topk_ids, activation", "topk_ids, topk_weights, activation"),
         ],
     )
-    def test_another_interface_is_refused_with_a_reason(self, vllm, caplog, hook, old, new) -> None:
-        vllm(hook, old=old, new=new)
-        assert f"kernelhub's hook {hook} is not installed in vLLM" in caplog.text
+    def test_another_interface_is_an_error_that_names_release_reason_and_remedy(
+        self, vllm, tmp_path, hook, old, new
+    ) -> None:
+        folder = tmp_path / "vllm-0.99.1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.99.1\n")
+        told = (
+            rf"the hook {hook} does not fit vLLM 0\.99\.1: vllm\.model_executor.*install one of these, or remove {hook}"
+        )
+        with pytest.raises(ConfigurationError, match=told):
+            vllm(hook, old=old, new=new)
         assert "kernelhub.compat.vllm.linear" not in sys.modules
+
+    @pytest.mark.parametrize("release", vllm_releases.recorded())
+    def test_the_recorded_interface_of_each_release(self, tmp_path, release) -> None:
+        """Parameters and names as the released wheels have them (`tests/compat/vllm_releases.py`)."""
+        root = vllm_releases.written(vllm_releases.recorded()[release], tmp_path)
+        number = tuple(int(part) for part in release.split(".")[:2])
+        first = {hook: tuple(int(part) for part in text.split(".")) for hook, text in hooks.RELEASES.items()}
+        fits = {hook for hook in hooks.INTERFACES if hooks.interface(hook, root).ok}
+        assert fits == {hook for hook in first if first[hook] <= number}
 
     @pytest.mark.parametrize("root", [Path(folder) for folder in UNPACKED] or [None], ids=str)
     def test_interfaces_of_releases(self, root) -> None:

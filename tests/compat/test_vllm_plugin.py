@@ -23,11 +23,12 @@ from kernelhub.backends.cutlass.libraries import SCHEMAS
 from kernelhub.backends.marlin.kernels import SCHEMA as MARLIN
 from kernelhub.compat.start import MIXED as MIXED_STEPS
 from kernelhub.compat.start import SPECULATIVE, Limits
-from kernelhub.compat.vllm import plugin, start
+from kernelhub.compat.vllm import interface, plugin, start
 from kernelhub.dispatch.hub import HUB
 from kernelhub.evidence.quarantine import keep, now
 from kernelhub.evidence.results import Check, Result
 from kernelhub.probes.device import facts
+from tests.compat import vllm_releases
 from tests.providers.subclasses import differences
 
 BACKEND = """
@@ -59,6 +60,14 @@ class AttentionBackend:
         cls, head_size, dtype, kv_cache_dtype, block_size, use_mla, has_sink, use_sparse, use_mm_prefix,
         device_capability,
     ): ...
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls): return True
+    @classmethod
+    def validate_configuration(cls, head_size, dtype, use_adaptive_verification=False):
+        reasons = [] if dtype in cls.supported_dtypes else ["dtype not supported"]
+        if use_adaptive_verification and not cls.supports_device_cpu_query_lens_mismatch():
+            reasons.append("device-cpu query lens mismatch not supported")
+        return reasons
 class AttentionMetadataBuilder:
     def __init__(self, kv_cache_spec, layer_names, vllm_config, device):
         self.device = device
@@ -260,12 +269,43 @@ class TestRegistration:
             ),
         ],
     )
-    def test_another_interface_is_left_alone_with_the_reason(self, vllm, caplog, old, new, reason) -> None:
+    def test_another_interface_is_an_error_at_start_that_names_release_reason_and_remedy(
+        self, vllm, caplog, tmp_path, old, new, reason
+    ) -> None:
+        folder = tmp_path / "vllm-0.99.1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.99.1\n")
         vllm(old, new)
         plugin.register()
-        assert reason in caplog.text
+        told = (
+            "attention backend of vLLM 0.99.1: ",
+            reason,
+            "supports vLLM 0.20 to 0.33",
+            "--attention-backend CUSTOM",
+        )
+        assert all(part in caplog.text for part in told)
         assert "kernelhub.compat.vllm.attention" not in sys.modules
-        assert "vllm.v1.attention.backends.registry" not in sys.modules
+        if "register_backend" in old:
+            assert "vllm.v1.attention.backends.registry" not in sys.modules
+            return
+        registry = importlib.import_module("vllm.v1.attention.backends.registry")
+        module, _, name = registry.AttentionBackendEnum.CUSTOM.get_path().rpartition(".")
+        with pytest.raises(NotImplementedError) as error:  # as vLLM finds the class if CUSTOM is selected
+            getattr(importlib.import_module(module), name)
+        assert all(part in str(error.value) for part in told)
+
+    @pytest.mark.parametrize("release", vllm_releases.recorded())
+    def test_the_recorded_interface_of_each_release(self, tmp_path, release) -> None:
+        """Parameters and names as the released wheels have them (`tests/compat/vllm_releases.py`)."""
+        fits = interface.interface(vllm_releases.written(vllm_releases.recorded()[release], tmp_path))
+        number = tuple(int(part) for part in release.split("."))
+        assert fits.ok == (number >= (0, 19)), fits.reason
+
+    def test_the_record_has_every_function_and_name_and_each_minor_release(self) -> None:
+        releases = vllm_releases.recorded()
+        assert {f"0.{minor}" for minor in range(20, 34)} <= {release.rpartition(".")[0] for release in releases}
+        asked = {*vllm_releases.calls(), *vllm_releases.names()}
+        assert asked == {name for interface in releases.values() for name in interface} & asked
 
     @pytest.mark.parametrize("release", RELEASES)
     def test_every_release_registers(self, vllm, release) -> None:
@@ -580,13 +620,33 @@ class TestLatentAttention:
 
 class TestRefusals:
     def test_what_it_cannot_do_is_an_error_before_anything_runs(self, attention) -> None:
-        with pytest.raises(NotImplementedError, match="ALiBi"):
+        with pytest.raises(NotImplementedError, match="ALiBi: leave --attention-backend CUSTOM out"):
             attention.KernelhubImpl(HEADS, WIDTH, 1.0, KV_HEADS, alibi_slopes=[0.5] * HEADS)
-        with pytest.raises(NotImplementedError, match="supports decoders"):
+        with pytest.raises(NotImplementedError, match="encoder_only, that of decoders alone"):
             attention.KernelhubImpl(HEADS, WIDTH, 1.0, KV_HEADS, attn_type="encoder_only")
         one = torch.ones(1)
-        with pytest.raises(NotImplementedError, match="quantise its output"):
+        with pytest.raises(NotImplementedError, match="quantised output"):
             attention.KernelhubImpl(HEADS, WIDTH, 1.0).forward(None, one, one, one, one, None, one, output_scale=one)
+
+    @pytest.mark.parametrize("module", ["attention", "mla"])
+    def test_vllm_s_own_reasons_come_with_the_remedy(self, attention, module) -> None:
+        backend = importlib.import_module(f"kernelhub.compat.vllm.{module}").PARTS.impl.__name__.replace(
+            "Impl", "Backend"
+        )
+        ask = getattr(importlib.import_module(f"kernelhub.compat.vllm.{module}"), backend).validate_configuration
+        assert ask(64, torch.bfloat16) == []
+        *reasons, remedy = ask(64, torch.float64)
+        assert reasons == ["dtype not supported"]
+        assert "leave --attention-backend CUSTOM out" in remedy
+
+    @pytest.mark.parametrize("module", ["attention", "mla"])
+    def test_drafts_that_are_dropped_on_the_device_are_refused(self, attention, module) -> None:
+        """Steps of equal numbers of queries on the host run as one batch, without vLLM's offsets on the device."""
+        backend = importlib.import_module(f"kernelhub.compat.vllm.{module}").PARTS.impl.__name__.replace(
+            "Impl", "Backend"
+        )
+        ask = getattr(importlib.import_module(f"kernelhub.compat.vllm.{module}"), backend).validate_configuration
+        assert "query lens mismatch" in ask(64, torch.bfloat16, use_adaptive_verification=True)[0]
 
     def test_the_selection_is_kernelhub_s_with_its_reasons(self, attention) -> None:
         ask = attention.KernelhubBackend.supports_combination
@@ -652,7 +712,7 @@ class TestRealVllm:
         return Path(UNPACKED[-1])
 
     def test_its_interface_fits(self, root) -> None:
-        assert plugin.interface(root).ok
+        assert interface.interface(root).ok
 
     def test_the_backend_has_the_methods_of_its_base_classes(self, root) -> None:
         ours = Path(plugin.__file__).with_name("attention.py")
@@ -660,9 +720,11 @@ class TestRealVllm:
         expected |= {  # what older releases lack, or have and `_state_form` gives
             "KernelhubBackend has no get_kv_cache_shape",
             "AttentionBackend has no supports_sliding_window, which KernelhubBackend has",
+            "AttentionBackend has no supports_device_cpu_query_lens_mismatch, which KernelhubBackend has",
         }
+        anything = "supports_combination", "validate_configuration"  # ours take what any release passes
         found = differences(ours, root / "v1/attention/backend.py")
-        assert {item for item in found if "supports_combination" not in item} <= expected
+        assert {item for item in found if not any(name in item for name in anything)} <= expected
         text = (root / "model_executor/layers/attention/attention.py").read_text()
         call = (
             r"impl\.do_kv_cache_update\(\s*(#.*)?\s*attn_layer,\s*key,\s*value,\s*kv_cache,\s*layer_slot_mapping,\s*\)"

@@ -26,6 +26,7 @@ from vllm.v1.attention.backend import (
 )
 
 from kernelhub.compat.start import DECODE, MIXED, SPECULATIVE
+from kernelhub.compat.vllm.refusal import REMEDY, refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.selection import Selection
@@ -89,7 +90,7 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         """The step's metadata."""
         step = common_attn_metadata
         if not isinstance(step.causal, bool):
-            raise NotImplementedError("kernelhub's backend requires the same causal for all sequences of a step")
+            raise refused("steps in which some sequences are causal and others are not")
         longest = step.max_query_len
         equal = longest <= self._most_equal and step.num_actual_tokens == step.num_reqs * longest
         return KernelhubMetadata(
@@ -122,9 +123,9 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
         sinks: Tensor | None = None,
     ) -> None:
         if alibi_slopes is not None:
-            raise NotImplementedError("kernelhub's backend does not support ALiBi")
+            raise refused("ALiBi")
         if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"kernelhub's backend supports decoders, not attention of type {attn_type}")
+            raise refused(f"attention of type {attn_type}", "that of decoders")
         self.num_heads = num_heads
         self.head_size = head_size
         self.scale = float(scale)
@@ -151,7 +152,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
     ) -> Tensor:
         """Attend to the cache: query ``[T, H, D]`` into output, ``[T, H, D]`` or ``[T, H * D]``."""
         if output_scale is not None or output_block_scale is not None:
-            raise NotImplementedError("kernelhub's backend does not quantise its output")
+            raise refused("quantised output of attention")
         if attn_metadata is None:  # vLLM profiles memory
             return output.zero_()
         try:
@@ -308,6 +309,17 @@ class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
     @classmethod
     def supports_sliding_window(cls) -> bool:
         return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """A step is one batch if each sequence has as many queries on the host; adaptive verification drops some."""
+        return False
+
+    @classmethod
+    def validate_configuration(cls, *args: Any, **kwargs: Any) -> list[str]:
+        """vLLM's reasons against a configuration and kernelhub's, with the remedy."""
+        reasons = super().validate_configuration(*args, **kwargs)
+        return [*reasons, REMEDY] if reasons else reasons
 
     @classmethod
     def supports_combination(

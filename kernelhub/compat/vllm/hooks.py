@@ -6,17 +6,19 @@
 - ``experts``: vLLM has no registration for experts. The hook replaces a method of vLLM's Triton experts
   (`kernelhub.compat.vllm.experts`).
 
-Each hook first compares vLLM's source with the interface that it was written for; if it differs, vLLM stays as it is
-and a warning says what differs.
+Each hook first compares vLLM's source with the interface that it was written for; if it differs, vLLM's start ends
+with an error that says what differs.
 """
 
 from __future__ import annotations
 
 import importlib
-import logging
 from pathlib import Path
 
+from kernelhub.compat.vllm.refusal import LAST
 from kernelhub.dispatch.hub import HUB
+from kernelhub.errors import ConfigurationError
+from kernelhub.probes.distributions import version_of
 from kernelhub.probes.finding import Finding, found
 from kernelhub.probes.signature import Call, takes
 from kernelhub.probes.source import defines
@@ -70,16 +72,25 @@ INTERFACES: dict[str, tuple[tuple[Call, ...], tuple[str, ...]]] = {
     ),
 }
 
-logger = logging.getLogger("kernelhub.compat")
+RELEASES = {"fp8_linear": "0.20", "nvfp4_linear": "0.20", "mxfp4_linear": "0.22", "experts": "0.21"}
 
 
 def install() -> None:
-    """Install the hooks that KERNELHUB_VLLM_HOOKS names and that fit the installed vLLM."""
-    for hook in HUB.settings["KERNELHUB_VLLM_HOOKS"]:
+    """Install the hooks that KERNELHUB_VLLM_HOOKS names.
+
+    Raises:
+        ConfigurationError: one of them does not fit the installed vLLM.
+    """
+    named = HUB.settings["KERNELHUB_VLLM_HOOKS"]
+    for hook in named:
         fits = interface(hook)
         if not fits.ok:
-            logger.warning("kernelhub's hook %s is not installed in vLLM: %s", hook, fits.reason)
-            continue
+            version = version_of("vllm") or "of unknown version"
+            raise ConfigurationError(
+                f"KERNELHUB_VLLM_HOOKS: the hook {hook} does not fit vLLM {version}: "
+                f"{fits.reason}; it supports vLLM {RELEASES[hook]} to {LAST}: install one of these, or remove {hook}"
+            )
+    for hook in named:
         module = importlib.import_module(f"kernelhub.compat.vllm.{'experts' if hook == 'experts' else 'linear'}")
         module.install(hook)
 

@@ -21,6 +21,7 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
 from kernelhub.compat.start import DECODE, SPECULATIVE
+from kernelhub.compat.vllm.refusal import REMEDY, refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.selection import Selection
@@ -64,6 +65,7 @@ class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
 
     can_return_lse_for_decode: bool = False
     supports_dcp: bool = False
+    supports_pcp: bool = False
 
     def __init__(
         self,
@@ -81,9 +83,9 @@ class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
     ) -> None:
         for name, value in {"ALiBi": alibi_slopes, "windows": sliding_window, "softcap": logits_soft_cap}.items():
             if value:
-                raise NotImplementedError(f"kernelhub's backend of latent attention does not support {name}")
+                raise refused(f"latent attention with {name}")
         if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"kernelhub's backend supports decoders, not attention of type {attn_type}")
+            raise refused(f"latent attention of type {attn_type}", "that of decoders")
         super().__init__(
             num_heads,
             head_size,
@@ -105,7 +107,7 @@ class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor | None]:
         """Attend to the cache: q ``[T, H, latent + rotary]``, or its two parts, to ``[T, H, latent]``."""
         if not getattr(attn_metadata, "causal", True):
-            raise NotImplementedError("kernelhub's backend of latent attention supports causal attention")
+            raise refused("latent attention that is not causal")
         if isinstance(q, tuple):
             q = torch.cat(q, dim=-1)
         cache = kv_c_and_k_pe_cache
@@ -209,6 +211,17 @@ class KernelhubMlaBackend(MLACommonBackend):  # type: ignore[misc]
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
         return True
+
+    @classmethod
+    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
+        """Decode is one batch if each sequence has as many queries on the host; adaptive verification drops some."""
+        return False
+
+    @classmethod
+    def validate_configuration(cls, *args: Any, **kwargs: Any) -> list[str]:
+        """vLLM's reasons against a configuration and kernelhub's, with the remedy."""
+        reasons = super().validate_configuration(*args, **kwargs)
+        return [*reasons, REMEDY] if reasons else reasons
 
     @classmethod
     def supports_combination(
