@@ -43,13 +43,23 @@ class Bytes:
         return bytes(token % 256 for token in ids).decode(errors="replace")
 
 
-def tokenizer_of(folder: Path | None) -> Tokenizer:
-    """The tokenizer of a checkpoint's tokenizer.json; bytes without one."""
-    if folder is None or not (folder / "tokenizer.json").exists():
-        return Bytes()
-    from tokenizers import Tokenizer as Fast
+def tokenizer_of(name: str) -> Tokenizer:
+    """The tokenizer of a folder's tokenizer.json, or ``bytes``.
 
-    fast = Fast.from_file(str(folder / "tokenizer.json"))
+    Raises:
+        SystemExit: it cannot be read.
+    """
+    path = Path(name) / "tokenizer.json"
+    if name == "bytes":
+        return Bytes()
+    if not path.exists():
+        raise SystemExit(f"there is no {path}: put it there, or give --tokenizer FOLDER, or --tokenizer bytes")
+    try:
+        from tokenizers import Tokenizer as Fast
+
+        fast = Fast.from_file(str(path))
+    except Exception as error:  # the package raises plain ones
+        raise SystemExit(f"{path} cannot be read: {error}; --tokenizer takes another folder, or bytes") from None
 
     class OfFile:
         def encode(self, text: str) -> list[int]:
@@ -65,7 +75,7 @@ class Refused(ValueError):
     """A request that cannot be served, as the client is told."""
 
 
-def parsed(body: bytes, tokenizer: Tokenizer) -> tuple[Request, bool, bool]:
+def parsed(body: bytes, tokenizer: Tokenizer, name: str) -> tuple[Request, bool, bool]:
     """The request of a body of /v1/completions, whether to stream, and whether the stream ends with the counts."""
     try:
         said = json.loads(body)
@@ -76,6 +86,8 @@ def parsed(body: bytes, tokenizer: Tokenizer) -> tuple[Request, bool, bool]:
     known = {"model", "prompt", "max_tokens", "temperature", "stream", "ignore_eos", "user", "stream_options"}
     if unknown := sorted(set(said) - known - {name for name, value in said.items() if value in (None, 1)}):
         raise Refused(f"{unknown[0]} is not supported; give {', '.join(sorted(known))}")
+    if said.get("model") not in (None, name):
+        raise Refused(f"there is no model {said['model']!r}; this server has {name!r}")
     prompt, most, heat = said.get("prompt"), said.get("max_tokens", 16), said.get("temperature", 1.0)
     if isinstance(prompt, str):
         prompt = tokenizer.encode(prompt)
@@ -130,11 +142,15 @@ def handler(engine: Engine, tokenizer: Tokenizer, name: str) -> type[BaseHTTPReq
             return self._refuse(404, f"there is no {self.path}; there are /, /stats, /v1/models, /v1/completions")
 
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            length = self.headers.get("Content-Length") or ""
+            if not length.isdecimal():  # a body of unknown length cannot be skipped: the connection ends
+                self.close_connection = True
+                return self._refuse(411, "the request has no Content-Length")
+            body = self.rfile.read(int(length))
             if self.path != "/v1/completions":
                 return self._refuse(404, f"there is no {self.path}; POST to /v1/completions")
             try:
-                request, stream, counted = parsed(body, tokenizer)
+                request, stream, counted = parsed(body, tokenizer, name)
                 engine.add(request)
             except ValueError as error:
                 return self._refuse(400, str(error))
@@ -209,15 +225,19 @@ def pages_that_fit(config: Config, device: torch.device, dtype: torch.dtype, wan
     return min(wanted, int(free - 0.15 * total) // page)
 
 
-def build(model: str, device: torch.device, dtype: torch.dtype, **sizes: int) -> tuple[Engine, Tokenizer]:
-    """An engine that is ready, and its tokenizer."""
+def build(
+    model: str, device: torch.device, dtype: torch.dtype, tokenizer: str | None = None, **sizes: int
+) -> tuple[Engine, Tokenizer]:
+    """An engine that is ready, and its tokenizer: that of the model, or the one named."""
     folder = None if model in SHAPES else Path(model)
     if folder is not None and not (folder / "config.json").exists():
         raise SystemExit(f"{model} is no folder with a config.json, and no shape: {', '.join(SHAPES)}")
     config = SHAPES[model] if folder is None else Config.read(folder)
+    text = tokenizer_of(tokenizer or ("bytes" if folder is None else model))
     if folder is not None and list(folder.glob("*.safetensors")):
         weights = load_weights(folder, config, device, dtype)
     else:
+        print(f"{model} has no *.safetensors: its weights are random")
         weights = random_weights(config, device, dtype)
     made = Model(config, weights)
     if not sizes["num_pages"]:
@@ -227,12 +247,14 @@ def build(model: str, device: torch.device, dtype: torch.dtype, **sizes: int) ->
         raise SystemExit(f"{model} leaves no memory for a KV cache of {PAGE} tokens: use a larger GPU")
     engine = Engine(made, **sizes)
     engine.start()
-    return engine, tokenizer_of(folder)
+    return engine, text
 
 
-def main() -> None:
+def options() -> argparse.Namespace:
+    """The options; wrong ones end here, before weights are read."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="llama-tiny", help=f"a checkpoint's folder, or {', '.join(SHAPES)}")
+    parser.add_argument("--tokenizer", help="a folder with tokenizer.json, or bytes; that of the checkpoint")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--host", default="127.0.0.1")
@@ -242,11 +264,35 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=0, help="new tokens of a step; 0: 8192 on a GPU, else 2048")
     parser.add_argument("--max-len", type=int, default=2048, help="tokens of a sequence")
     given = parser.parse_args()
-    given.max_tokens = given.max_tokens or (8192 if given.device.startswith("cuda") else 2048)
+    for name, least in {"num_pages": 0, "max_seqs": 1, "max_tokens": 0, "max_len": 2, "port": 0}.items():
+        if getattr(given, name) < least:
+            parser.error(f"--{name.replace('_', '-')} is {getattr(given, name)}; give {least} or more")
+    if given.num_pages == 1:
+        parser.error("--num-pages is 1, and one page stays unused: give 2 or more, or 0")
+    try:
+        given.device = torch.device(given.device)
+    except RuntimeError:
+        parser.error(f"--device is {given.device!r}; give cpu, cuda or cuda:1")
+    if given.device.type not in ("cpu", "cuda"):
+        parser.error(f"--device is {given.device}; give cpu, cuda or cuda:1")
+    if given.device.type == "cuda" and (given.device.index or 0) >= torch.cuda.device_count():
+        parser.error(f"--device is {given.device}; torch {torch.__version__} has {torch.cuda.device_count()} GPUs here")
+    given.max_tokens = given.max_tokens or (8192 if given.device.type == "cuda" else 2048)
+    return given
+
+
+def main() -> None:
+    given = options()
+    server = ThreadingHTTPServer((given.host, given.port), BaseHTTPRequestHandler, bind_and_activate=False)
+    try:
+        server.server_bind()  # before weights are read; clients are refused until the engine is ready
+    except (OSError, OverflowError) as error:
+        raise SystemExit(f"cannot serve at {given.host}:{given.port}: {error}; give --host or --port") from None
     sizes = {name: getattr(given, name) for name in ("num_pages", "max_seqs", "max_tokens", "max_len")}
-    engine, tokenizer = build(given.model, torch.device(given.device), getattr(torch, given.dtype), **sizes)
+    engine, tokenizer = build(given.model, given.device, getattr(torch, given.dtype), given.tokenizer, **sizes)
     threading.Thread(target=engine.serve, daemon=True).start()
-    server = ThreadingHTTPServer((given.host, given.port), handler(engine, tokenizer, given.model))
+    server.RequestHandlerClass = handler(engine, tokenizer, given.model)
+    server.server_activate()
     for row in engine.kernels():
         print(f"layers {row['layers']}: {row['part']}: {row['kernel']} {row['runs']}")
     print(f"a KV cache of {PAGE * len(engine.free)} tokens, {engine.max_len} of a sequence")

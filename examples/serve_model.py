@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -39,11 +40,28 @@ class Config:
 
     @classmethod
     def read(cls, folder: Path) -> Config:
-        """Read the config.json of a checkpoint."""
-        said = json.loads((folder / "config.json").read_text())
+        """Read the config.json of a checkpoint.
+
+        Raises:
+            SystemExit: it is no such file, or has a feature that this example does not compute.
+        """
+        try:
+            said = json.loads((folder / "config.json").read_text())
+            return cls._of(folder, said)
+        except KeyError as error:
+            raise SystemExit(f"{folder}/config.json has no {error.args[0]}") from None
+        except ValueError as error:
+            raise SystemExit(f"{folder}/config.json is not JSON: {error}") from None
+
+    @classmethod
+    def _of(cls, folder: Path, said: dict[str, Any]) -> Config:
         kind, eos = said.get("model_type"), said.get("eos_token_id")
         if kind not in ("llama", "qwen3", "qwen3_moe"):
             raise SystemExit(f"{folder} is of model_type {kind!r}; this example serves llama, qwen3 and qwen3_moe")
+        if feature := _unsupported(said):
+            raise SystemExit(
+                f"{folder}: {feature} is not supported by this example: serve the model with vLLM or SGLang"
+            )
         rope = {"rope_theta": said.get("rope_theta", 10_000.0)} | (said.get("rope_scaling") or {})
         rope |= said.get("rope_parameters") or {}  # as transformers 5 writes both
         names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -67,6 +85,22 @@ class Config:
             tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
             tuple(rope[name] for name in names) if "low_freq_factor" in rope else None,
         )
+
+
+def _unsupported(said: dict[str, Any]) -> str | None:
+    """The first feature of a config.json that the model here would compute wrongly."""
+    rope = (said.get("rope_scaling") or {}) | (said.get("rope_parameters") or {})
+    form = rope.get("rope_type", rope.get("type", "default"))
+    wrong = {
+        f"rope scaling of type {form!r}": form not in ("default", "llama3"),
+        "quantization_config": bool(said.get("quantization_config")),
+        "attention_bias": bool(said.get("attention_bias")),
+        "mlp_bias": bool(said.get("mlp_bias")),
+        f"hidden_act {said.get('hidden_act')!r}": said.get("hidden_act", "silu") not in ("silu", "swish"),
+        "sliding windows": bool(said.get("use_sliding_window")),
+        "dense layers among experts": bool(said.get("mlp_only_layers")) or said.get("decoder_sparse_step", 1) != 1,
+    }
+    return next((feature for feature, given in wrong.items() if given), None)
 
 
 SHAPES = {
@@ -119,8 +153,11 @@ def load_weights(folder: Path, config: Config, device: torch.device, dtype: torc
 
     found: dict[str, Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt", device=str(device)) as file:
-            found |= {name: file.get_tensor(name).to(dtype) for name in file.keys()}  # noqa: SIM118
+        try:
+            with safe_open(path, "pt", device=str(device)) as file:
+                found |= {name: file.get_tensor(name).to(dtype) for name in file.keys()}  # noqa: SIM118
+        except Exception as error:  # the package raises plain ones
+            raise SystemExit(f"{path} cannot be read: {error}") from None
     for name, shape in weight_shapes(config):
         if name not in found or tuple(found[name].shape) != shape:
             got = list(found[name].shape) if name in found else "missing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import importlib
 import json
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -79,7 +80,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
 
 def built(serve: Any, folder: Path | str, **sizes: int) -> Any:
     given = {"num_pages": 64, "max_seqs": 4, "max_tokens": 64, "max_len": 128} | sizes
-    engine, tokenizer = serve.build(str(folder), torch.device("cpu"), torch.float32, **given)
+    engine, tokenizer = serve.build(str(folder), torch.device("cpu"), torch.float32, "bytes", **given)
     return engine, tokenizer
 
 
@@ -177,15 +178,89 @@ def test_a_request_that_can_never_run_is_refused(serve) -> None:
 def test_wrong_models_end_with_the_reason(serve, folders, tmp_path) -> None:
     with pytest.raises(SystemExit, match=r"no folder with a config\.json, and no shape: llama-tiny"):
         built(serve, "llama-tyni")
-    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
-    with pytest.raises(SystemExit, match="model_type 'gemma3'"):
-        built(serve, tmp_path)
+    for text, reason in (
+        ('{"model_type": "gemma3"}', "model_type 'gemma3'"),
+        ('{"model_type": "llama"}', "config.json has no num_attention_heads"),
+        ("{", "config.json is not JSON"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(SystemExit, match=reason):
+            built(serve, tmp_path)
     folder, _ = folders["llama"]
     said = json.loads((folder / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(said | {"num_hidden_layers": 3}))
     (tmp_path / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     with pytest.raises(SystemExit, match=r"layers\.2.* is missing; config\.json asks for"):
         built(serve, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling of type 'yarn'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"use_sliding_window": True}, "sliding windows"),
+        ({"mlp_only_layers": [0]}, "dense layers among experts"),
+    ],
+)
+def test_a_model_that_would_be_computed_wrongly_is_refused(serve, folders, tmp_path, given, reason) -> None:
+    said = json.loads((folders["qwen3_moe"][0] / "config.json").read_text())
+    said.pop("rope_parameters", None)
+    (tmp_path / "config.json").write_text(json.dumps(said | given))
+    with pytest.raises(SystemExit, match=f"{reason} is not supported.*serve the model with vLLM or SGLang"):
+        built(serve, tmp_path)
+
+
+def test_a_checkpoint_needs_its_tokenizer(serve, folders, tmp_path, capsys) -> None:
+    folder, _ = folders["llama"]
+    sizes = {"num_pages": 16, "max_seqs": 2, "max_tokens": 16, "max_len": 32}
+    given = torch.device("cpu"), torch.float32
+    with pytest.raises(SystemExit, match=r"there is no .*tokenizer\.json: put it there, or give --tokenizer FOLDER"):
+        serve.build(str(folder), *given, **sizes)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(SystemExit, match=r"tokenizer\.json cannot be read"):
+        serve.build(str(folder), *given, str(tmp_path), **sizes)
+    assert "random" not in capsys.readouterr().out
+
+
+def test_random_weights_and_broken_ones_are_said(serve, folders, tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(serve.Engine, "start", lambda engine: None)
+    (tmp_path / "config.json").write_text((folders["llama"][0] / "config.json").read_text())
+    built(serve, tmp_path)
+    assert f"{tmp_path} has no *.safetensors: its weights are random" in capsys.readouterr().out
+    (tmp_path / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(SystemExit, match=r"model\.safetensors cannot be read"):
+        built(serve, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("--max-seqs 0", "--max-seqs is 0; give 1 or more"),
+        ("--max-len 1", "--max-len is 1; give 2 or more"),
+        ("--max-tokens -5", "--max-tokens is -5; give 0 or more"),
+        ("--num-pages 1", "one page stays unused"),
+        ("--device gpu", "--device is 'gpu'; give cpu, cuda or cuda:1"),
+        ("--device meta", "--device is meta; give cpu"),
+        ("--device cuda:99", "GPUs here"),
+    ],
+)
+def test_wrong_options_end_with_the_reason(serve, monkeypatch, capsys, arguments, reason) -> None:
+    monkeypatch.setattr(sys, "argv", ["serve.py", *arguments.split()])
+    with pytest.raises(SystemExit):
+        serve.main()
+    assert reason in capsys.readouterr().err
+
+
+def test_an_address_that_cannot_be_had_ends_before_weights_are_read(serve, monkeypatch) -> None:
+    monkeypatch.setattr(serve, "build", lambda *given, **sizes: pytest.fail("the model was built"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        for arguments in (f"--port {taken.getsockname()[1]}", "--port 99999", "--host 203.0.113.1"):
+            monkeypatch.setattr(sys, "argv", ["serve.py", *arguments.split()])
+            with pytest.raises(SystemExit, match=r"cannot serve at .*; give --host or --port"):
+                serve.main()
 
 
 @pytest.fixture(scope="module")
@@ -202,7 +277,7 @@ def server(serve) -> Iterator[Any]:
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
 
-    ask.engine = engine
+    ask.engine, ask.port = engine, http_server.server_port
     yield ask
     http_server.shutdown()
 
@@ -270,6 +345,7 @@ def test_many_clients_at_once_get_what_each_gets_alone(server) -> None:
         ({"prompt": "a", "stream": "yes"}, "true or false"),
         ({"prompt": "a", "stream_options": 1}, "stream_options is no JSON object"),
         ({"prompt": "a", "stream_options": {"include_usage": "yes"}}, "include_usage are true or false"),
+        ({"prompt": "a", "model": "gpt-4"}, "there is no model 'gpt-4'; this server has 'llama-tiny'"),
         ({"prompt": "a", "n": 2}, "n is not supported"),
         ({"prompt": "a", "logprobs": 5}, "logprobs is not supported"),
     ],
@@ -278,6 +354,15 @@ def test_wrong_requests_get_the_reason(server, body, reason) -> None:
     status, text = server("/v1/completions", body)
     assert (status, json.loads(text)["error"]["type"]) == (400, "invalid_request_error")
     assert reason in json.loads(text)["error"]["message"]
+
+
+@pytest.mark.parametrize("header", ["Content-Length: abc", "Content-Length: -5", "Transfer-Encoding: chunked"])
+def test_a_body_of_unknown_length_is_answered(server, header) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: here\r\n{header}\r\n\r\n".encode())
+        answer = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert answer.startswith(b"HTTP/1.1 411 ")
+    assert b"no Content-Length" in answer
 
 
 def test_other_paths_say_what_there_is(server) -> None:
