@@ -1,4 +1,4 @@
-"""Weights with which a Llama or Qwen3 model repeats tokens of its context, so that greedy tokens need attention.
+"""Weights with which a Llama, Qwen3 or gpt-oss model repeats its context, so that greedy tokens need attention.
 
 With weights of normal(0, 0.02), the two best tokens are so close that rounding alone changes the best one in a tenth of
 the positions. With these weights each layer's heads attend to the token a fixed distance back (`DISTANCES`, in turn),
@@ -8,7 +8,9 @@ distance, or at another one where chance favours it; a key that is lost, or read
 How: dimension 0 of each embedding is the same constant, from which queries and keys get a fixed direction. RoPE turns
 it, and the queries' direction is turned back by the distance, so that the score has its maximum there. Keys of random
 directions, experts and MLPs add noise. Parameters have the names and the fused shapes of vLLM's and SGLang's models:
-qkv_proj, o_proj, gate_up_proj, down_proj; w13_weight and w2_weight of experts.
+qkv_proj, o_proj, gate_up_proj, down_proj; w13_weight and w2_weight of experts. Layers of gpt-oss with a window attend
+to the distances within it (`WINDOWED`); its sinks take a part of each head's weights, so that a sink that is lost shows
+in the log-probabilities; its biases are 0, and all tokens have the same experts.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from torch import Tensor
 
 DISTANCES = (400, 37, 1100, 5)
 STRENGTHS = (1.0, 0.85, 0.8, 0.75)
+WINDOWED = (37, 400, 5, 1100)  # of gpt-oss, whose even layers see 128 tokens
 PAIRS = 16  # of RoPE, for queries and keys: wavelengths up to 140 tokens, unchanged by scaling for long contexts
+UNEQUAL = (0.7, 1.0, 0.45, 0.35)  # of gpt-oss, whose values are of low rank: nearer ones would leave no margin
+SUNK = 2.0  # by how much a sink is below the score of the distance
 MARGIN = 16.0  # between the score of the distance and the next best one, before the softmax
 COPIED, MIXED = 0.3, 0.1  # standard deviation that a layer's attention and its MLP add to a residual stream of 1
 TOP_LOGIT = 18.0
@@ -32,26 +37,40 @@ class Shape:
     """Sizes of a model, and what its weights need of them.
 
     Args:
-        config: with the names of transformers' LlamaConfig or Qwen3MoeConfig.
-        distances: tokens back, of the layers in turn.
+        config: with the names of transformers' LlamaConfig, Qwen3MoeConfig or GptOssConfig.
+        distances: tokens back, of the layers in turn; `DISTANCES` or `WINDOWED`.
     """
 
-    def __init__(self, config: Any, distances: tuple[int, ...] = DISTANCES) -> None:
+    def __init__(self, config: Any, distances: tuple[int, ...] = ()) -> None:
         self.hidden, self.layers = config.hidden_size, config.num_hidden_layers
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.width = getattr(config, "head_dim", None) or self.hidden // self.heads
         rope = getattr(config, "rope_parameters", None) or {}
         theta = rope.get("rope_theta") or config.rope_theta
-        self.frequencies = theta ** -(torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)[:PAIRS]
-        self.distances = distances
+        frequencies = theta ** -(torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)[:PAIRS]
+        self.turn = 1.0  # factor of queries and keys, by YaRN, which leaves short wavelengths as they are
+        if rope.get("rope_type") == "yarn":
+            longest = rope["original_max_position_embeddings"] / rope.get("beta_fast", 32.0)
+            frequencies = frequencies[2 * math.pi / frequencies <= longest]
+            self.turn = 1 + 0.1 * math.log(rope["factor"])
+        self.frequencies, self.pairs = frequencies, len(frequencies)
+        sunk = any("GptOss" in name for name in getattr(config, "architectures", None) or ())
+        self.distances = distances or (WINDOWED if sunk else DISTANCES)
+        self.strengths = UNEQUAL if sunk else STRENGTHS
+        self.noise = 0.1 if sunk else 0.3  # of queries and keys; more would let sinks take all of some heads
         self.constant = math.sqrt(self.hidden) / 4
         self.normed = any("Qwen3" in name for name in getattr(config, "architectures", None) or ())  # q_norm, k_norm
 
     @property
     def amplitude(self) -> float:
         """Of each used pair of queries and keys, for a margin of `MARGIN` to the neighbouring token."""
-        nearest = PAIRS - float(torch.cos(self.frequencies).sum())
+        nearest = self.pairs - float(torch.cos(self.frequencies).sum())
         return math.sqrt(MARGIN * math.sqrt(self.width) / nearest)
+
+    @property
+    def best_score(self) -> float:
+        """Of the key at the distance."""
+        return self.pairs * (self.amplitude * self.turn) ** 2 / math.sqrt(self.width)
 
     def spread(self, layer: int) -> float:
         """Root mean square of the residual stream before a layer."""
@@ -85,11 +104,18 @@ def parameter(name: str, weight: Tensor, shape: Shape) -> Tensor:
     parts = name.split(".")
     kind = parts[-2] if parts[-1] in ("weight", "bias") else parts[-1]
     layer = next((int(part) for part in parts if part.isdigit()), 0)
+    if kind == "router":  # the same experts for all tokens, so that no rounding chooses others
+        order = torch.arange(weight.shape[0], 0, -1, dtype=torch.float32, device=weight.device)
+        return order if weight.ndim == 1 else torch.zeros_like(weight, dtype=torch.float32)
+    if kind.endswith("bias") or parts[-1] == "bias":
+        return torch.zeros_like(weight, dtype=torch.float32)
+    if kind == "sinks":
+        return torch.full_like(weight, shape.best_score - SUNK, dtype=torch.float32)
     if kind in ("q_norm", "k_norm"):
-        return torch.full_like(weight, shape.amplitude / math.sqrt(shape.width / PAIRS), dtype=torch.float32)
+        return torch.full_like(weight, shape.amplitude / math.sqrt(shape.width / shape.pairs), dtype=torch.float32)
     if kind.endswith("norm"):
         return torch.ones_like(weight, dtype=torch.float32)
-    if kind == "embed_tokens":
+    if kind in ("embed_tokens", "embedding"):
         drawn = draw("embedding", weight.shape, 1.0, weight.device)
         drawn[:, 0] = shape.constant
         return drawn
@@ -100,7 +126,7 @@ def parameter(name: str, weight: Tensor, shape: Shape) -> Tensor:
     if kind == "qkv_proj":
         return qkv(layer, shape, weight.device)
     if kind == "o_proj":
-        strength = STRENGTHS[layer % len(shape.distances) % len(STRENGTHS)]
+        strength = shape.strengths[layer % len(shape.distances) % len(shape.strengths)]
         values = value_projection(layer, shape, weight.device).view(shape.kv_heads, 1, shape.width, shape.hidden)
         group = shape.heads // shape.kv_heads
         back = values.expand(-1, group, -1, -1).reshape(shape.heads * shape.width, shape.hidden)
@@ -112,19 +138,20 @@ def parameter(name: str, weight: Tensor, shape: Shape) -> Tensor:
         drawn = draw(name, weight.shape, 1.5 * MIXED / math.sqrt(weight.shape[-1]), weight.device)
         drawn[..., 0, :] = 0
         return drawn
-    raise ValueError(f"no rule for the parameter {name}: copying weights exist for Llama and Qwen3 models")
+    raise ValueError(f"no rule for the parameter {name}: copying weights exist for Llama, Qwen3 and gpt-oss models")
 
 
 def qkv(layer: int, shape: Shape, device: torch.device) -> Tensor:
     """Queries, keys and values ``[(H_q + 2 H_kv) D, hidden]`` of a layer."""
-    noise = 0.3 / math.sqrt(shape.hidden)
+    noise = shape.noise / math.sqrt(shape.hidden)
     rows = (shape.heads + shape.kv_heads) * shape.width
     drawn = draw(f"{layer} queries and keys", (rows, shape.hidden), noise, device)
     turned = shape.frequencies * shape.distances[layer % len(shape.distances)]
     half = shape.width // 2
     query, key = torch.zeros(2, shape.width, dtype=torch.float64)
-    query[:PAIRS], query[half : half + PAIRS] = torch.cos(turned), -torch.sin(turned)
-    key[:PAIRS] = 1
+    pairs = shape.pairs
+    query[:pairs], query[half : half + pairs] = torch.cos(turned), -torch.sin(turned)
+    key[:pairs] = 1
     scale = shape.amplitude / shape.constant * shape.spread(layer)
     drawn[: shape.heads * shape.width, 0] = (query * scale).float().to(device).repeat(shape.heads)
     drawn[shape.heads * shape.width :, 0] = (key * scale).float().to(device).repeat(shape.kv_heads)

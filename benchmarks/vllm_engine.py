@@ -15,7 +15,8 @@ the last two steps), and seconds of prompts alone. `numbers`: each attention lay
 queries and cache, and its distance after rounding alone; eager decode steps too with --eager. `tokens`: the best token
 and log-probability after each token of given prompts, and those of greedy decode, to compare backends by --show.
 `stress`: 1000 decode steps, more requests than the cache holds, a shared prefix; each twice, with the share of equal
-tokens.
+tokens. `watch`: what kernelhub's own calls did under mixed traffic, of which --eager shows every one: microseconds of
+Python for a layer and for a step's metadata, waits for the GPU, and Triton kernels compiled in them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ import torch
 from copying_weights import Shape, copying_weights
 from torch import Tensor
 
-PARTS = ("speed", "numbers", "tokens", "stress")
+PARTS = ("speed", "numbers", "tokens", "stress", "watch")
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, where its steps can be timed
     "VLLM_NO_USAGE_STATS": "1",
@@ -385,6 +386,101 @@ def stress(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+def watch(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
+    """Python's time in kernelhub's calls, waits for the GPU in them, and kernels compiled since the start.
+
+    A wait is an operation that torch's sync debug mode refuses: the call is counted and made again without the mode.
+    """
+    implementation = type(engine.layers[0].impl)
+    module = importlib.import_module(implementation.__module__)
+    builder = next(
+        kind
+        for name, kind in vars(module).items()
+        if name.endswith("MetadataBuilder") and kind.__module__ == module.__name__
+    )
+    names = [
+        (implementation, name)
+        for name in ("forward", "forward_mqa", "do_kv_cache_update")
+        if name in vars(implementation)
+    ]
+    names += [(builder, "build")] if "build" in vars(builder) else []
+    seconds: dict[str, dict[str, list[float]]] = {name: {} for _, name in names}
+    waits: list[str] = []
+    load = ["none"]
+
+    def watched(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*given: Any, **named: Any) -> Any:
+            if load[0] == "waits":
+                return unwaiting(*given, **named)
+            began = time.perf_counter()
+            result = plain(*given, **named)
+            seconds[name].setdefault(load[0], []).append(time.perf_counter() - began)
+            return result
+
+        def unwaiting(*given: Any, **named: Any) -> Any:
+            seconds[name].setdefault("waits", []).append(0.0)
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                return plain(*given, **named)
+            except RuntimeError as error:
+                if "synchroniz" not in str(error):
+                    raise
+                waits.append(f"{name}: {error}"[:300])
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            return plain(*given, **named)
+
+        return timed
+
+    compiled: list[str] = []
+    with _compilations(compiled):
+        plain = {(kind, name): getattr(kind, name) for kind, name in names}
+        for (kind, name), function in plain.items():
+            setattr(kind, name, watched(name, function))
+        try:
+            for load[0], prompts, count in (
+                ("waits", [engine.prompt(64 + 37 * i, 8100 + i) for i in range(64)], 100),
+                ("decode of 1", [engine.prompt(1000, 9001)], 60),
+                ("decode of 16", [engine.prompt(1000, 9100 + i) for i in range(16)], 60),
+            ):
+                engine.generate(prompts, count)
+        finally:
+            for (kind, name), function in plain.items():
+                setattr(kind, name, function)
+    layers = len(engine.layers)
+    found = {
+        name: {
+            at: {
+                "calls": len(taken),
+                "us_p50": round(1e6 * statistics.median(taken), 2),
+                "us_min": round(1e6 * min(taken), 2),
+            }
+            for at, taken in loads.items()
+            if at != "waits"
+        }
+        for name, loads in seconds.items()
+    }
+    watched_calls = {name: len(loads.get("waits", [])) for name, loads in seconds.items()}
+    return {"layers": layers, "host": found, "watched_calls": watched_calls, "waits": waits, "compiled": compiled}
+
+
+@contextmanager
+def _compilations(found: list[str]) -> Iterator[None]:
+    """Collect the names of Triton kernels that are compiled meanwhile, kernelhub's and others'."""
+    knobs = importlib.import_module("triton").knobs
+    before = knobs.runtime.jit_post_compile_hook
+
+    def note(*given: Any, **named: Any) -> None:
+        function = named.get("fn")
+        found.append(f"{getattr(function, 'module', '')}.{getattr(function, 'name', named.get('repr'))}"[:120])
+
+    knobs.runtime.jit_post_compile_hook = note
+    try:
+        yield
+    finally:
+        knobs.runtime.jit_post_compile_hook = before
+
+
 def facts_of(engine: Engine) -> dict[str, Any]:
     config = engine.llm.llm_engine.vllm_config
     report = importlib.import_module("kernelhub").report()
@@ -403,6 +499,7 @@ def facts_of(engine: Engine) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     engine = Engine(options)
     calls: dict[str, Callable[..., Any]] = {"speed": speed, "numbers": numbers, "tokens": tokens, "stress": stress}
+    calls["watch"] = watch
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "start_s": round(engine.start_s, 2)}
     result["options"] = {name: str(value) for name, value in vars(options).items() if name not in ("out", "show")}
     for part in options.parts.split(","):
@@ -426,6 +523,7 @@ def show(runs: dict[str, Any]) -> str:
         if "copied_share" in row.get("tokens", {}):
             lines.append(f"    greedy tokens that are in the prompt: {row['tokens']['copied_share']}")
         lines += [f"    {found}" for part in ("numbers", "stress") for found in row.get(part, [])]
+        lines += [f"    {name}: {value}" for name, value in row.get("watch", {}).items()]
         if row["errors_of_kernelhub"]:
             lines.append(f"    errors: {row['errors_of_kernelhub']}")
     told = {tag: row["tokens"] for tag, row in runs.items() if "tokens" in row}

@@ -127,11 +127,88 @@ def test_the_best_token_is_one_of_the_context_and_a_fault_changes_it(model) -> N
     assert kept(lost | torch.eye(TOKENS, dtype=torch.bool)) < 0.9
 
 
+def gpt_oss(bench: Any, distances: tuple[int, ...]) -> Any:
+    """transformers' gpt-oss with the weights that vLLM's model would have, in float32."""
+    transformers = pytest.importorskip("transformers")
+    rope = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
+    sizes = {name: CONFIG[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")}
+    layers, experts = 8, 4
+    config = transformers.GptOssConfig(
+        **sizes,
+        num_hidden_layers=layers,
+        num_local_experts=experts,
+        num_experts_per_tok=2,
+        intermediate_size=WIDE,
+        vocab_size=VOCABULARY,
+        sliding_window=40,
+        rope_parameters=rope | {"original_max_position_embeddings": 4096, "rope_theta": 150000.0},
+        architectures=["GptOssForCausalLM"],
+        attn_implementation="eager",
+    )
+    model, shape = transformers.GptOssForCausalLM(config).eval(), bench.Shape(config, distances)
+    held = dict(model.named_parameters())
+
+    def made(name: str, *size: int) -> Tensor:
+        return bench.parameter(name, torch.empty(size), shape)
+
+    heads, kv_heads, width, hidden = (
+        sizes[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size")
+    )
+    rows = [heads * width, kv_heads * width, kv_heads * width]
+    with torch.no_grad():
+        for name in ("model.embed_tokens.weight", "lm_head.weight", "model.norm.weight"):
+            held[name].copy_(made(name.replace("embed_tokens", "embedding"), *held[name].shape))
+        for at in (f"model.layers.{layer}." for layer in range(layers)):
+            fused = made(f"{at}attn.qkv_proj.weight", sum(rows), hidden).split(rows)
+            for letter, weight in zip("qkv", fused, strict=True):
+                held[f"{at}self_attn.{letter}_proj.weight"].copy_(weight)
+                held[f"{at}self_attn.{letter}_proj.bias"].copy_(made(f"{at}attn.qkv_proj.bias", len(weight)))
+            held[f"{at}self_attn.o_proj.weight"].copy_(made(f"{at}attn.o_proj.weight", hidden, heads * width))
+            held[f"{at}self_attn.o_proj.bias"].copy_(made(f"{at}attn.o_proj.bias", hidden))
+            held[f"{at}self_attn.sinks"].copy_(made(f"{at}attn.sinks", heads))
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                held[f"{at}{name}.weight"].copy_(made(f"{at}{name}.weight", hidden))
+            held[f"{at}mlp.router.weight"].copy_(made(f"{at}mlp.router.weight", experts, hidden))
+            held[f"{at}mlp.router.bias"].copy_(made(f"{at}mlp.router.bias", experts))
+            expert = f"{at}mlp.experts.routed_experts."
+            up, down = (
+                made(f"{expert}w13_weight", experts, 2 * WIDE, hidden),
+                made(f"{expert}w2_weight", experts, hidden, WIDE),
+            )
+            held[f"{at}mlp.experts.gate_up_proj"].copy_(up.mT)
+            held[f"{at}mlp.experts.down_proj"].copy_(down.mT)
+            held[f"{at}mlp.experts.gate_up_proj_bias"].copy_(made(f"{expert}w13_bias", experts, 2 * WIDE))
+            held[f"{at}mlp.experts.down_proj_bias"].copy_(made(f"{expert}w2_bias", experts, hidden))
+    return model
+
+
+@torch.inference_mode()
+def test_gpt_oss_repeats_its_context_by_windows_full_layers_and_sinks(bench) -> None:
+    distances = 33, 60, 3, 7  # the layers at even places see 40 tokens
+    model = gpt_oss(bench, distances)
+    ids = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(1))
+
+    def logits() -> Tensor:
+        return model(ids[None]).logits[0, 80:].float()
+
+    right = logits()
+    best = right.argmax(-1)
+    at = torch.arange(80, TOKENS)
+    copied = [(best == ids[at - distance]).float().mean().item() for distance in distances]
+    assert copied[1] > 0.5
+    assert sum(copied) > 0.85
+    for layer in model.model.layers:
+        layer.self_attn.sinks.fill_(-1e4)
+    lost = logits()
+    assert (lost.argmax(-1) == best).float().mean() > 0.8
+    assert (lost.log_softmax(-1).max(-1).values - right.log_softmax(-1).max(-1).values).abs().mean() > 0.02
+
+
 def test_a_parameter_without_a_rule_is_refused(bench) -> None:
     class Other(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.sinks = torch.nn.Parameter(torch.zeros(4))
+            self.slopes = torch.nn.Parameter(torch.zeros(4))
 
-    with pytest.raises(ValueError, match="no rule for the parameter sinks"):
+    with pytest.raises(ValueError, match="no rule for the parameter slopes"):
         bench.copying_weights(Other(), bench.Shape(SimpleNamespace(**CONFIG)))

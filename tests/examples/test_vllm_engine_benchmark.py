@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -117,3 +118,52 @@ def test_greedy_log_probabilities_are_compared_up_to_the_first_other_token(bench
     assert found["greedy_logprob_max"] == 0.25
     assert found["greedy_logprob_mean"] == round((0.05 + 0.25) / 4, 5)
     assert "same_greedy_share" not in bench.agreement(plain, one)
+
+
+def test_waits_and_compilations_of_the_layers_are_found(bench, monkeypatch) -> None:
+    """By a fake of torch's sync debug mode: a layer that reads a length from the device waits for it."""
+    mode = ["default"]
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda new: mode.__setitem__(0, new))
+    served: list[str] = []
+
+    class Impl:
+        def forward(self, step: str) -> str:
+            if step == "reads lengths" and mode[0] == "error":
+                raise RuntimeError("called a synchronizing CUDA operation")
+            if step == "compiles":
+                hook = knobs.jit_post_compile_hook
+                hook(fn=SimpleNamespace(module="kernelhub.backends", name="decode"))
+            served.append(step)
+            return step
+
+    class KernelhubMetadataBuilder:
+        def build(self) -> None:
+            served.append("build")
+
+    module = ModuleType("their_backend")
+    for kind in (Impl, KernelhubMetadataBuilder):
+        kind.__module__ = module.__name__
+        setattr(module, kind.__name__, kind)
+    knobs = SimpleNamespace(jit_post_compile_hook=None)
+    monkeypatch.setitem(sys.modules, "their_backend", module)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(knobs=SimpleNamespace(runtime=knobs)))
+    layer = Impl()
+    steps = iter([["plain", "reads lengths"], ["plain"], ["compiles"]])
+
+    def generate(prompts: list[str], count: int) -> None:
+        KernelhubMetadataBuilder().build()
+        for step in next(steps):
+            assert layer.forward(step) == step
+
+    engine = SimpleNamespace(
+        layers=[SimpleNamespace(impl=layer)], prompt=lambda length, seed: str(seed), generate=generate
+    )
+    found = bench.watch(engine, SimpleNamespace())
+    assert [wait.partition(":")[0] for wait in found["waits"]] == ["forward"]
+    assert found["watched_calls"] == {"forward": 2, "build": 1}
+    assert found["compiled"] == ["kernelhub.backends.decode"]
+    assert found["host"]["forward"]["decode of 1"]["calls"] == 1
+    assert served.count("reads lengths") == 1
+    assert knobs.jit_post_compile_hook is None
+    assert Impl().forward("plain") == "plain"
+    assert mode == ["default"]

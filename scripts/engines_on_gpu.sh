@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# vLLM's engine on one GPU, what no CPU shows: waits for the GPU, compilations and Python's time in kernelhub's calls
+# while it serves, and greedy tokens beside TRITON_ATTN's where windows, sinks and experts take part.
+#
+#   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh
+#
+# VLLM_SITE is a folder with vLLM and what it needs beside torch, or an archive of one (tar.xz); without it, an installed
+# vLLM is taken. Five engines start at once, each within LIMIT seconds (90): times are those of a shared GPU, so that only
+# Python's count. OUT/engines.json has all runs of benchmarks/vllm_engine.py; OUT/*.log what each printed.
+set -uo pipefail
+
+: "${OUT:=build/engines_on_gpu}" "${LIMIT:=90}" "${VLLM_SITE:=}"
+began=$SECONDS
+work=$(mktemp -d)
+mkdir -p "$OUT" "$work/site/kernelhub-0.1.0.dist-info"
+if [ -f "$VLLM_SITE" ]; then
+    mkdir "$work/vllm"
+    if command -v xz >/dev/null; then tar xJf "$VLLM_SITE" -C "$work/vllm"; else
+        python3 -c "import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])" "$VLLM_SITE" "$work/vllm"
+    fi
+    VLLM_SITE=$work/vllm
+fi
+# vLLM finds the plugin by the metadata of an installed kernelhub; this checkout is not installed.
+printf 'Metadata-Version: 2.1\nName: kernelhub\nVersion: 0.1.0\n' >"$work/site/kernelhub-0.1.0.dist-info/METADATA"
+printf '[vllm.general_plugins]\nkernelhub = kernelhub.compat.vllm.plugin:register\n' >"$work/site/kernelhub-0.1.0.dist-info/entry_points.txt"
+for folder in /usr/local/nvidia/lib64 /usr/lib/x86_64-linux-gnu; do
+    [ -e "$folder/libcuda.so.1" ] && export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+done
+export PYTHONPATH=$VLLM_SITE:$PWD:$work/site${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false
+python3 - "$work" <<'PYTHON'
+import json, pathlib, sys
+
+common = {"vocab_size": 32000, "rms_norm_eps": 1e-5, "hidden_act": "silu", "max_position_embeddings": 8192, "bos_token_id": 0,
+          "eos_token_id": 1, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "dtype": "bfloat16", "attention_bias": False}
+rope = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096}
+models = {
+    # Heads and layers of Llama 3.1 8B; narrow, since Python's time does not depend on the width.
+    "layers-of-8b": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 32,
+                     "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 500000.0},
+    "gpt-oss": {"architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 2880, "intermediate_size": 720, "num_hidden_layers": 24,
+                "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 8, "num_experts_per_tok": 4, "experts_per_token": 4,
+                "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12, "swiglu_limit": 7.0, "initial_context_length": 4096,
+                "rope_theta": 150000.0, "rope_scaling": rope, "rope_parameters": {**rope, "rope_theta": 150000.0}, "attention_bias": True},
+    "qwen3-moe": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
+                  "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 768,
+                  "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "rope_theta": 1000000.0},
+}
+for name, config in models.items():
+    folder = pathlib.Path(sys.argv[1], name)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(common | config))
+PYTHON
+engine='{"kernel_config": {"enable_jit_warmup": false}, "skip_tokenizer_init": true, "gpu_memory_utilization": 0.15, "kv_cache_memory_bytes": 4294967296}'
+echo "ready after $((SECONDS - began)) s"
+
+one() { # model, backend, parts, more options
+    local name=$1.$2
+    timeout -k 2 "$LIMIT" python3 benchmarks/vllm_engine.py --model "$work/$1" --backend "$2" --eager --parts "$3" --max-model-len 2048 \
+        --engine "$engine" "${@:4}" --out "$OUT/$name.json" >"$OUT/$name.log" 2>&1
+    local code=$?
+    echo "$name: exit $code after $((SECONDS - began)) s"
+    [ $code = 0 ] || grep -vE "INFO|^$" "$OUT/$name.log" | tail -4 | cut -c1-300
+}
+
+one layers-of-8b CUSTOM watch &
+one gpt-oss CUSTOM tokens --weights copying &
+one gpt-oss TRITON_ATTN tokens --weights copying &
+one qwen3-moe CUSTOM tokens --weights copying &
+one qwen3-moe TRITON_ATTN tokens --weights copying &
+wait
+python3 - "$OUT" <<'PYTHON'
+import json, pathlib, sys
+
+folder = pathlib.Path(sys.argv[1])
+runs = {}
+for path in sorted(folder.glob("*.*.json")):
+    runs |= json.loads(path.read_text())
+(folder / "engines.json").write_text(json.dumps(runs, indent=1) + "\n")
+PYTHON
+python3 benchmarks/vllm_engine.py --out "$OUT/engines.json" --show | cut -c1-400
+rm -rf "$work"
