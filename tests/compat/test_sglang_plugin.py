@@ -270,10 +270,17 @@ class TestRegistration:
             ("self.max_running_requests = ", "self.most = ", "does not define ModelRunner.self.max_running_requests"),
         ],
     )
-    def test_another_interface_is_left_alone_with_the_reason(self, sglang, caplog, old, new, reason) -> None:
+    def test_another_interface_is_left_alone_with_release_reason_and_remedy(
+        self, sglang, caplog, tmp_path, old, new, reason
+    ) -> None:
+        folder = tmp_path / "sglang-0.9.1.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.9.1\n")
         sglang(old, new)
         plugin.register()
+        assert "attention backend of SGLang 0.9.1: " in caplog.text
         assert reason in caplog.text
+        assert "supports SGLang 0.5.17 to 0.5.23: install one of these, or leave --attention-backend" in caplog.text
         assert REGISTRY_MODULE not in sys.modules
 
     def test_without_sglang_nothing_happens(self, caplog) -> None:
@@ -511,7 +518,7 @@ class TestRefusals:
         [
             ({"use_mla_backend": True}, "latent"),
             ({"spec_algorithm": SimpleNamespace(is_none=lambda: False)}, "speculative"),
-            ({"token_to_kv_pool": OtherPool()}, "not OtherPool$"),
+            ({"token_to_kv_pool": OtherPool()}, "not OtherPool;"),
             ({"token_to_kv_pool": OtherPool(), "is_hybrid_swa": True}, "--disable-hybrid-swa-memory"),
             ({"kv_index_translator": SimpleNamespace(is_translating=True)}, "unified pool"),
         ],
@@ -519,6 +526,10 @@ class TestRefusals:
     def test_a_server_that_it_is_not_for(self, attention, changed, reason) -> None:
         with pytest.raises(NotImplementedError, match=reason):
             attention.KernelhubAttnBackend(runner(**changed))
+
+    def test_a_refusal_has_the_remedy(self, attention) -> None:
+        with pytest.raises(NotImplementedError, match="latent attention; leave --attention-backend kernelhub out"):
+            attention.KernelhubAttnBackend(runner(use_mla_backend=True))
 
     @pytest.mark.parametrize(
         ("name", "value", "reason"),

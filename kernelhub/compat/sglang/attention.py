@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor
 
+from kernelhub.compat.sglang.refusal import refused
 from kernelhub.compat.sglang.start import ENGINE, follow
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.errors import NotWarmed
@@ -67,7 +68,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         pool = model_runner.token_to_kv_pool
         refusal = _refusal(model_runner, pool)
         if refusal is not None:
-            raise NotImplementedError(f"kernelhub's backend {refusal}")
+            raise refused(refusal)
         self.forward_metadata: KernelhubMetadata | None = None
         self._pool = pool
         self._page = int(model_runner.page_size)
@@ -90,7 +91,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
             self.forward_metadata = KernelhubMetadata(table, lens, None, None, lens.shape[0])
             return
         if not mode.is_extend():
-            raise NotImplementedError(f"kernelhub's backend does not support steps of mode {mode}")
+            raise refused(f"does not support steps of mode {mode}")
         starts = torch.nn.functional.pad(torch.cumsum(forward_batch.extend_seq_lens, 0, dtype=torch.int32), (1, 0))
         counts = forward_batch.extend_seq_lens_cpu
         if counts is None:
@@ -106,9 +107,8 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
             return
         _refuse_step(forward_batch)
         if not mode.is_decode():
-            raise NotImplementedError(
-                f"kernelhub's backend supports CUDA graphs of decode, not of {mode}: "
-                "do not set --cuda-graph-backend-prefill to full"
+            raise refused(
+                f"supports CUDA graphs of decode, not of {mode}: do not set --cuda-graph-backend-prefill to full"
             )
         if self._captured_table is None or self._captured_lens is None:
             raise RuntimeError("init_cuda_graph_state was not called before a graph was captured")
@@ -170,7 +170,7 @@ class KernelhubAttnBackend(AttentionBackend):  # type: ignore[misc]
         """Write the step's keys and values, then attend to the pool."""
         given = [name for name, value in more.items() if value is not None and value is not False]
         if given:
-            raise NotImplementedError(f"kernelhub's backend does not support {', '.join(given)}")
+            raise refused(f"does not support {', '.join(given)}")
         caches = self._caches_of(layer)
         step = self.forward_metadata
         assert step is not None
@@ -289,20 +289,20 @@ def _refuse_step(batch: Any) -> None:
     """Raise for a step that the backend does not support, before any of it runs."""
     mode = batch.forward_mode
     if mode.is_target_verify() or mode.is_draft_extend_v2():
-        raise NotImplementedError("kernelhub's backend does not support speculative decoding: its masks are trees")
+        raise refused("does not support speculative decoding: its masks are trees")
     if mode.is_dllm_extend():
-        raise NotImplementedError("kernelhub's backend does not support diffusion of tokens")
+        raise refused("does not support diffusion of tokens")
     if getattr(batch, "attn_cp_metadata", None) is not None:  # a view of a batch has fewer fields
-        raise NotImplementedError("kernelhub's backend does not support context parallelism")
+        raise refused("does not support context parallelism")
 
 
 def _refuse_layer(layer: Any) -> None:
     if layer.is_cross_attention or layer.attn_type != AttentionType.DECODER:
-        raise NotImplementedError(f"kernelhub's backend supports decoders, not attention of type {layer.attn_type}")
+        raise refused(f"supports decoders, not attention of type {layer.attn_type}")
     if layer.use_irope or layer.xai_temperature_len > 0 or layer.pos_encoding_mode != "NONE":
-        raise NotImplementedError("kernelhub's backend does not support chunks, temperatures or custom positions")
+        raise refused("does not support chunks, temperatures or custom positions")
     if layer.logit_cap and layer.logit_capping_method != "tanh":
-        raise NotImplementedError(f"kernelhub's backend caps scores by tanh, not by {layer.logit_capping_method}")
+        raise refused(f"caps scores by tanh, not by {layer.logit_capping_method}")
 
 
 def _refuse_capture(arguments: tuple[Any, ...]) -> None:

@@ -2,7 +2,8 @@
 
 SGLang calls `register`, the entry point ``sglang.srt.plugins``, in each of its processes. Registration alone changes
 nothing: ``--attention-backend kernelhub`` selects the backend. If SGLang's interface, read from its source and
-signatures, is not the one that kernelhub was written for, nothing is registered and a warning says what differs.
+signatures, is not the one that kernelhub was written for, nothing is registered and a warning says what differs; SGLang
+then has no backend of that name.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from kernelhub.compat.sglang.refusal import of_release
 from kernelhub.probes.finding import Finding, found
 from kernelhub.probes.signature import Call, takes
 from kernelhub.probes.source import defines
@@ -84,7 +86,7 @@ def register() -> None:
     """Register kernelhub's attention as an SGLang backend, unless another backend already has the name."""
     fits = interface()
     if not fits.ok:
-        logger.warning("kernelhub is not registered as an attention backend of SGLang: %s", fits.reason)
+        logger.warning("%s", of_release(fits))
         return
     registry = importlib.import_module(_REGISTRY)
     there = registry.ATTENTION_BACKENDS.get(NAME)
