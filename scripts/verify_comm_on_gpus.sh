@@ -75,7 +75,7 @@ for which in "${PARTS[@]}"; do
                 --kernels triton.one_shot triton.two_shot --sizes 8192 65536 262144 1048576 --json "$RUN/graphs.json"
             ;;
         push)
-            beside experts push triton.push --calls 1000 --scenes many side_streams delayed graphs large missing \
+            beside experts push triton.push --calls 1000 --scenes many side_streams delayed graphs again large missing \
                 --dtypes bfloat16
             beside experts push_exchanges triton.push --scenes exchanges
             beside experts push_exact triton.push_exact --exact --calls 500 --scenes many side_streams delayed large exchanges
