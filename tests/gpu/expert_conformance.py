@@ -255,7 +255,7 @@ class Scenes:
                 found = (layer.run(given), layer.run(given))
             for turn in range(200):
                 if turn % 20 == 0:
-                    self.at("graphs", dtype, format, "replay", turn)
+                    self.at("graphs", dtype, format, "replay", turn, f"{len(wrong)} wrong")
                 changed = layer.tokens(turn, ROUTINGS[turn % len(ROUTINGS)], count=20)
                 for name, place in given.items():
                     place.copy_(changed[name])
@@ -273,7 +273,7 @@ class Scenes:
         for dtype, format in ((torch.bfloat16, TOKENS), (E4M3, FORMATS[1]), (torch.bfloat16, FORMATS[2])):
             if dtype in self.lacking or dtype not in self.dtypes:
                 continue
-            self.at("again", dtype, format, "prepare")
+            self.at("again", dtype, format, "prepare", f"{len(wrong)} wrong")
             layer = self.layer(dtype, format, 24)
             out, given = layer.dispatch.results(), layer.tokens(0, "random", count=20)
             layer.run(given, out)
@@ -283,7 +283,7 @@ class Scenes:
                 found = layer.run(given, captured)
             for turn in range(80):
                 if turn % 20 == 0:
-                    self.at("again", dtype, format, turn)
+                    self.at("again", dtype, format, turn, f"{len(wrong)} wrong")
                 results = []
                 for place in (*outputs_of(out), *outputs_of(captured)):
                     place.view(torch.uint8).fill_(0xA5)
@@ -312,7 +312,7 @@ class Scenes:
         chosen = random.Random(0)
         for turn in range(100):
             if turn % 10 == 0:
-                self.at("delayed", turn)
+                self.at("delayed", turn, f"{len(wrong)} wrong")
             late, cycles = chosen.randrange(self.size), chosen.randrange(1, 2_000_000)
             layer = layers[turn % 3]
             given = layer.tokens(turn, "random")
