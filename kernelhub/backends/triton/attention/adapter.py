@@ -49,9 +49,9 @@ _HALVES = ("float16", "bfloat16")
 # microseconds of one multiprocessor's share of the memory bandwidth.
 CHUNK = 256
 # Whether the lengths of a batch, which are on the device, share its keys out. Time over that of the host's parts on an
-# H200, lengths of ShareGPT-like requests: 8, 32, 64, 128 and 256 sequences 0.77, 0.52, 0.57, 0.89 and 0.80, fp8 keys
-# 0.77, 0.56, 0.83, 0.91 and 0.86. Equal lengths of 4096 keys and more: 0.91 to 1.03; of fewer keys up to 2 us more, 32
-# sequences of 1024 keys 4 us (benchmarks/results/splits_rule_h200.json).
+# H200, lengths of ShareGPT-like requests: 8, 32, 64, 128 and 256 sequences 0.88, 0.51, 0.57, 0.88 and 0.88, fp8 keys
+# 0.86, 0.47, 0.60, 0.89 and 0.90. Equal lengths of 4096 keys and more: 0.98 to 1.05, of 1024 and 2048 0.90 to 1.08
+# (benchmarks/results/splits_rule_h200.json).
 BALANCE = True
 UNEQUAL = 4 * CHUNK  # of sequences of no more keys each has few parts anyway
 MOST_SPLITS = 64

@@ -103,10 +103,10 @@ _EQUAL_ROUNDS = 10  # of parts of equal lengths, where unequal ones share keys o
 # 4096 keys (benchmarks/results/splits_rule_h200.json): what merging costs, what one program alone on a multiprocessor
 # and several, of so many KiB of loads for all, draw of its share of the bandwidth, and the most that it draws while
 # others have less to do. Keys of a byte take longer than half of those of two.
-_MERGE_BYTES_OF_LENGTHS = 280_000
+_MERGE_BYTES_OF_LENGTHS = 240_000
 _ALONE, _SHARE_KIB, _MOST_SHARE = 0.62, 111, 1.15
-_READING_OF_FP8 = 1.5
-_LONG = 4096  # more keys are divided, whatever these say
+_READING_OF_FP8 = 1.75
+_LONG = 3072  # more keys are divided, whatever these say
 
 
 @functools.lru_cache(maxsize=4096)
@@ -178,7 +178,7 @@ def fewest_keys(programs: int, parts: int, num_sms: int, kind: Kind, elements: i
         full, rest = divmod(count, kind.programs * num_sms)
         if not rest:
             return full * kind.programs
-        most = -(-rest // num_sms)
+        most = -(-rest // num_sms) if full else kind.programs  # in a long grid a first round is packed, see `shared`
         share = _ALONE if most == 1 else min(_MOST_SHARE, most * kind.loads_kib / _SHARE_KIB)
         return full * kind.programs + max(rest / num_sms, most / share)
 
