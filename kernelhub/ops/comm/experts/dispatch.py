@@ -86,9 +86,11 @@ def bind(
         out: Dispatched | None = None,
     ) -> Dispatched:
         nonlocal last
-        operands: tuple[Any, ...] = (x, topk_ids, topk_weights, scales)
-        places = None
-        if out is not None and (places := places_of(out, format)) is not None:
+        operands: tuple[Any, ...]
+        places = None if out is None else places_of(out, format)
+        if out is None or places is None:
+            operands = (x, topk_ids, topk_weights, scales)
+        else:
             operands = (x, topk_ids, topk_weights, scales, *places)
             if last is not None:  # with the same values its known call compares all else that a key does
                 of, experts, form, most, launches, key, renewed = last

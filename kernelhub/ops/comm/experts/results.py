@@ -13,6 +13,7 @@ from kernelhub.ops.comm.experts.problem import CONTIGUOUS, FORMATS, MASKED, ROWS
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header, handle_of, numbers_tensor
 from kernelhub.ops.comm.ready import Form, Ready
 
+_PARTS = len(Handle._fields)
 _MOST_BYTES = 8 << 20  # of what calls with one capacity have ready
 
 
@@ -47,22 +48,16 @@ class Results:
     Attributes:
         take: that of `fresh`.
         dispatched: what a call returns, given what `take` gave, now filled, and the ids of this rank's tokens.
+        renewed: an earlier result whose tensors are filled anew, as the result of a call with these ids.
     """
 
-    __slots__ = ("_numbers", "_rest", "dispatched", "take")
+    __slots__ = ("dispatched", "renewed", "take")
 
     def __init__(self, header: Header, fresh: Fresh) -> None:
         self.take = fresh.take
-        self._numbers, self._rest = numbers_tensor(header), _rest(fresh.device)
-        self.dispatched = _dispatched(header, fresh.scaled, self._numbers, self._rest)
-
-    def renewed(self, out: Dispatched, topk_ids: Tensor) -> Dispatched:
-        """An earlier result whose tensors are filled anew, as the result of a call with these ids."""
-        _, _, ids, weights, _, _, handle = out
-        if ids is None or weights is None:
-            _, _, ids, weights, _, _, _ = handle
-        handle[:] = (self._numbers, topk_ids, ids, weights, *self._rest)
-        return out
+        numbers, rest = numbers_tensor(header), _rest(fresh.device)
+        self.dispatched = _dispatched(header, fresh.scaled, numbers, rest)
+        self.renewed = _renewed(header, numbers, rest)
 
 
 def header_of_capacity(
@@ -97,7 +92,7 @@ def places_of(sent: Any, format: str) -> tuple[Any, ...] | None:
     if type(sent) is not Dispatched:
         return None
     x, scales, ids, weights, counts, offsets, handle = sent
-    if type(handle) is not list or len(handle) != len(Handle._fields):
+    if type(handle) is not list or len(handle) != _PARTS:
         return None
     if format == TOKENS:
         return x, scales, counts, offsets, ids, weights
@@ -125,6 +120,22 @@ def _rest(device: torch.device) -> list[Tensor]:
     with torch.inference_mode(False):
         none = torch.empty(0, 1, dtype=torch.int32, device=device)
         return handle_of(Header(*[0] * len(Header._fields)), none, none, none)[4:]
+
+
+def _renewed(header: Header, numbers: Tensor, rest: list[Tensor]) -> Callable[[Dispatched, Tensor], Dispatched]:
+    """`Results.renewed`."""
+    splits, sent, state = rest
+
+    def tokens(out: Any, topk_ids: Tensor) -> Any:
+        out[6][:] = (numbers, topk_ids, out[2], out[3], splits, sent, state)
+        return out
+
+    def by_expert(out: Any, topk_ids: Tensor) -> Any:
+        handle = out[6]
+        handle[:] = (numbers, topk_ids, handle[2], handle[3], splits, sent, state)
+        return out
+
+    return tokens if FORMATS[header.format] == TOKENS else by_expert
 
 
 def _dispatched(
