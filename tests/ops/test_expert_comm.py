@@ -13,7 +13,7 @@ from kernelhub.ops.comm.experts.cases import by_expert
 from kernelhub.ops.comm.experts.inputs import dispatch_inputs
 from kernelhub.ops.comm.experts.problem import FORMATS
 from kernelhub.ops.comm.experts.received import Dispatched
-from kernelhub.ops.comm.experts.results import outputs_of
+from kernelhub.ops.comm.experts.results import Fresh, outputs_of
 from kernelhub.ops.formats import E4M3
 
 SMALL = {"tokens": 5, "hidden_size": 64, "num_experts": 8, "top_k": 2, "max_tokens": 9}
@@ -69,6 +69,25 @@ def test_a_result_is_written_again(format: str, dtype: torch.dtype) -> None:
                 y = torch.randn(out.x.shape).nan_to_num()
                 want = kernelhub.moe_combine(y, kernelhub.moe_dispatch(**call).handle, call["group"])
                 assert torch.equal(kernelhub.moe_combine(y, handle, call["group"]), want)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_results_of_a_plan_are_those_of_no_tokens(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A combine of one, and the experts, read no row, whatever its memory held."""
+    given = dispatch_inputs(**SMALL, format=format)
+    plan, alone = kernelhub.moe_dispatch.prepare(**given), Fresh.alone
+
+    def used(fresh: Fresh) -> tuple[Tensor, ...]:
+        places = alone(fresh)
+        for place in places:
+            place.view(torch.uint8).fill_(0x5A)
+        return places
+
+    monkeypatch.setattr(Fresh, "alone", used)
+    out = plan.results()
+    want = kernelhub.moe_dispatch(**dispatch_inputs(**SMALL | {"tokens": 0}, format=format))
+    assert all(torch.equal(part, like) for part, like in zip(outputs_of(out)[1:], outputs_of(want)[1:], strict=True))
+    assert kernelhub.moe_combine(torch.randn(out.x.shape), out.handle, given["group"]).shape == (0, 64)
 
 
 def test_results_of_a_plan_need_a_capacity() -> None:

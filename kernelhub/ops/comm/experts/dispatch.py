@@ -191,9 +191,9 @@ class DispatchPlan(CallPlan):
         self._device, self._max_tokens = parsed.arguments[0].device, parsed.arguments[-2]
 
     def results(self) -> Dispatched:
-        """Memory for the `out` of runs, before the first one: a result of no tokens that nothing has written yet.
+        """Memory for the `out` of runs, before the first one: a result of no tokens.
 
-        It is this rank's alone, and communicates with no rank.
+        It is this rank's alone, and communicates with no rank. A combine of it reads no row.
 
         Raises:
             InvalidArgument: the plan was prepared without `max_tokens`.
@@ -208,7 +208,13 @@ class DispatchPlan(CallPlan):
         dtype = getattr(torch, problem.dtype)
         fresh = Fresh(header, problem.hidden_size, problem.top_k, scales, dtype, self._device)
         ids = torch.empty(0, problem.top_k, dtype=torch.int32, device=self._device)
-        return Results(header, fresh).dispatched(fresh.alone(), ids)
+        made = Results(header, fresh).dispatched(fresh.alone(), ids)
+        slots, weights = made.handle[2:4]
+        slots.fill_(-1)
+        for part in (weights, made.counts, made.offsets):
+            if part is not None:
+                part.zero_()
+        return made
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> DispatchPlan:
