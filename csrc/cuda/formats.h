@@ -27,6 +27,65 @@ template <typename T, int N> struct alignas(sizeof(T) * N) Vector {
   T at[N];
 };
 
+template <typename T, typename U> constexpr bool SAME = false;
+template <typename T> constexpr bool SAME<T, T> = true;
+
+// N elements as words, which are taken apart where they are used: an instruction that takes one apart waits for its load,
+// and with it all loads behind it in the program.
+template <typename T, int N, bool WORDS = sizeof(T) * N % 4 == 0> struct Held {
+  u32 words[sizeof(T) * N / 4];
+
+  INLINE_METHOD Vector<T, N> opened() const {
+    Vector<T, N> made;
+    memcpy(&made, words, sizeof words);
+    return made;
+  }
+};
+template <typename T, int N> struct Held<T, N, false> {
+  Vector<T, N> all;
+
+  INLINE_METHOD Vector<T, N> opened() const { return all; }
+};
+
+template <typename T, int N> INLINE Held<T, N> held(const T* from) {
+  Held<T, N> got;
+  if constexpr (sizeof(T) * N % 4) {
+    got.all = *(const Vector<T, N>*)from;
+  } else {
+    constexpr int COUNT = sizeof(T) * N / 4;
+    Vector<u32, COUNT> words = *(const Vector<u32, COUNT>*)from;
+#pragma unroll
+    for (int i = 0; i < COUNT; i++) got.words[i] = words.at[i];
+  }
+  return got;
+}
+
+// One store of a vector; the compiler divides that of a struct whose elements it has in registers.
+template <typename T, int N> INLINE void put(T* to, const Held<T, N>& made) {
+#ifndef KERNELHUB_EMULATED
+  if constexpr (sizeof(T) * N == 16) {
+    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :
+                 : "l"(to), "r"(made.words[0]), "r"(made.words[1]), "r"(made.words[2]), "r"(made.words[3])
+                 : "memory");
+    return;
+  } else if constexpr (sizeof(T) * N == 8) {
+    asm volatile("st.global.v2.u32 [%0], {%1, %2};" : : "l"(to), "r"(made.words[0]), "r"(made.words[1]) : "memory");
+    return;
+  }
+#endif
+  *(Vector<T, N>*)to = made.opened();
+}
+template <typename T, int N> INLINE void put(T* to, const Vector<T, N>& made) {
+  if constexpr (sizeof(T) * N % 4) {
+    *(Vector<T, N>*)to = made;
+  } else {
+    Held<T, N> words;
+    memcpy(words.words, &made, sizeof words.words);
+    put<T, N>(to, words);
+  }
+}
+
 struct bf16 {
   u16 bits;
 };
@@ -48,9 +107,13 @@ INLINE float widened(f16 x) {
 
 INLINE void narrow(float x, float& to) { to = x; }
 INLINE void narrow(float x, bf16& to) {
+#ifndef KERNELHUB_EMULATED
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
+#else
   u32 bits = bits_of(x);
   u32 rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
   to.bits = (bits & 0x7FFFFFFF) > 0x7F800000 ? 0x7FFF : (u16)rounded;  // NaN
+#endif
 }
 INLINE void narrow(float x, f16& to) {
 #ifdef KERNELHUB_EMULATED
@@ -58,6 +121,67 @@ INLINE void narrow(float x, f16& to) {
 #else
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(to.bits) : "f"(x));
 #endif
+}
+
+// Two at once, the first in the low half.
+INLINE u32 narrow_pair(float low, float high, bf16) {
+  u32 pair;
+#ifdef KERNELHUB_EMULATED
+  bf16 halves[2];
+  narrow(low, halves[0]);
+  narrow(high, halves[1]);
+  pair = halves[0].bits | (u32)halves[1].bits << 16;
+#else
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#endif
+  return pair;
+}
+INLINE u32 narrow_pair(float low, float high, f16) {
+  u32 pair;
+#ifdef KERNELHUB_EMULATED
+  f16 halves[2];
+  narrow(low, halves[0]);
+  narrow(high, halves[1]);
+  pair = halves[0].bits | (u32)halves[1].bits << 16;
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+#endif
+  return pair;
+}
+
+template <typename T, int N> INLINE void widen_all(const Held<T, N>& from, float (&x)[N]) {
+#ifndef KERNELHUB_EMULATED
+  if constexpr (SAME<T, bf16> && N % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      x[i] = float_of(from.words[i / 2] << 16);
+      x[i + 1] = float_of(from.words[i / 2] & 0xFFFF0000);
+    }
+    return;
+  } else if constexpr (SAME<T, f16> && N % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2)
+      asm("{\n\t.reg .b16 low, high;\n\tmov.b32 {low, high}, %2;\n\tcvt.f32.f16 %0, low;\n\tcvt.f32.f16 %1, high;\n\t}"
+          : "=f"(x[i]), "=f"(x[i + 1])
+          : "r"(from.words[i / 2]));
+    return;
+  }
+#endif
+  Vector<T, N> opened = from.opened();
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] = widened(opened.at[i]);
+}
+
+template <typename T, int N> INLINE void narrow_all(const float (&x)[N], Held<T, N>& to) {
+  if constexpr (sizeof(T) == 2 && N % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) to.words[i / 2] = narrow_pair(x[i], x[i + 1], T());
+  } else {
+    Vector<T, N> made;
+#pragma unroll
+    for (int i = 0; i < N; i++) narrow(x[i], made.at[i]);
+    memcpy(&to, &made, sizeof made);
+  }
 }
 
 // Largest finite numbers, which infinity counts as.

@@ -39,29 +39,30 @@ constexpr int N = 16 / SIZE;  // elements of a vector
 constexpr int CHUNK = LANES * EACH * N;
 constexpr bool SHARED_BLOCK = LANES <= WARP;  // a row belongs to a part of a warp
 
-template <typename U> INLINE void load(bool vectors, const U* from, i64 step, int column, int columns, float (&x)[N]) {
-#pragma unroll
-  for (int i = 0; i < N; i++) x[i] = 0.0f;
+template <typename U> INLINE Held<U, N> load(bool vectors, const U* from, i64 step, int column, int columns) {
+  Held<U, N> got = {};
   if (vectors) {
-    if (column < columns) {
-      Vector<U, N> got = *(const Vector<U, N>*)(from + column);
-#pragma unroll
-      for (int i = 0; i < N; i++) x[i] = widened(got.at[i]);
-    }
+    if (column < columns) got = held<U, N>(from + column);
   } else {
+    Vector<U, N> made = {};
 #pragma unroll
     for (int i = 0; i < N; i++)
-      if (column + i < columns) x[i] = widened(from[(column + i) * step]);
+      if (column + i < columns) made.at[i] = from[(column + i) * step];
+    memcpy(got.words, &made, sizeof made);
   }
+  return got;
 }
 
-template <typename U> INLINE void store(bool vectors, U* to, i64 step, int column, int columns, const Vector<U, N>& made) {
+template <typename U> INLINE U element(const Vector<U, N>& of, int i) { return of.at[i]; }
+template <typename U> INLINE U element(const Held<U, N>& of, int i) { return of.opened().at[i]; }
+
+template <typename U, typename M> INLINE void store(bool vectors, U* to, i64 step, int column, int columns, const M& made) {
   if (vectors) {
-    if (column < columns) *(Vector<U, N>*)(to + column) = made;
+    if (column < columns) put<U, N>(to + column, made);
   } else {
 #pragma unroll
     for (int i = 0; i < N; i++)
-      if (column + i < columns) to[(column + i) * step] = made.at[i];
+      if (column + i < columns) to[(column + i) * step] = element(made, i);
   }
 }
 
@@ -120,9 +121,8 @@ template <int NEIGHBOURS> INLINE u32 largest_bits(const float (&x)[N]) {
 INLINE void store_vector(bool vectors, const Parameters& p, i64 row, int column, float (&y)[N], float given) {
   Stored* out = p.out + row * p.o_row;
 #if FORMAT == 0
-  Vector<T, N> made;
-#pragma unroll
-  for (int i = 0; i < N; i++) narrow(y[i], made.at[i]);
+  Held<T, N> made;
+  narrow_all(y, made);
   store(vectors, out, p.o_column, column, WIDTH, made);
 #elif FORMAT == 1
   Vector<u8, N> made;
@@ -197,23 +197,31 @@ INLINE void run(bool vectors, const Parameters& p) {
   bool there = row < p.rows;  // lanes of a row that is not there take part in shuffles
   if (!there) row = 0;
   float y[EACH][N];
+  Held<T, N> kept[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; i++) kept[i] = load(vectors, p.x + row * p.x_row, p.x_column, begin + (i * LANES + lane) * N, WIDTH);
 #if OPERATION == 0
   float squares = 0.0f;
+#if RESIDUAL
+  Held<T, N> more[EACH];
 #pragma unroll
-  for (int i = 0; i < EACH; i++) load(vectors, p.x + row * p.x_row, p.x_column, begin + (i * LANES + lane) * N, WIDTH, y[i]);
+  for (int i = 0; i < EACH; i++)
+    more[i] = load(vectors, p.residual + row * p.r_row, p.r_column, begin + (i * LANES + lane) * N, WIDTH);
+#endif
+  Held<W, N> factors[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; i++) factors[i] = load(vectors, p.weight, p.w_column, begin + (i * LANES + lane) * N, WIDTH);
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
+    widen_all(kept[i], y[i]);
 #if RESIDUAL
-    int column = begin + (i * LANES + lane) * N;
-    float more[N];
-    Vector<T, N> total;
-    load(vectors, p.residual + row * p.r_row, p.r_column, column, WIDTH, more);
+    float other[N];
+    widen_all(more[i], other);
 #pragma unroll
-    for (int j = 0; j < N; j++) {
-      narrow(y[i][j] + more[j], total.at[j]);
-      y[i][j] = widened(total.at[j]);
-    }
-    if (there) store(vectors, p.total + row * p.t_row, p.t_column, column, WIDTH, total);
+    for (int j = 0; j < N; j++) y[i][j] += other[j];
+    narrow_all(y[i], kept[i]);
+    widen_all(kept[i], y[i]);
+    if (there) store(vectors, p.total + row * p.t_row, p.t_column, begin + (i * LANES + lane) * N, WIDTH, kept[i]);
 #endif
 #pragma unroll
     for (int j = 0; j < N; j++) squares += y[i][j] * y[i][j];
@@ -222,19 +230,22 @@ INLINE void run(bool vectors, const Parameters& p) {
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
     float factor[N];
-    load(vectors, p.weight, p.w_column, begin + (i * LANES + lane) * N, WIDTH, factor);
+    widen_all(factors[i], factor);
 #pragma unroll
     for (int j = 0; j < N; j++) y[i][j] = y[i][j] * inverse * (UNIT_OFFSET ? factor[j] + 1.0f : factor[j]);
   }
 #else
+  Held<T, N> ups[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; i++)
+    ups[i] = load(vectors, p.x + row * p.x_row + WIDTH * p.x_column, p.x_column, begin + (i * LANES + lane) * N, WIDTH);
 #pragma unroll
   for (int i = 0; i < EACH; i++) {
-    int column = begin + (i * LANES + lane) * N;
     float up[N];
-    load(vectors, p.x + row * p.x_row, p.x_column, column, WIDTH, y[i]);
-    load(vectors, p.x + row * p.x_row + WIDTH * p.x_column, p.x_column, column, WIDTH, up);
+    widen_all(kept[i], y[i]);
+    widen_all(ups[i], up);
 #pragma unroll
-    for (int j = 0; j < N; j++) y[i][j] = y[i][j] / (1.0f + expf(-y[i][j])) * up[j];
+    for (int j = 0; j < N; j++) y[i][j] = __fdividef(y[i][j], 1.0f + expf(-y[i][j])) * up[j];
   }
 #endif
 #if FORMAT == 2

@@ -31,46 +31,56 @@ INLINE float infinite() { return float_of(0x7F800000); }
 INLINE float lse_of(float given) { return given == infinite() ? -infinite() : given; }
 
 // The weighted sum, 0 where no part has a key. What a part without keys contains may be NaN.
-INLINE float merged(float x, float y, float weight_x, float weight_y, float total) {
+INLINE float merged(float x, float y, float weight_x, float weight_y, float share) {
   float sum = (weight_x == 0.0f ? 0.0f : x * weight_x) + (weight_y == 0.0f ? 0.0f : y * weight_y);
-  return total == 0.0f ? 0.0f : sum / total;
+  return share == 0.0f ? 0.0f : sum * share;
 }
 
+// A thread asks for its first vectors before it uses the lse.
 template <int N> INLINE void merge(const Parameters& p) {
-  i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-  i64 row = at / LANES;
+  i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
   int lane = threadIdx.x % LANES;
   bool there = row < p.rows;
   if (!there) row = 0;
-  i64 head = row % HEADS, all_tokens = row / HEADS, token = all_tokens % p.tokens, batch = all_tokens / p.tokens;
+  i64 all_tokens = row >> 32 ? row / HEADS : (u32)row / HEADS;  // a division of 64 bits takes far longer
+  i64 head = row - all_tokens * HEADS, batch = all_tokens < p.tokens ? 0 : all_tokens / p.tokens;
+  i64 token = all_tokens - batch * p.tokens;
   float x = lse_of(p.lse_a[batch * p.la_batch + head * p.la_head + token * p.la_token]);
   float y = lse_of(p.lse_b[batch * p.lb_batch + head * p.lb_head + token * p.lb_token]);
+  const T* a = p.a + batch * p.a_batch + token * p.a_token + head * p.a_head;
+  const T* b = p.b + batch * p.b_batch + token * p.b_token + head * p.b_head;
+  Held<T, N> of_a, of_b;
+  auto read = [&](int column) {
+    of_a = held<T, N>(a + column * p.a_column);
+    of_b = held<T, N>(b + column * p.b_column);
+  };
+  if (lane * N < WIDTH) read(lane * N);
+  float scale = SCALE == 2 ? *p.scale_at : p.scale;
+  __syncwarp();
+  if (!there) return;
   float top = x != x ? x : y != y ? y : larger(x, y);
   float below = top == -infinite() ? 0.0f : top;
   float weight_x = expf(x - below), weight_y = expf(y - below), total = weight_x + weight_y;
-  __syncwarp();
-  if (!there) return;
+  float share = total == 0.0f ? 0.0f : 1.0f / total;
   if (HAS_LSE && lane == 0)
     p.lse_out[batch * p.lo_batch + head * p.lo_head + token * p.lo_token] = total == 0.0f ? -infinite() : top + logf(total);
-  const T* a = p.a + batch * p.a_batch + token * p.a_token + head * p.a_head;
-  const T* b = p.b + batch * p.b_batch + token * p.b_token + head * p.b_head;
   Stored* out = p.out + batch * p.o_batch + token * p.o_token + head * p.o_head;
-  float scale = SCALE == 2 ? *p.scale_at : p.scale;
-#pragma unroll
   for (int column = lane * N; column < WIDTH; column += LANES * N) {
-    Vector<T, N> of_a = *(const Vector<T, N>*)(a + column * p.a_column);
-    Vector<T, N> of_b = *(const Vector<T, N>*)(b + column * p.b_column);
-    Vector<Stored, N> made;
+    if (column >= LANES * N) read(column);
+    float value[N], other[N];
+    widen_all(of_a, value);
+    widen_all(of_b, other);
 #pragma unroll
-    for (int i = 0; i < N; i++) {
-      float value = merged(widened(of_a.at[i]), widened(of_b.at[i]), weight_x, weight_y, total);
+    for (int i = 0; i < N; i++) value[i] = merged(value[i], other[i], weight_x, weight_y, share);
 #if SCALE == 0
-      narrow(value, made.at[i]);
+    Held<T, N> made;
+    narrow_all(value, made);
 #else
-      made.at[i] = (u8)e4m3_pair(value / scale, 0.0f);
+    Vector<u8, N> made;
+#pragma unroll
+    for (int i = 0; i < N; i++) made.at[i] = (u8)e4m3_pair(value[i] / scale, 0.0f);
 #endif
-    }
-    *(Vector<Stored, N>*)(out + column * p.o_column) = made;
+    put<Stored, N>(out + column * p.o_column, made);
   }
 }
 

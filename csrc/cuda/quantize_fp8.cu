@@ -67,56 +67,65 @@ template <int M> INLINE void codes_of(const float (&x)[M], const Divisor& by, Ve
   }
 }
 
-INLINE void load(const T* from, float (&x)[N]) {
-  Vector<T, N> got = *(const Vector<T, N>*)from;
-#pragma unroll
-  for (int i = 0; i < N; i++) x[i] = widened(got.at[i]);
-}
-
-// A group of 128 by 128 / N lanes, N elements each. Rows are aligned, and whole vectors long.
-extern "C" __global__ void __launch_bounds__(256) groups_by_vectors(const Parameters p) {
+// A group of 128 by 128 / N lanes, N elements each, and EACH groups by a thread. Rows are aligned, and whole vectors long.
+template <int EACH> INLINE void groups_by_vectors(const Parameters& p) {
   constexpr int LANES = GROUP / N;
   u32 across = (u32)((p.columns + GROUP - 1) / GROUP);
-  u32 group = (blockIdx.x * blockDim.x + threadIdx.x) / LANES;  // the host sees to it that this is enough
   int lane = threadIdx.x % LANES;
-  u32 quotient = group / across;
-  i64 row = quotient, of_row = group - quotient * across, column = of_row * GROUP + lane * N;
-  bool there = row < p.rows && column < p.columns;
-  float x[N] = {};
-  if (there) load(p.x + row * p.x_row + column, x);
-  float top = largest_of_lanes<LANES>(magnitude(x));
-  if (top > Largest<T>::value) {
-    limit(x);
-    top = Largest<T>::value;
+  i64 rows[EACH];
+  u32 of_row[EACH];
+  bool there[EACH];
+  Held<T, N> kept[EACH] = {};
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    u32 group = ((blockIdx.x * EACH + i) * blockDim.x + threadIdx.x) / LANES;  // the host sees to it that this is enough
+    u32 quotient = group / across;
+    rows[i] = quotient;
+    of_row[i] = group - quotient * across;
+    there[i] = rows[i] < p.rows && of_row[i] * GROUP + lane * N < p.columns;
+    if (there[i]) kept[i] = held<T, N>(p.x + rows[i] * p.x_row + of_row[i] * GROUP + lane * N);
   }
-  float scale = scale_of(top);
-  if (there) {
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    float x[N];
+    widen_all(kept[i], x);
+    float top = largest_of_lanes<LANES>(magnitude(x));
+    if (top > Largest<T>::value) {
+      limit(x);
+      top = Largest<T>::value;
+    }
+    float scale = scale_of(top);
+    if (!there[i]) continue;
     Vector<u8, N> made;
     codes_of(x, Divisor(scale), made);
-    *(Vector<u8, N>*)(p.codes + row * p.c_row + column) = made;
-    if (lane == 0) store(p.scale + row * p.s_row + of_row * p.s_column, scale);
+    put<u8, N>(p.codes + rows[i] * p.c_row + of_row[i] * GROUP + lane * N, made);
+    if (lane == 0) store(p.scale + rows[i] * p.s_row + of_row[i] * p.s_column, scale);
   }
 }
-EMULATED(groups_by_vectors, Parameters)
+
+extern "C" __global__ void __launch_bounds__(256) groups_of_1(const Parameters p) { groups_by_vectors<1>(p); }
+extern "C" __global__ void __launch_bounds__(256) groups_of_4(const Parameters p) { groups_by_vectors<4>(p); }
+EMULATED(groups_of_1, Parameters)
+EMULATED(groups_of_4, Parameters)
 
 // A group by a warp, any strides.
 extern "C" __global__ void __launch_bounds__(256) groups_by_elements(const Parameters p) {
-  constexpr int EACH = GROUP / WARP;
+  constexpr int OF_LANE = GROUP / WARP;
   i64 across = (p.columns + GROUP - 1) / GROUP;
   i64 group = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
   i64 row = group / across, of_row = group % across;
   if (row >= p.rows) return;  // all lanes of a warp have the same
   int lane = threadIdx.x % WARP;
-  float x[EACH] = {};
+  float x[OF_LANE] = {};
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
+  for (int i = 0; i < OF_LANE; i++) {
     i64 column = of_row * GROUP + i * WARP + lane;
     if (column < p.columns) x[i] = within(widened(p.x[row * p.x_row + column * p.x_column]));
   }
   float scale = scale_of(largest_of_lanes<WARP>(magnitude(x)));
   Divisor by(scale);
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
+  for (int i = 0; i < OF_LANE; i++) {
     i64 column = of_row * GROUP + i * WARP + lane;
     if (column < p.columns) p.codes[row * p.c_row + column * p.c_column] = code_of(x[i], by);
   }
@@ -124,38 +133,42 @@ extern "C" __global__ void __launch_bounds__(256) groups_by_elements(const Param
 }
 EMULATED(groups_by_elements, Parameters)
 
-// A row by a block that keeps it in registers, EACH vectors a thread.
-template <int EACH> INLINE void row_by_vectors(const Parameters& p) {
+// A row by a block that keeps it in registers, KEPT vectors a thread.
+template <int KEPT> INLINE void row_by_vectors(const Parameters& p) {
   __shared__ float room[WARP];
   i64 row = blockIdx.x;
-  float x[EACH][N] = {};
+  Held<T, N> kept[KEPT] = {};
+  float x[KEPT][N];
   float top = 0.0f;
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
+  for (int i = 0; i < KEPT; i++) {
     i64 column = ((i64)i * blockDim.x + threadIdx.x) * N;
-    if (column < p.columns) load(p.x + row * p.x_row + column, x[i]);
+    if (column < p.columns) kept[i] = held<T, N>(p.x + row * p.x_row + column);
   }
 #pragma unroll
-  for (int i = 0; i < EACH; i++) top = larger(top, magnitude(x[i]));
+  for (int i = 0; i < KEPT; i++) {
+    widen_all(kept[i], x[i]);
+    top = larger(top, magnitude(x[i]));
+  }
   top = largest_of_block(top, room);
   if (top > Largest<T>::value) {
 #pragma unroll
-    for (int i = 0; i < EACH; i++) limit(x[i]);
+    for (int i = 0; i < KEPT; i++) limit(x[i]);
     top = Largest<T>::value;
   }
   float scale = scale_of(top);
   Divisor by(scale);
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
+  for (int i = 0; i < KEPT; i++) {
     i64 column = ((i64)i * blockDim.x + threadIdx.x) * N;
     Vector<u8, N> made;
     codes_of(x[i], by, made);
-    if (column < p.columns) *(Vector<u8, N>*)(p.codes + row * p.c_row + column) = made;
+    if (column < p.columns) put<u8, N>(p.codes + row * p.c_row + column, made);
   }
   if (threadIdx.x == 0) store(p.scale + row * p.s_row, scale);
 }
 
-extern "C" __global__ void __launch_bounds__(256) row_of_1(const Parameters p) { row_by_vectors<1>(p); }
+extern "C" __global__ void __launch_bounds__(1024) row_of_1(const Parameters p) { row_by_vectors<1>(p); }
 extern "C" __global__ void __launch_bounds__(256) row_of_2(const Parameters p) { row_by_vectors<2>(p); }
 extern "C" __global__ void __launch_bounds__(512) row_of_4(const Parameters p) { row_by_vectors<4>(p); }
 EMULATED(row_of_1, Parameters)

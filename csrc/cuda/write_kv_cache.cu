@@ -26,7 +26,7 @@ struct Parameters {
   i64 kc_page, kc_place, kc_head, kc_column, vc_page, vc_place, vc_head, vc_column;
   i64 slot_step;
 #if ROPE
-  i64 q_heads, num_positions;
+  i64 lanes, parts, q_heads, num_positions;
   i64 q_token, q_head, q_column, p_step, c_row, c_column;
 #endif
   float k_scale, v_scale;
@@ -38,25 +38,32 @@ typedef T Stored;
 typedef u8 Stored;
 #endif
 
-template <int N> INLINE void encode(const Vector<T, N>& from, float scale, Vector<Stored, N>& to) {
-#pragma unroll
-  for (int i = 0; i < N; i++) {
+template <int N> INLINE void store(Stored* to, const Held<T, N>& from, float scale) {
 #if FORMAT == 0
-    to.at[i] = from.at[i];
+  put<Stored, N>(to, from);
 #else
-    float x = widened(from.at[i]) / scale;
-    if constexpr (N == 1) {
-      to.at[i] = FORMAT == 1 ? e4m3_by_hand(x) : e5m2_by_hand(x);
-    } else if (i % 2 == 0) {
-      float next = widened(from.at[i + 1]) / scale;
-      u16 pair = FORMAT == 1 ? e4m3_pair(x, next) : e5m2_pair(x, next);
+  float x[N];
+  widen_all(from, x);
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] /= scale;
+  Vector<u8, N> made;
+  if constexpr (N == 1) {
+    made.at[0] = FORMAT == 1 ? e4m3_by_hand(x[0]) : e5m2_by_hand(x[0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      u16 pair = FORMAT == 1 ? e4m3_pair(x[i], x[i + 1]) : e5m2_pair(x[i], x[i + 1]);
       // The sign of NaN, which a pair does not keep.
-      to.at[i] = (u8)pair | (u8)((bits_of(x) >> 24) & 0x80);
-      to.at[i + 1] = (u8)(pair >> 8) | (u8)((bits_of(next) >> 24) & 0x80);
+      made.at[i] = (u8)pair | (u8)((bits_of(x[i]) >> 24) & 0x80);
+      made.at[i + 1] = (u8)(pair >> 8) | (u8)((bits_of(x[i + 1]) >> 24) & 0x80);
     }
-#endif
   }
+  put<u8, N>(to, made);
+#endif
 }
+
+// Of numbers that are not negative; a division of 64 bits takes far longer than one of 32.
+INLINE i64 quotient(i64 of, u32 by) { return of >> 32 ? of / by : (u32)of / by; }
 
 INLINE float scale_of(const float* at, float value, int head) { return SCALE == 3 ? at[head] : SCALE == 2 ? *at : value; }
 
@@ -74,18 +81,15 @@ template <int N> INLINE void write(const Parameters& p) {
   i64 slot = p.slots[token * p.slot_step];
   const T* from = is_key ? p.k + token * p.k_token + head * p.k_head + column * p.k_column
                          : p.v + token * p.v_token + head * p.v_head + column * p.v_column;
-  Vector<T, N> got = *(const Vector<T, N>*)from;
+  Held<T, N> got = held<T, N>(from);
   if (slot < 0 || slot >= p.num_slots) return;
   i64 page = slot / PAGE, place = slot % PAGE;
   Stored* to = is_key ? (Stored*)p.k_cache + page * p.kc_page + place * p.kc_place + head * p.kc_head + column * p.kc_column
                       : (Stored*)p.v_cache + page * p.vc_page + place * p.vc_place + head * p.vc_head + column * p.vc_column;
-  Vector<Stored, N> made;
-  encode<N>(got,
-            SCALE == 0 ? 1.0f
-            : is_key   ? scale_of(p.k_scale_at, p.k_scale, head)
-                       : scale_of(p.v_scale_at, p.v_scale, head),
-            made);
-  *(Vector<Stored, N>*)to = made;
+  float scale = SCALE == 0 ? 1.0f
+                : is_key   ? scale_of(p.k_scale_at, p.k_scale, head)
+                           : scale_of(p.v_scale_at, p.v_scale, head);
+  store<N>(to, got, scale);
 }
 
 extern "C" __global__ void __launch_bounds__(256) write_elements(const Parameters p) { write<1>(p); }
@@ -99,10 +103,8 @@ EMULATED(write_vectors, Parameters)
 
 constexpr int HALF = ROTARY / 2, REST = K_WIDTH - ROTARY;
 
-// A thread's pairs in two vectors: of columns one half apart, or neighbours one after another.
-template <int N> INLINE void turn(const Parameters& p, i64 position, int pair, Vector<T, N>& x, Vector<T, N>& y) {
+template <int N> INLINE void cos_and_sin(const Parameters& p, i64 position, int pair, float (&cos)[N], float (&sin)[N]) {
   const float* row = p.cos_sin + position * p.c_row + pair * p.c_column;
-  float cos[N], sin[N];
   if constexpr (N == 1) {
     cos[0] = row[0];
     sin[0] = row[HALF * p.c_column];
@@ -114,76 +116,121 @@ template <int N> INLINE void turn(const Parameters& p, i64 position, int pair, V
       for (int i = 0; i < 4; i++) cos[j + i] = some.at[i], sin[j + i] = others.at[i];
     }
   }
+}
+
+// Pairs in two vectors: of columns one half apart, or neighbours one after another.
+template <int N> INLINE void turn(const float (&cos)[N], const float (&sin)[N], Held<T, N>& x, Held<T, N>& y) {
+  float from[2][N], to[2][N];
+  widen_all(x, from[0]);
+  widen_all(y, from[1]);
 #pragma unroll
   for (int j = 0; j < N; j++) {
-    T& first = ROPE == 1 ? x.at[j] : 2 * j < N ? x.at[2 * j % N] : y.at[2 * j % N];
-    T& second = ROPE == 1 ? y.at[j] : 2 * j + 1 < N ? x.at[(2 * j + 1) % N] : y.at[(2 * j + 1) % N];
-    float a = widened(first), b = widened(second);
-    narrow(__fsub_rn(__fmul_rn(a, cos[j]), __fmul_rn(b, sin[j])), first);
-    narrow(__fadd_rn(__fmul_rn(b, cos[j]), __fmul_rn(a, sin[j])), second);
+    int first = ROPE == 1 ? j : 2 * j, second = ROPE == 1 ? N + j : first + 1;
+    float a = from[first / N][first % N], b = from[second / N][second % N];
+    to[first / N][first % N] = __fsub_rn(__fmul_rn(a, cos[j]), __fmul_rn(b, sin[j]));
+    to[second / N][second % N] = __fadd_rn(__fmul_rn(b, cos[j]), __fmul_rn(a, sin[j]));
   }
+  narrow_all(to[0], x);
+  narrow_all(to[1], y);
 }
 
-template <int N> INLINE void rotate_and_write(const Parameters& p) {
-  constexpr int PAIRS = HALF / N, RESTS = REST / N, VALUES = V_WIDTH / N;
-  u32 turned = ((u32)p.q_heads + HEADS) * PAIRS, of_token = turned + HEADS * (RESTS + VALUES);
-  i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-  i64 token = at >> 32 ? at / of_token : (u32)at / of_token;  // a division of 64 bits takes far longer
+// A vector of keys or values that is not turned.
+template <int N> struct Plain {
+  static constexpr int RESTS = REST / N, VALUES = V_WIDTH / N, OF_TOKEN = HEADS * (RESTS + VALUES);
+  bool is_value;
+  int head, column;
+  INLINE_METHOD explicit Plain(int at) {
+    is_value = at >= HEADS * RESTS;
+    if (is_value) at -= HEADS * RESTS;
+    int each = is_value ? VALUES : RESTS > 0 ? RESTS : 1;
+    head = at / each;
+    column = at % each * N + (is_value ? 0 : ROTARY);
+  }
+  INLINE_METHOD Held<T, N> read(const Parameters& p, i64 token) const {
+    return held<T, N>(is_value ? p.v + token * p.v_token + head * p.v_head + column * p.v_column
+                                    : p.k + token * p.k_token + head * p.k_head + column * p.k_column);
+  }
+  INLINE_METHOD void write(const Parameters& p, i64 page, i64 place, const Held<T, N>& got) const {
+    Stored* to = is_value
+                     ? (Stored*)p.v_cache + page * p.vc_page + place * p.vc_place + head * p.vc_head + column * p.vc_column
+                     : (Stored*)p.k_cache + page * p.kc_page + place * p.kc_place + head * p.kc_head + column * p.kc_column;
+    float scale = SCALE == 0 ? 1.0f
+                  : is_value ? scale_of(p.v_scale_at, p.v_scale, head)
+                             : scale_of(p.k_scale_at, p.k_scale, head);
+    store<N>(to, got, scale);
+  }
+};
+
+// `lanes` threads of each of `parts` blocks share a token. A thread turns the same columns of EACH heads at a time, and
+// asks for what it turns and its first other vector before it uses the position.
+template <int N, int EACH> INLINE void rotate_and_write(const Parameters& p) {
+  constexpr u32 PAIRS = HALF / N, ACROSS = PAIRS < 256 ? PAIRS : 256, OTHERS = Plain<N>::OF_TOKEN;
+  u32 lanes = (u32)p.lanes, parts = (u32)p.parts, of_block = 0, lane = threadIdx.x, block = blockIdx.x, part = 0;
+  if (lanes < blockDim.x) of_block = threadIdx.x / lanes, lane = threadIdx.x % lanes;
+  if (parts > 1) block = blockIdx.x / parts, part = blockIdx.x % parts;
+  i64 token = (i64)block * (lanes < blockDim.x ? blockDim.x / lanes : 1) + of_block;
   if (token >= p.tokens) return;
   i64 position = p.positions[token * p.p_step], slot = p.slots[token * p.slot_step];
-  if (position < 0 || position >= p.num_positions) return;
-  int rest = (int)(at - token * of_token), head, column;
-  bool is_pair = rest < (int)turned, is_value = false;
-  if (is_pair) {
-    head = rest / PAIRS;
-    column = rest % PAIRS * N;
-  } else {
-    rest -= turned;
-    is_value = rest >= HEADS * RESTS;
-    if (is_value) rest -= HEADS * RESTS;
-    int each = is_value ? VALUES : RESTS > 0 ? RESTS : 1;
-    head = rest / each;
-    column = rest % each * N + (is_value ? 0 : ROTARY);
+  u32 at = part * lanes + lane, all = parts * lanes, q_heads = (u32)p.q_heads, heads = q_heads + HEADS, step = all / ACROSS;
+  Held<T, N> other;
+  if (at < OTHERS) other = Plain<N>(at).read(p, token);
+  bool stored = slot >= 0 && slot < p.num_slots;
+  T* q = p.q + token * p.q_token;
+  const T* k = p.k + token * p.k_token;
+  i64 q_column = N > 1 ? 1 : p.q_column, k_column = N > 1 ? 1 : p.k_column, kc_column = N > 1 ? 1 : p.kc_column;
+#pragma unroll 1
+  for (u32 column = at % ACROSS * N; column < HALF; column += ACROSS * N) {
+    u32 first = ROPE == 1 ? column : 2 * column, apart = ROPE == 1 ? HALF : N;
+#pragma unroll 1
+    for (u32 from = at / ACROSS; from < heads; from += EACH * step) {
+      Held<T, N> x[EACH], y[EACH];
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        u32 head = from + i * step;
+        if (head >= heads) continue;
+        bool of_q = head < q_heads;
+        i64 by = of_q ? q_column : k_column;
+        const T* row = (of_q ? q : k) + (of_q ? head : head - q_heads) * (of_q ? p.q_head : p.k_head) + first * by;
+        x[i] = held<T, N>(row);
+        y[i] = held<T, N>(row + apart * by);
+      }
+      if (position < 0 || position >= p.num_positions) return;
+      float cos[N], sin[N];
+      cos_and_sin<N>(p, position, column, cos, sin);
+#pragma unroll
+      for (int i = 0; i < EACH; i++) {
+        u32 head = from + i * step;
+        if (head >= heads) continue;
+        turn<N>(cos, sin, x[i], y[i]);
+        if (head < q_heads) {
+          T* row = q + head * p.q_head + first * q_column;
+          put<T, N>(row, x[i]);
+          put<T, N>(row + apart * q_column, y[i]);
+        } else if (stored) {
+          head -= q_heads;
+          float scale = SCALE == 0 ? 1.0f : scale_of(p.k_scale_at, p.k_scale, head);
+          i64 page = quotient(slot, PAGE), place = slot - page * PAGE;
+          Stored* row =
+              (Stored*)p.k_cache + page * p.kc_page + place * p.kc_place + head * p.kc_head + first * kc_column;
+          store<N>(row, x[i], scale);
+          store<N>(row + apart * kc_column, y[i], scale);
+        }
+      }
+    }
   }
-  int first = ROPE == 1 ? column : 2 * column, second = ROPE == 1 ? column + HALF : first + N;
-  if (is_pair && head < p.q_heads) {
-    T* q = p.q + token * p.q_token + head * p.q_head;
-    Vector<T, N>*x_at = (Vector<T, N>*)(q + first * p.q_column), *y_at = (Vector<T, N>*)(q + second * p.q_column);
-    Vector<T, N> x = *x_at, y = *y_at;
-    turn<N>(p, position, column, x, y);
-    *x_at = x;
-    *y_at = y;
-    return;
-  }
-  if (slot < 0 || slot >= p.num_slots) return;
-  i64 page = slot / PAGE, place = slot % PAGE;
-  if (is_pair) head -= (int)p.q_heads;
-  float scale = SCALE == 0 ? 1.0f
-                : is_value ? scale_of(p.v_scale_at, p.v_scale, head)
-                           : scale_of(p.k_scale_at, p.k_scale, head);
-  Stored* to = is_value ? (Stored*)p.v_cache + page * p.vc_page + place * p.vc_place + head * p.vc_head
-                        : (Stored*)p.k_cache + page * p.kc_page + place * p.kc_place + head * p.kc_head;
-  const T* from = is_value ? p.v + token * p.v_token + head * p.v_head : p.k + token * p.k_token + head * p.k_head;
-  i64 from_step = is_value ? p.v_column : p.k_column, to_step = is_value ? p.vc_column : p.kc_column;
-  Vector<Stored, N> made;
-  if (is_pair) {
-    Vector<T, N> x = *(const Vector<T, N>*)(from + first * from_step), y = *(const Vector<T, N>*)(from + second * from_step);
-    turn<N>(p, position, column, x, y);
-    encode<N>(x, scale, made);
-    *(Vector<Stored, N>*)(to + first * to_step) = made;
-    encode<N>(y, scale, made);
-    *(Vector<Stored, N>*)(to + second * to_step) = made;
-  } else {
-    encode<N>(*(const Vector<T, N>*)(from + column * from_step), scale, made);
-    *(Vector<Stored, N>*)(to + column * to_step) = made;
-  }
+  if (!stored || position < 0 || position >= p.num_positions) return;
+  i64 page = quotient(slot, PAGE), place = slot - page * PAGE;
+  if (at < OTHERS) Plain<N>(at).write(p, page, place, other);
+  for (at += all; at < OTHERS; at += all) Plain<N>(at).write(p, page, place, Plain<N>(at).read(p, token));
 }
 
-extern "C" __global__ void __launch_bounds__(256) write_elements(const Parameters p) { rotate_and_write<1>(p); }
+extern "C" __global__ void __launch_bounds__(256) write_elements(const Parameters p) { rotate_and_write<1, 4>(p); }
 EMULATED(write_elements, Parameters)
 
 #if ROTARY % (32 / SIZE) == 0 && K_WIDTH % (16 / SIZE) == 0 && V_WIDTH % (16 / SIZE) == 0
-extern "C" __global__ void __launch_bounds__(256) write_vectors(const Parameters p) { rotate_and_write<16 / SIZE>(p); }
+extern "C" __global__ void __launch_bounds__(256) write_vectors(const Parameters p) { rotate_and_write<16 / SIZE, 4>(p); }
+extern "C" __global__ void __launch_bounds__(256) write_few(const Parameters p) { rotate_and_write<16 / SIZE, 1>(p); }
 EMULATED(write_vectors, Parameters)
+EMULATED(write_few, Parameters)
 #endif
 #endif

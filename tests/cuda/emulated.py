@@ -26,7 +26,11 @@ from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.toolchain import cxx_compiler
 
 HERE = Path(__file__).parent
-FAULTS = {1: "threads of a warp or block diverge at a barrier", 2: "more than 1024 threads", 3: "no memory"}
+FAULTS = {
+    1: "threads of a warp or block diverge at a barrier",
+    2: "more than 1024 threads, or 8 blocks of a cluster",
+    3: "no memory",
+}
 COMPILER = cxx_compiler()
 
 
@@ -78,7 +82,7 @@ class EmulatedLibrary:
     def __init__(self, source: str, constants: Constants, sources: Path = SOURCES) -> None:
         self._library = built(source, tuple(sorted(constants.items())), sources)
 
-    def kernel(self, name: str, packing: str) -> Any:
+    def kernel(self, name: str, packing: str, cluster: int = 1) -> Any:
         run, size = getattr(self._library, f"emulated_{name}"), getattr(self._library, f"size_of_{name}")()
         pack = packing_of(packing)
         assert pack.size <= size < pack.size + 8, f"{name} has {size} bytes of parameters, the host packs {pack.size}"
@@ -87,7 +91,7 @@ class EmulatedLibrary:
             given = pack.pack(*addresses_in(values)).ljust(size, b"\0")
             backwards = launch.count % 2
             launch.count += 1
-            fault = run(ctypes.c_char_p(given), blocks, threads, backwards)
+            fault = run(ctypes.c_char_p(given), cluster, blocks, threads, backwards)
             assert fault == 0, f"{name}: {FAULTS[fault]}"
 
         launch.count = 0

@@ -1,5 +1,5 @@
-// The fibers of `emulation.h`. One block runs at a time; shared memory is static, so that it keeps what the block before
-// left in it, as that of a GPU does.
+// The fibers of `emulation.h`. One block, or the blocks of one cluster, run at a time; each goes on until it has to wait
+// for others. Shared memory is static, so that it keeps what the block before left in it, as that of a GPU does.
 #include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +10,12 @@ struct Dim {
 };
 extern "C" {
 Dim threadIdx, blockIdx, blockDim, gridDim;
+unsigned emulated_rank, emulated_cluster;
 }
 
 namespace {
-constexpr unsigned WARP = 32, MOST = 1024, STACK = 1 << 16, NOBODY = 0x7FC0DEAD;  // a NaN
-enum State { READY, AT_SHUFFLE, AT_BARRIER, DONE };
+constexpr unsigned WARP = 32, MOST = 1024, CLUSTER = 8, STACK = 1 << 16, NOBODY = 0x7FC0DEAD;  // a NaN
+enum State { READY, AT_SHUFFLE, AT_BARRIER, AT_CLUSTER, DONE };
 enum Fault { NONE = 0, DIVERGED = 1, TOO_MANY_THREADS = 2, NO_MEMORY = 3 };
 
 struct Fiber {
@@ -22,10 +23,10 @@ struct Fiber {
   State state;
   unsigned box, from;
 };
-Fiber fibers[MOST];
+Fiber fibers[CLUSTER * MOST];  // block after block
 ucontext_t scheduler;
 char* stacks;
-unsigned current;
+unsigned current, first_block;
 void (*body)(const void*);
 const void* parameters;
 
@@ -40,11 +41,13 @@ void wait(State at) {
   swapcontext(&fibers[current].context, &scheduler);
 }
 
-void resume(unsigned thread) {
-  current = thread;
-  threadIdx.x = thread;
-  fibers[thread].state = READY;
-  swapcontext(&scheduler, &fibers[thread].context);
+void resume(unsigned fiber) {
+  current = fiber;
+  emulated_rank = fiber / blockDim.x;
+  threadIdx.x = fiber % blockDim.x;
+  blockIdx.x = first_block + emulated_rank;
+  fibers[fiber].state = READY;
+  swapcontext(&scheduler, &fibers[fiber].context);
 }
 
 // Lets every fiber of one state run to its next stop, in one order or the other.
@@ -75,8 +78,26 @@ Fault shuffle(unsigned begin, unsigned end, bool backwards) {
   return NONE;
 }
 
-Fault run_block(unsigned threads, bool backwards) {
-  for (unsigned i = 0; i < threads; i++) {
+// A block until all its threads wait for other blocks, or have ended. Whole warps go one after the other, as far as each
+// comes without the others.
+Fault run_block(unsigned first, unsigned threads, bool backwards) {
+  unsigned warps = (threads + WARP - 1) / WARP;
+  for (;;) {
+    for (unsigned warp = 0; warp < warps; warp++) {
+      unsigned begin = first + (backwards ? warps - 1 - warp : warp) * WARP;
+      unsigned end = begin + WARP < first + threads ? begin + WARP : first + threads;
+      resume_all(begin, end, READY, backwards);
+      if (Fault fault = shuffle(begin, end, backwards)) return fault;
+    }
+    unsigned waiting = count(first, first + threads, AT_BARRIER);
+    if (!waiting) return NONE;
+    if (waiting != threads) return DIVERGED;  // a barrier is for all threads of the block
+    for (unsigned i = first; i < first + threads; i++) fibers[i].state = READY;
+  }
+}
+
+Fault run_cluster(unsigned blocks, unsigned threads, bool backwards) {
+  for (unsigned i = 0; i < blocks * threads; i++) {
     getcontext(&fibers[i].context);
     fibers[i].context.uc_stack.ss_sp = stacks + (size_t)i * STACK;
     fibers[i].context.uc_stack.ss_size = STACK;
@@ -84,23 +105,20 @@ Fault run_block(unsigned threads, bool backwards) {
     makecontext(&fibers[i].context, enter, 0);
     fibers[i].state = READY;
   }
-  // Whole warps one after the other, as far as each comes without the others.
   for (;;) {
-    for (unsigned warp = 0; warp * WARP < threads; warp++) {
-      unsigned warps = (threads + WARP - 1) / WARP, begin = (backwards ? warps - 1 - warp : warp) * WARP;
-      unsigned end = begin + WARP < threads ? begin + WARP : threads;
-      resume_all(begin, end, READY, backwards);
-      if (Fault fault = shuffle(begin, end, backwards)) return fault;
+    for (unsigned block = 0; block < blocks; block++) {
+      if (Fault fault = run_block((backwards ? blocks - 1 - block : block) * threads, threads, backwards)) return fault;
     }
-    unsigned waiting = count(0, threads, AT_BARRIER), ended = count(0, threads, DONE);
-    if (ended == threads) return NONE;
-    if (waiting + ended != threads || ended) return DIVERGED;  // a barrier is for all threads of the block
-    for (unsigned i = 0; i < threads; i++) fibers[i].state = READY;
+    if (count(0, blocks * threads, DONE) == blocks * threads) return NONE;
+    if (count(0, blocks * threads, AT_CLUSTER) != blocks * threads) return DIVERGED;
+    for (unsigned i = 0; i < blocks * threads; i++) fibers[i].state = READY;
   }
 }
 }  // namespace
 
 extern "C" void __syncthreads() { wait(AT_BARRIER); }
+
+extern "C" void sync_cluster() { wait(AT_CLUSTER); }
 
 extern "C" unsigned emulated_exchange(unsigned value, unsigned lane) {
   fibers[current].box = value;
@@ -111,16 +129,17 @@ extern "C" unsigned emulated_exchange(unsigned value, unsigned lane) {
 }
 
 extern "C" int emulated_launch(
-    void (*kernel)(const void*), const void* given, unsigned blocks, unsigned threads, int backwards) {
-  if (threads > MOST) return TOO_MANY_THREADS;
-  if (!stacks && !(stacks = (char*)malloc((size_t)MOST * STACK))) return NO_MEMORY;
+    void (*kernel)(const void*), const void* given, unsigned cluster, unsigned clusters, unsigned threads, int backwards) {
+  if (threads > MOST || cluster > CLUSTER) return TOO_MANY_THREADS;
+  if (!stacks && !(stacks = (char*)malloc((size_t)CLUSTER * MOST * STACK))) return NO_MEMORY;
   body = kernel;
   parameters = given;
-  gridDim.x = blocks;
+  gridDim.x = clusters * cluster;
   blockDim.x = threads;
-  for (unsigned block = 0; block < blocks; block++) {
-    blockIdx.x = backwards ? blocks - 1 - block : block;
-    if (Fault fault = run_block(threads, backwards)) return fault;
+  emulated_cluster = cluster;
+  for (unsigned at = 0; at < clusters; at++) {
+    first_block = (backwards ? clusters - 1 - at : at) * cluster;
+    if (Fault fault = run_cluster(cluster, threads, backwards)) return fault;
   }
   return NONE;
 }

@@ -1,14 +1,15 @@
 // What csrc/cuda uses of CUDA, on a CPU: a thread is a fiber, the lanes of a warp meet at a shuffle, the threads of a
-// block at a barrier. Included before a source; `emulation.cpp` is compiled once for all of them.
+// block at a barrier, those of a cluster at its own. Included before a source; `emulation.cpp` is compiled once for all.
 #pragma once
 #define KERNELHUB_EMULATED 1
 
 #define __global__
 #define __device__
 #define __forceinline__ inline
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __shared__ static
 #define INLINE static inline
+#define memcpy __builtin_memcpy
 #define INLINE_METHOD inline
 
 struct Dim {
@@ -16,10 +17,22 @@ struct Dim {
 };
 extern "C" {
 extern Dim threadIdx, blockIdx, blockDim, gridDim;
+extern unsigned emulated_rank, emulated_cluster;
 void __syncthreads();
+void sync_cluster();
 unsigned emulated_exchange(unsigned value, unsigned lane);
-int emulated_launch(void (*body)(const void*), const void* parameters, unsigned blocks, unsigned threads, int backwards);
+int emulated_launch(
+    void (*body)(const void*), const void* parameters, unsigned cluster, unsigned blocks, unsigned threads, int backwards);
 }
+
+// Each block of a cluster has a copy of a shared variable of this kind.
+#define HAS_CLUSTERS 1
+#define SHARED_BY_CLUSTER(Type, name) \
+  static Type of_blocks_##name[8];    \
+  Type& name = of_blocks_##name[emulated_rank]
+static inline unsigned rank_in_cluster() { return emulated_rank; }
+static inline unsigned blocks_of_cluster() { return emulated_cluster; }
+template <typename T> static inline T& in_block(T& mine, unsigned rank) { return (&mine)[(int)rank - (int)emulated_rank]; }
 
 static inline unsigned bits_of(float x) {
   unsigned bits;
@@ -55,6 +68,10 @@ static inline unsigned __reduce_max_sync(unsigned, unsigned x) {
   return x;
 }
 static inline unsigned __reduce_min_sync(unsigned, unsigned x) { return ~__reduce_max_sync(~0u, ~x); }
+static inline unsigned __reduce_add_sync(unsigned, unsigned x) {
+  for (unsigned step = 16; step; step /= 2) x += emulated_exchange(x, (threadIdx.x % 32) ^ step);
+  return x;
+}
 static inline void __syncwarp() { emulated_exchange(0, threadIdx.x % 32); }
 static inline float fmaxf(float x, float y) { return x != x ? y : y != y ? x : x > y ? x : y; }
 static inline float fminf(float x, float y) { return x != x ? y : y != y ? x : x < y ? x : y; }
@@ -82,8 +99,10 @@ static inline unsigned short float_to_half(float x) {
 }
 
 // The entry of the host: 0, or what went wrong.
-#define EMULATED(kernel, Parameters)                                                                         \
-  extern "C" int emulated_##kernel(const void* given, unsigned blocks, unsigned threads, int backwards) {    \
-    return emulated_launch([](const void* p) { kernel(*(const Parameters*)p); }, given, blocks, threads, backwards); \
-  }                                                                                                          \
+#define EMULATED(kernel, Parameters)                                                                                   \
+  extern "C" int emulated_##kernel(                                                                                    \
+      const void* given, unsigned cluster, unsigned blocks, unsigned threads, int backwards) {                         \
+    return emulated_launch(                                                                                            \
+        [](const void* p) { kernel(*(const Parameters*)p); }, given, cluster, blocks, threads, backwards);             \
+  }                                                                                                                    \
   extern "C" unsigned size_of_##kernel() { return sizeof(Parameters); }

@@ -11,10 +11,15 @@ import torch
 
 import kernelhub
 from kernelhub.backends.cuda import library
+from kernelhub.backends.cuda.indexer.topk import TopK
+from kernelhub.backends.cuda.kv_cache.write import spread
 from kernelhub.backends.cuda.nvrtc import SOURCES
 from kernelhub.ops.fused_quant.inputs import norm_inputs
+from kernelhub.ops.indexer.inputs import topk_inputs
+from kernelhub.ops.indexer.problem import TopKProblem
 from kernelhub.ops.kv_cache.inputs import write_kv_cache_inputs
 from kernelhub.ops.quant.inputs import activations
+from kernelhub.probes.device import simulated
 from kernelhub.testing import cases
 from tests.cuda import emulated
 from tests.dispatch.backends import register
@@ -104,6 +109,56 @@ def test_a_residual_is_updated_in_place() -> None:
     got = kernelhub.rms_norm_quant(**arguments, out_residual=residual, backend="emulated.rows")
     assert got[2] is residual
     assert torch.equal(residual, want[2])
+
+
+def shared_row(monkeypatch: pytest.MonkeyPatch, k: int, blocks: int, threads: int) -> TopK:
+    """Selection of rows that so many blocks share, on a GPU that has clusters."""
+    adapter = TopK(TopKProblem(device=simulated("H200"), k=k, row_starts=True, row_ends=True))
+    monkeypatch.setattr(adapter, "_blocks_and_threads", lambda rows, columns: (blocks, threads))
+    return adapter
+
+
+def selected(adapter: TopK, logits: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    wide = torch.full((logits.shape[0], 2 * adapter.problem.k), -7, dtype=torch.int32)  # a fault writes behind it
+    out = wide[:, : adapter.problem.k]
+    adapter.launch(logits, starts, ends, out)
+    return out
+
+
+@pytest.mark.parametrize(("blocks", "threads"), [(2, 128), (4, 64), (8, 64)])
+def test_blocks_of_a_cluster_share_a_row(blocks: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = shared_row(monkeypatch, 300, blocks, threads)
+    for columns, levels in ((4097, None), (3001, 3), (301, None)):
+        arguments = topk_inputs(tokens=3, keys=columns, k=300, levels=levels)
+        logits, starts, ends = (arguments[name] for name in ("logits", "row_starts", "row_ends"))
+        logits[0, 5], logits[1, 7], logits[2, 3:50] = torch.nan, torch.inf, -torch.inf
+        some = torch.tensor([0, 3, columns + 5], dtype=torch.int32), torch.tensor([columns + 9, 303, 3]).int()
+        for one in (logits, logits.T.contiguous().T, torch.cat([logits, logits], 1)[:, 1 : 1 + columns]):
+            for bounds in ((starts, ends), some):
+                want = kernelhub.topk_indices.reference(one, 300, *bounds)
+                assert torch.equal(selected(adapter, one, *bounds), want)
+
+
+def test_a_cluster_that_does_not_wait_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = "    team.sync();\n    all = {0, 0};\n"  # for how much other blocks have chosen
+    planted(tmp_path, monkeypatch, "topk_indices.cu", wait, wait.replace("team.sync", "__syncthreads"))
+    adapter, found = shared_row(monkeypatch, 300, 4, 64), []
+    bounds = torch.zeros(1, dtype=torch.int32), torch.full((1,), 4000, dtype=torch.int32)
+    for _ in range(2):  # in the second launch the last block is the first to come there, and finds what the first left
+        logits = torch.randn(1, 4000).sort().values if found else torch.randn(1, 4000)
+        want = kernelhub.topk_indices.reference(logits, 300, *bounds)
+        found.append(torch.equal(selected(adapter, logits, *bounds), want))
+    assert not all(found)
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 10_000])
+@pytest.mark.parametrize("heads", [1, 9, 72, 300])
+@pytest.mark.parametrize("across", [1, 6, 8, 100, 192, 256])
+def test_threads_that_share_a_token_have_whole_heads(across: int, heads: int, tokens: int) -> None:
+    lanes, parts, of_block, _ = spread(across, heads, tokens, 132)
+    assert lanes % across == 0
+    assert lanes * of_block <= 256
+    assert parts * lanes <= 2 * across * heads
 
 
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, line: str, fault: str) -> None:

@@ -215,3 +215,25 @@ def test_a_launch_packs_its_values_and_tries_again_where_a_thread_has_no_context
     statuses[:] = [1]
     with pytest.raises(library.LaunchError, match="rows: cuLaunchKernel gave 1 for 3 blocks of 64 threads"):
         kernel(0, 3, 64, 0, 0, 0.0)
+
+
+def test_clusters_are_launched_with_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    driver = pytest.importorskip("cuda.bindings.driver", reason="the driver's structs are those of cuda-bindings")
+    seen = []
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    made = library.Library("rows", b"")
+    made.function = lambda name, device: driver.CUfunction(1)  # type: ignore[method-assign]
+    made.driver = SimpleNamespace(
+        **{name: getattr(driver, name) for name in dir(driver) if name.startswith("CU")},
+        cuLaunchKernel=None,
+        cuLaunchKernelEx=lambda *given: seen.append(given) or (driver.CUresult.CUDA_SUCCESS,),
+    )
+    made.kernel("rows", "q", cluster=4)(0, 3, 64, 7)
+    config = seen[0][0]
+    assert (config.gridDimX, config.blockDimX, int(config.hStream)) == (12, 64, 77)
+    assert [(one.id, one.value.clusterDim.x) for one in config.attrs] == [
+        (driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, 4)
+    ]

@@ -71,7 +71,7 @@ class TestNumbers:
         ("tokens", "keys"), [(1, 131072), (3, 131072), (64, 40000), (700, 6000)], ids=lambda size: str(size)
     )
     @pytest.mark.parametrize("levels", [None, 50])
-    @pytest.mark.parametrize("kernel", ["triton.search", "triton.radix"])
+    @pytest.mark.parametrize("kernel", ["triton.search", "triton.radix", "cuda.select"])
     def test_topk_of_long_rows_is_exact(self, kernel, tokens, keys, levels) -> None:
         arguments = topk_inputs(tokens=tokens, keys=keys, levels=levels, device="cuda")
         got = kernelhub.topk_indices(**arguments, backend=kernel)
@@ -80,7 +80,7 @@ class TestNumbers:
         few = {name: value[some] if isinstance(value, torch.Tensor) else value for name, value in arguments.items()}
         assert torch.equal(got[some], kernelhub.topk_indices.reference(**few))
 
-    @pytest.mark.parametrize("kernel", ["triton.search", "triton.radix"])
+    @pytest.mark.parametrize("kernel", ["triton.search", "triton.radix", "cuda.select"])
     def test_rows_beyond_two_to_the_31_elements(self, kernel) -> None:
         rows, columns = 16500, 131072
         assert rows * columns > 1 << 31

@@ -33,9 +33,10 @@ class LaunchError(RuntimeError):
 class Kernel:
     """One function of a library, to be launched on any device of its kind. Threads may share it."""
 
-    def __init__(self, library: Library, name: str, packing: str) -> None:
+    def __init__(self, library: Library, name: str, packing: str, cluster: int = 1) -> None:
         pack = packing_of(packing)
         self._library, self._name, self._pack, self._kinds = library, name, pack.pack_into, kinds_of(packing)
+        self._cluster = cluster
         self._bytes = -(-pack.size // _ALIGNMENT) * _ALIGNMENT  # of the struct
         self._memory = bytearray(pack.size)
         self._pinned = (ctypes.c_char * pack.size).from_buffer(self._memory)
@@ -52,7 +53,7 @@ class Kernel:
 
         Args:
             device: index of the device that the operands are on.
-            blocks: size of the grid.
+            blocks: size of the grid; of a kernel whose blocks are clusters, how many of these.
             threads: threads of a block.
             values: the fields of the parameters, in order: tensors, or 0 for none, and numbers.
         """
@@ -96,9 +97,9 @@ class Kernel:
             function = int(self._function_of(device)) if native is not None else 0
             made = None
             if native is not None and launch.parameter_sizes(function, 2) == [self._bytes]:
-                owner = self._library
+                owner, cluster = self._library, self._cluster
                 made = native.module.Kernel(
-                    native.driver, function, self._kinds, self._name, device, threads, 0, owner=owner
+                    native.driver, function, self._kinds, self._name, device, threads, 0, owner=owner, cluster=cluster
                 )
             self._direct[key] = made
         return self._direct[key]
@@ -106,7 +107,11 @@ class Kernel:
     def _once(self, function: Any, device: int, blocks: int, threads: int, values: tuple[Any, ...]) -> Any:
         with self._lock:
             self._pack(self._memory, 0, *values)
-            return self._launch(function, blocks, 1, 1, threads, 1, 1, 0, self._stream_of(device), self._address, 0)[0]
+            stream = self._stream_of(device)
+            if self._cluster == 1:
+                return self._launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, self._address, 0)[0]
+            config = self._library.config_of_clusters(self._cluster, blocks, threads, stream)
+            return self._library.driver.cuLaunchKernelEx(config, function, self._address, 0)[0]
 
 
 def kinds_of(packing: str) -> str:
@@ -135,9 +140,26 @@ class Library:
         self._loaded: Any = None
         self._lock = threading.Lock()
 
-    def kernel(self, name: str, packing: str) -> Kernel:
-        """A kernel by name; `packing` is the struct of its parameters: P tensors, q int64, Q uint64, f float32."""
-        return Kernel(self, name, packing)
+    def kernel(self, name: str, packing: str, cluster: int = 1) -> Kernel:
+        """A kernel by name; `packing` is the struct of its parameters: P tensors, q int64, Q uint64, f float32.
+
+        So many of its blocks are a cluster (sm_90 and later): they run at once, up to 8 on every such GPU.
+        """
+        return Kernel(self, name, packing, cluster)
+
+    def config_of_clusters(self, cluster: int, clusters: int, threads: int, stream: int) -> Any:
+        """What `cuLaunchKernelEx` takes for so many clusters of so many blocks."""
+        driver = self.driver
+        config, dimension = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+        config.gridDimX, config.gridDimY, config.gridDimZ = clusters * cluster, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
+        config.hStream = stream
+        dimension.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        value = driver.CUlaunchAttributeValue()
+        value.clusterDim.x, value.clusterDim.y, value.clusterDim.z = cluster, 1, 1
+        dimension.value = value
+        config.attrs, config.numAttrs = [dimension], 1
+        return config
 
     def function(self, name: str, device: int) -> Any:
         """The function on the current device, loaded now if it was not yet."""

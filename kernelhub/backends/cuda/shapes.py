@@ -22,3 +22,8 @@ def in_vectors(tensor: Tensor, elements: int) -> bool:
 def blocks_for(threads: int, block: int) -> int:
     """Blocks of this many threads that so many threads need."""
     return -(-threads // block)
+
+
+def block_of(threads: int, num_sms: int) -> int:
+    """Threads of a block: few where there are so few that blocks would leave multiprocessors idle."""
+    return 256 if threads >= 256 * num_sms else 64

@@ -34,14 +34,19 @@ PAGED_MQA_LOGITS = (
 
 TOPK_INDICES = (
     Line("cpu", "*", ("torch.topk", "triton.search", "triton.radix"), "Triton is only interpreted on a CPU"),
-    # H200, search / radix / cuda.select in a graph, k 2048, us: 32 x 32768 35 / 78 / 26, 32 x 131072 89 / 230 / 86,
-    # 64 x 65536 74 / 231 / 47, 256 x 32768 119 / 393 / 52, 1024 x 65536 841 / 2217 / 422. Fewer rows of many columns
-    # leave multiprocessors idle where a row is a block's: 8 x 131072 54 / 80 / 86; others gain: 8 x 16384 27 / 45 / 16.
-    Line(
-        "hopper",
-        "many",
-        ("cuda.select", "triton.search", "triton.radix", "torch.topk"),
-        "measured on an H200, torch 2.11.0, Triton 3.6.0, 2026-11-26 (benchmarks/results/topk_h200.json)",
+    # H200, in a graph, us, search / cuda.select by clusters of blocks / torch.topk, unsorted: k 2048, 1 x 8192 10.7 /
+    # 9.8 / 42, 1 x 32768 25 / 14 / 45, 1 x 131072 44 / 18 / 55, 8 x 131072 49 / 21 / 64, 31 x 8192 13.6 / 11.4 / 45,
+    # 31 x 131072 85 / 43 / 92, 2 x 4096 8.0 / 7.7 / 22; k 512, 1 x 32768 23 / 12 / 44, 8 x 131072 40 / 20 / 64. Many
+    # rows: 64 x 65536 73 / 30 / 97, 256 x 32768 123 / 49 / 173. 1024 x 65536, by a block for each row, 841 / 422
+    # (topk_h200.json).
+    *(
+        Line(
+            "hopper",
+            rows,
+            ("cuda.select", "triton.search", "triton.radix", "torch.topk"),
+            "measured on an H200, torch 2.11.0, Triton 3.6.0, 2026-11-27 (benchmarks/results/topk_clusters_h200.json)",
+        )
+        for rows in ("few", "many")
     ),
     Line(
         "*",

@@ -10,6 +10,22 @@ ORDER = {
             ("torch.scatter", "torch.rope_scatter", "triton.write", "triton.rope_write"),
             "Triton is only interpreted on a CPU",
         ),
+        # H200, in a graph, us, caches cold, triton.rope_write / cuda.rope_write, 64 heads of q and 8 of keys: 1 token
+        # 1.99 / 2.07, 8 2.17 / 2.17, 128 4.74 / 4.10, 1024 17.0 / 13.8, 8192 106 / 86; 8 and 1 heads: 8 tokens 2.12 /
+        # 1.98, 1024 4.88 / 4.35, 8192 17.6 / 16.8. cuda.write was not timed there.
+        Line(
+            "hopper",
+            "*",
+            (
+                "triton.write",
+                "cuda.write",
+                "torch.scatter",
+                "cuda.rope_write",
+                "triton.rope_write",
+                "torch.rope_scatter",
+            ),
+            "measured on an H200, torch 2.11.0, Triton 3.6.0, 2026-11-27 (benchmarks/results/small_ops_h200.json)",
+        ),
         Line(
             "*",
             "*",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.shapes import C_TYPES, VECTOR_BYTES, WARP, blocks_for, in_vectors
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.ops.fused_quant.adapter import ActivationAdapter, NormAdapter
 from kernelhub.ops.fused_quant.problem import (
     FORMATS,
@@ -54,6 +55,7 @@ class _Rows:
     """The compiled kernels of a problem."""
 
     def __init__(self, problem: FusedProblem, operation: int, constants: dict[str, str | int]) -> None:
+        self._repeated = Repeated()
         size = getattr(torch, problem.dtype).itemsize
         self._each, self._narrow = VECTOR_BYTES // size, problem.format == NVFP4
         whole = operation == 0 or problem.format == FP8_TOKEN
@@ -88,6 +90,25 @@ class _Rows:
         residual_out: Tensor | None,
     ) -> None:
         """Launch for all rows."""
+        given = (x, weight, eps, residual, given_scale, out, scale, residual_out)
+        tensors = [tensor for tensor in given if isinstance(tensor, Tensor)]
+        self._repeated.run((x.shape[0], eps), tensors, self._launch_anew, *given)
+
+    def repeated(self, x: Tensor, weight: Tensor | None, eps: float, *more: Tensor | None) -> Any:
+        """What a known call takes to make a launch again."""
+        return self._repeated.sequence_of((x.shape[0], eps), [one for one in (x, weight, *more) if one is not None])
+
+    def _launch_anew(
+        self,
+        x: Tensor,
+        weight: Tensor | None,
+        eps: float,
+        residual: Tensor | None,
+        given_scale: Tensor | None,
+        out: Tensor,
+        scale: Tensor | None,
+        residual_out: Tensor | None,
+    ) -> None:
         moved = (x, weight, residual, residual_out, None if self._narrow else out)
         kernel, rows, layout = self._elements, x.shape[0], self._layout
         if self._vectors is not None and all(part is None or in_vectors(part, self._each) for part in moved):
@@ -147,6 +168,9 @@ class Norm(NormAdapter):
     ) -> None:
         self._rows.launch(x, weight, eps, residual, given_scale, out, scale, residual_out)
 
+    def repeated(self, x: Tensor, weight: Tensor, eps: float, *more: Tensor | None) -> Any:
+        return self._rows.repeated(x, weight, eps, *more)
+
 
 class Activation(ActivationAdapter):
     """`silu_and_mul_quant` in one launch."""
@@ -157,3 +181,6 @@ class Activation(ActivationAdapter):
 
     def launch(self, x: Tensor, given_scale: Tensor | None, out: Tensor, scale: Tensor | None) -> None:
         self._rows.launch(x, None, 0.0, None, given_scale, out, scale, None)
+
+    def repeated(self, x: Tensor, *more: Tensor | None) -> Any:
+        return self._rows.repeated(x, None, 0.0, *more)

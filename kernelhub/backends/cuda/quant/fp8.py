@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.cuda import library
-from kernelhub.backends.cuda.shapes import C_TYPES, VECTOR_BYTES, WARP, blocks_for, in_vectors
+from kernelhub.backends.cuda.shapes import C_TYPES, VECTOR_BYTES, WARP, block_of, blocks_for, in_vectors
+from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.ops.quant.adapter import QuantizeAdapter
 from kernelhub.ops.quant.problem import TOKEN
 
 _PACKING = "3P" + "8q"
-_BLOCK, _GROUP = 256, 128
+_BLOCK, _LARGEST_BLOCK, _GROUP = 256, 1024, 128
 _THREADS = {1: 256, 2: 256, 4: 512}  # of the largest block, by the vectors that a thread keeps
-_MOST_INDEX = 2**32 - _BLOCK  # of a thread, where one is counted in 32 bits
+_MOST_INDEX = 2**32 - 4 * _BLOCK  # of a thread, where one is counted in 32 bits
 
 
 class QuantizeFp8(QuantizeAdapter):
@@ -23,6 +24,7 @@ class QuantizeFp8(QuantizeAdapter):
 
     def __init__(self, problem: Any) -> None:
         super().__init__(problem)
+        self._repeated = Repeated()
         size = getattr(torch, problem.dtype).itemsize
         e8m0 = problem.scale_dtype == "float8_e8m0fnu"
         constants = {"ELEMENT": C_TYPES[problem.dtype], "SIZE": size, "UE8M0": int(problem.ue8m0), "E8M0": int(e8m0)}
@@ -31,11 +33,17 @@ class QuantizeFp8(QuantizeAdapter):
         names = (
             ("row_by_elements", "row_of_1", "row_of_2", "row_of_4")
             if self._by_token
-            else ("groups_by_elements", "groups_by_vectors")
+            else ("groups_by_elements", "groups_of_1", "groups_of_4")
         )
         self._kernels = {name: made.kernel(name, _PACKING) for name in names}
 
     def launch(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
+        self._repeated.run(x.shape, (x, codes, scale), self._launch_anew, x, codes, scale)
+
+    def repeated(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> Any:
+        return self._repeated.sequence_of(x.shape, (x, codes, scale))
+
+    def _launch_anew(self, x: Tensor, codes: Tensor, scale: Tensor) -> None:
         rows, columns = x.shape
         vectors = columns % self._each == 0 and in_vectors(x, self._each) and in_vectors(codes, self._each)
         name, blocks, threads = (self._rows if self._by_token else self._groups)(rows, columns, vectors)
@@ -54,15 +62,21 @@ class QuantizeFp8(QuantizeAdapter):
         )
 
     def _rows(self, rows: int, columns: int, vectors: bool) -> tuple[str, int, int]:
-        """Kernel, blocks and threads: as few vectors a thread as a block has room for."""
+        """Kernel, blocks and threads: as few vectors a thread as a block has room for; one where rows are few."""
         count = columns // self._each
+        if vectors and rows <= self.problem.device.num_sms and count <= _LARGEST_BLOCK:
+            return "row_of_1", rows, WARP * blocks_for(count, WARP)
         for each, most in _THREADS.items() if vectors else ():
             if count <= each * most:
                 return f"row_of_{each}", rows, WARP * blocks_for(blocks_for(count, each), WARP)
-        return "row_by_elements", rows, min(1024, WARP * blocks_for(columns, WARP))
+        return "row_by_elements", rows, min(_LARGEST_BLOCK, WARP * blocks_for(columns, WARP))
 
     def _groups(self, rows: int, columns: int, vectors: bool) -> tuple[str, int, int]:
         groups, lanes = rows * blocks_for(columns, _GROUP), _GROUP // self._each
         if vectors and groups * lanes < _MOST_INDEX:
-            return "groups_by_vectors", blocks_for(groups * lanes, _BLOCK), _BLOCK
+            sms = self.problem.device.num_sms
+            if groups * lanes >= 4 * _BLOCK * sms:
+                return "groups_of_4", blocks_for(groups * lanes, 4 * _BLOCK), _BLOCK
+            threads = block_of(groups * lanes, sms)
+            return "groups_of_1", blocks_for(groups * lanes, threads), threads
         return "groups_by_elements", blocks_for(groups * WARP, _BLOCK), _BLOCK
