@@ -4,10 +4,12 @@
     python benchmarks/nano_vllm.py --checkout nano-vllm --model Qwen3-0.6B --requests 256
     python benchmarks/nano_vllm.py --checkout nano-vllm --model Qwen3-0.6B --requests 256 --steps
     python benchmarks/nano_vllm.py --checkout nano-vllm --model Qwen3-0.6B --check
+    python benchmarks/nano_vllm.py --checkout nano-vllm --model Qwen3-0.6B --ranks 2
 
 nano-vllm calls two functions of flash-attn. `kernelhub.compat.flash_attn` has them, so it takes the place of that
 package before nano-vllm is imported. With --steps the layers' `forward` is replaced, too: a plan checks a step's
-metadata once, for all layers. A folder without *.safetensors gets seeded random weights.
+metadata once, for all layers. With --ranks, tensor parallelism, `kernelhub.all_reduce` takes the place of torch's, by
+the name `dist` in nano-vllm's layers. A folder without *.safetensors gets seeded random weights.
 
 Without --check: the load of nano-vllm's own benchmark, prompts and outputs of 100 to 1024 random tokens, in CUDA
 graphs. With --check: the same prompts by the kernels that kernelhub selects and by torch's, eagerly; and the share of
@@ -19,6 +21,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import random
 import sys
 import time
@@ -28,12 +31,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 import kernelhub
 from kernelhub.compat import flash_attn
 
 LENGTHS = (100, 1024)
+RANKS = "NANO_VLLM_RANKS"  # variable by which nano-vllm's other ranks get what this process was given
 
 
 def parse() -> argparse.Namespace:
@@ -41,6 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkout", type=Path, required=True, help="folder of nano-vllm's repository")
     parser.add_argument("--model", type=Path, required=True, help="folder of config.json, tokenizer, perhaps weights")
     parser.add_argument("--requests", type=int, default=256)
+    parser.add_argument("--ranks", type=int, default=1, help="GPUs, of tensor parallelism")
     parser.add_argument("--steps", action="store_true", help="plans that check metadata once a step")
     parser.add_argument("--check", action="store_true", help="compare with torch's kernels")
     return parser.parse_args()
@@ -48,16 +54,47 @@ def parse() -> argparse.Namespace:
 
 def start(options: argparse.Namespace) -> Any:
     """nano-vllm's engine, through kernelhub."""
-    sys.modules["flash_attn"] = flash_attn
-    sys.path.insert(0, str(options.checkout))
+    given = str(options.checkout.resolve()), options.steps
+    os.environ[RANKS] = json.dumps(given)
+    through_kernelhub(*given)
     from nanovllm import LLM  # type: ignore[import-not-found]
 
-    if options.steps:
+    return LLM(str(options.model), enforce_eager=options.check, max_model_len=4096, tensor_parallel_size=options.ranks)
+
+
+def through_kernelhub(checkout: str, by_steps: bool) -> None:
+    """Let nano-vllm of this process call kernelhub for attention and sums over ranks; draw weights that are missing."""
+    sys.modules["flash_attn"] = flash_attn
+    sys.path.insert(0, checkout)
+    if by_steps:
         attend_by_steps(importlib.import_module("nanovllm.layers.attention"))
-    engine = LLM(str(options.model), enforce_eager=options.check, max_model_len=4096)
-    if not any(options.model.glob("*.safetensors")):
-        draw_weights(engine.model_runner.model)
-    return engine
+    for name in ("linear", "embed_head"):
+        sum_by_kernelhub(importlib.import_module(f"nanovllm.layers.{name}"))
+    runner = importlib.import_module("nanovllm.engine.model_runner")
+    plain = runner.load_model
+
+    def load_model(model: torch.nn.Module, path: str) -> None:
+        if any(Path(path).glob("*.safetensors")):
+            plain(model, path)
+        else:
+            draw_weights(model)
+
+    runner.load_model = load_model
+
+
+class Distributed:
+    """torch.distributed as nano-vllm's layers use it, whose sums are kernelhub's."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(dist, name)
+
+    def all_reduce(self, x: Tensor) -> None:
+        kernelhub.all_reduce(x, dist.group.WORLD, out=x)
+
+
+def sum_by_kernelhub(layers: Any) -> None:
+    """Replace the name `dist` in a module of nano-vllm's layers."""
+    layers.dist = Distributed()
 
 
 class Steps:
@@ -140,7 +177,7 @@ def check(engine: Any) -> dict[str, Any]:
     draw = random.Random(1)
     prompts = [[draw.randrange(10_000) for _ in range(draw.randint(5, 700))] for _ in range(16)]
     ours = generate(engine, prompts, [16] * 16, 1e-6)
-    with kernelhub.use(backend="torch"):
+    with kernelhub.use(attention="torch", paged_attention="torch"):  # in this rank
         theirs = generate(engine, prompts, [16] * 16, 1e-6)
     first = sum(a[0] == b[0] for a, b in zip(ours, theirs, strict=True))
     same = sum(x == y for a, b in zip(ours, theirs, strict=True) for x, y in zip(a, b, strict=True))
@@ -170,3 +207,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__" and RANKS in os.environ:  # another rank, which multiprocessing starts
+    through_kernelhub(*json.loads(os.environ[RANKS]))

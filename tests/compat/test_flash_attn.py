@@ -12,11 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed
 from torch import Tensor
 
+import kernelhub
 from kernelhub.compat import flash_attn
 from kernelhub.compat.flash_attn import flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache
 from kernelhub.errors import InvalidArgument
+from tests.runtime.world import run_world
 
 _BENCHMARK = importlib.util.spec_from_file_location(
     "nano_vllm_benchmark", Path(__file__).parents[2] / "benchmarks" / "nano_vllm.py"
@@ -360,3 +363,34 @@ def test_an_engine_of_nano_vllm_s_form_changes_its_import_only(form) -> None:
             for n, h in enumerate((heads, kv_heads, kv_heads))
         )
         check(layer(step, q, k, v)[:-1], spans)
+
+
+class RowParallel:
+    """A layer of nano-vllm's form: each rank has some columns of the weight; `layers.dist` adds up the products."""
+
+    def __init__(self, layers: Any, weight: Tensor, rank: int, size: int) -> None:
+        self.layers, self.rank, self.size = layers, rank, size
+        self.weight = weight.tensor_split(size, dim=1)[rank]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = torch.nn.functional.linear(x.tensor_split(self.size, dim=1)[self.rank], self.weight)
+        if self.layers.dist.get_world_size() > 1:
+            self.layers.dist.all_reduce(y)
+        return y
+
+
+def sums_of_layers(rank: int, size: int) -> dict[str, Any]:
+    """What a rank's layer gives, as far from the whole product as says `wrong`, and which kernel added up."""
+    layers = SimpleNamespace(dist=torch.distributed)
+    nano_vllm.sum_by_kernelhub(layers)
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 64), torch.randn(48, 64)
+    wrong = (RowParallel(layers, weight, rank, size)(x) - x @ weight.T).abs().max().item()
+    return {"wrong": wrong, "ran": [row.kernel for row in kernelhub.report().rows if row.op == "all_reduce"]}
+
+
+@pytest.mark.xdist_group("ranks")
+def test_sums_over_the_ranks_of_nano_vllm_s_layers_are_kernelhub_s(tmp_path) -> None:
+    ranks = run_world(2, sums_of_layers, tmp_path)
+    assert all(rank is not None and rank["wrong"] < 1e-4 for rank in ranks), ranks
+    assert [rank["ran"] for rank in ranks] == [["torch.distributed"]] * 2
