@@ -5,11 +5,12 @@
 #   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh
 #
 # VLLM_SITE is a folder with vLLM and what it needs beside torch, or an archive of one (tar.xz); without it, an installed
-# vLLM is taken. Five engines start at once, each within LIMIT seconds (90): times are those of a shared GPU, so that only
-# Python's count. OUT/engines.json has all runs of benchmarks/vllm_engine.py; OUT/*.log what each printed.
+# vLLM is taken. FlashInfer is not needed. Five engines share the GPU at once, each for LIMIT seconds (180) at most: of
+# their times only Python's count. A first start of a machine took 84 s before models were loaded, with no bytecode of
+# vLLM, which is made first now. OUT/engines.json has all runs of benchmarks/vllm_engine.py; OUT/*.log what each printed.
 set -uo pipefail
 
-: "${OUT:=build/engines_on_gpu}" "${LIMIT:=90}" "${VLLM_SITE:=}"
+: "${OUT:=build/engines_on_gpu}" "${LIMIT:=180}" "${VLLM_SITE:=}"
 began=$SECONDS
 work=$(mktemp -d)
 mkdir -p "$OUT" "$work/site/kernelhub-0.1.0.dist-info"
@@ -27,6 +28,20 @@ for folder in /usr/local/nvidia/lib64 /usr/lib/x86_64-linux-gnu; do
     [ -e "$folder/libcuda.so.1" ] && export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 done
 export PYTHONPATH=$VLLM_SITE:$PWD:$work/site${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false
+[ -z "$VLLM_SITE" ] || python3 -m compileall -q -j 0 "$VLLM_SITE" kernelhub >/dev/null 2>&1 || true
+if ! python3 - <<'PYTHON'; then
+import importlib.metadata, importlib.util, sys
+
+import torch
+
+wrong = [] if torch.cuda.is_available() else ["torch sees no GPU"]
+wrong += [f"{name} is not installed" for name in ("vllm", "transformers") if importlib.util.find_spec(name) is None]
+wrong += [] if any(point.name == "kernelhub" for point in importlib.metadata.entry_points(group="vllm.general_plugins")) else ["vLLM would not find kernelhub's plugin"]
+sys.exit("; ".join(wrong) + ": set VLLM_SITE" if wrong else 0)
+PYTHON
+    rm -rf "$work"
+    exit 1
+fi
 python3 - "$work" <<'PYTHON'
 import json, pathlib, sys
 
