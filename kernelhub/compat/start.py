@@ -9,6 +9,7 @@ step that the warm-up did not cover.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -17,10 +18,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernelhub.dispatch.events import selection_log
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.selection import Selection
-from kernelhub.errors import KernelhubError, NotWarmed
+from kernelhub.errors import KernelhubError, NoKernel, NotWarmed
 from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, MANY, ONE
 from kernelhub.ops.models.batches import QUERIES, need_of
 from kernelhub.ops.models.calls import calls_of
@@ -209,7 +211,12 @@ class EngineStart:
         """Compile, load and verify what steps of kernelhub's layers need, unless KERNELHUB_ENGINE_WARMUP is 0.
 
         A kernel that fails is an error in the log, and the next one serves.
+
+        Raises:
+            NoKernel: no kernel supports a step of some layers; the message has the layers and each kernel's reason.
         """
+        for kind in kinds:
+            self._refuse(kind, limits, device)
         if not HUB.settings["KERNELHUB_ENGINE_WARMUP"]:
             self.log.warning("KERNELHUB_ENGINE_WARMUP=0: kernels compile at the first requests that need them")
             return
@@ -219,14 +226,15 @@ class EngineStart:
         calls = [_call(self.engine, each, limits, device) for each in kinds]
         self.log.info("kernelhub: warming up %d kinds of layers on %s", len(kinds), device)
         try:
-            done = warmup(
-                [*(each.selection(facets, device) for each, facets in steps), *calls],
-                token_counts=limits.counts(DECODE["decode"]),  # `calls` make the larger steps
-                context_len=min(CONTEXT_LEN, limits.context_len),
-                max_context_len=limits.context_len,
-                device=device,
-                heartbeat=_reporter(self.log),
-            )
+            with _summarised():
+                done = warmup(
+                    [*(each.selection(facets, device) for each, facets in steps), *calls],
+                    token_counts=limits.counts(DECODE["decode"]),  # `calls` make the larger steps
+                    context_len=min(CONTEXT_LEN, limits.context_len),
+                    max_context_len=limits.context_len,
+                    device=device,
+                    heartbeat=_reporter(self.log),
+                )
         except KernelhubError as error:
             self.log.error("kernelhub: the warm-up ended early: %s", error)
             return
@@ -241,6 +249,15 @@ class EngineStart:
         for hint in _quarantined(each.selection(facets, device) for each, facets in steps):
             self.log.warning("kernelhub: a quarantined kernel does not serve: %s", hint)
         self.log.info("kernelhub: ready in %.1f s: %s", time.monotonic() - begun, done.summary())
+
+    def _refuse(self, kind: Any, limits: Limits, device: torch.device) -> None:
+        """Raise for layers that could not serve, before the first request does."""
+        for label, step in kind.steps_within(limits).items():
+            selection = kind.selection(step, device)
+            if selection.kernel is None:
+                layers = f"{len(kind.names)} layers like {kind.names[0]}"
+                remedy = f"select another attention backend of {self.engine}, or follow a remedy below"
+                raise NoKernel(f"kernelhub has no kernel for {layers}, step {label!r}: {remedy}", selection)
 
     def seal(self) -> None:
         """Seal, unless KERNELHUB_ENGINE_SEAL is off; without a warm-up nothing is sealed."""
@@ -264,6 +281,18 @@ class EngineStart:
             return call()
         finally:
             seal()
+
+
+@contextlib.contextmanager
+def _summarised() -> Iterator[None]:
+    """Log no line for each selection of the warm-up, which the start logs by layer; KERNELHUB_LOG=selection does."""
+    level = selection_log.level
+    if "selection" not in HUB.settings["KERNELHUB_LOG"]:
+        selection_log.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        selection_log.setLevel(level)
 
 
 def _quarantined(selections: Iterable[Selection[Any]]) -> list[str]:

@@ -666,6 +666,7 @@ class TestStart:
         for kind in ("2 layers like layers.0.attn", "1 layers like layers.2.attn", "1 layers like layers.3.attn"):
             assert f"{kind}: decode: cpp.split_kv" in caplog.text
         assert "kernelhub: sealed" in caplog.text
+        assert "for PagedAttentionProblem" not in caplog.text  # a line for each selection
 
     def test_graphs_are_captured_after_the_warm_up_and_before_the_seal(self, attention, engine, monkeypatch) -> None:
         seen = []
@@ -719,6 +720,15 @@ class TestStart:
     def test_a_layer_that_is_not_supported_ends_the_start(self, attention, engine) -> None:
         with pytest.raises(NotImplementedError, match="supports decoders"):
             started(attention, Block(is_cross_attention=True))
+
+    @pytest.mark.parametrize("warms", ["1", "0"])
+    def test_layers_that_no_kernel_supports_end_the_start(self, attention, engine, warms) -> None:
+        engine(KERNELHUB_ENGINE_WARMUP=warms, KERNELHUB_DISABLE="cpp,torch,triton")
+        with pytest.raises(kernelhub.errors.NoKernel) as error:
+            started(attention, Block(), Block())
+        told = ("no kernel for 2 layers like layers.0.attn, step 'decode': select another attention backend of SGLang",)
+        told += ("cpp.split_kv", "remove it from KERNELHUB_DISABLE=cpp,torch,triton")
+        assert all(part in str(error.value) for part in told), str(error.value)
 
     def test_without_chunks_a_prompt_is_one_step(self, attention, engine) -> None:
         context = sys.modules["sglang.srt.runtime_context"]

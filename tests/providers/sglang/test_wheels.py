@@ -14,8 +14,9 @@ _OURS = Path(plugin.__file__).with_name("attention.py")
 _BASE = "srt/layers/attention/base_attn_backend.py"
 
 
-def test_a_release_of_the_interface_fits() -> None:
-    finding = plugin.interface(wheel("sglang", "0.5.23") / "sglang")
+@pytest.mark.parametrize("release", ["0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"])
+def test_a_release_of_the_interface_fits(release) -> None:
+    finding = plugin.interface(wheel("sglang", release) / "sglang")
     assert finding.ok, finding.reason
 
 
