@@ -154,3 +154,24 @@ def test_rows_of_logits_go_to_the_kernel_that_was_measured_faster() -> None:
 def test_warm_up_calls_a_class_with_its_own_sizes(op: str, problem: Any, counts: tuple[int, ...]) -> None:
     assert counts_of(need_of(op, problem), (1, 1023, 1024, 4095, 4096, 8192)) == counts
     assert len(forms_of([need_of(op, problem)])) == 2
+
+
+def test_groups_are_quantised_by_the_kernel_that_was_measured_faster() -> None:
+    machine = SimulatedMachine({"triton": "3.7.1", "cuda": "13.0.3"})
+    found = [
+        kernelhub.explain("quantize_fp8", device=device, machine=machine, granularity=granularity).selected
+        for device in ("H200", "A100")
+        for granularity in ("group", "token")
+    ]
+    assert found == ["cuda.quantize", "triton.quantize", "triton.quantize", "triton.quantize"]
+
+
+def test_tokens_are_rotated_by_the_kernel_that_was_measured_faster() -> None:
+    machine = SimulatedMachine({"triton": "3.7.1", "cuda": "13.0.3"})
+    rotates = {"rope": "neox", "q": True, "rotary_dim": 128}
+    found = [
+        kernelhub.explain("write_kv_cache", device=device, machine=machine, **facets).selected
+        for device in ("H200", "A100")
+        for facets in (rotates, {})
+    ]
+    assert found == ["cuda.rope_write", "triton.write", "triton.rope_write", "triton.write"]

@@ -15,6 +15,7 @@ GRANULARITIES = (TENSOR, TOKEN, GROUP, BLOCK)
 BLOCK_SIZE = 128
 MX_GROUP, NVFP4_GROUP = 32, 16
 FP8_SCALES = ("float32", "float8_e8m0fnu")
+GROUPS, OTHERS = "groups", "others"  # regimes of quantize_fp8
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,19 @@ def fp8_contradiction(problem: QuantizeFp8Problem) -> str | None:
     return None
 
 
+def fp8_regime(problem: QuantizeFp8Problem) -> str:
+    """Order lines distinguish scales of groups, which a part of a warp finds, from those of larger areas."""
+    return GROUPS if problem.granularity == GROUP else OTHERS
+
+
 QUANTIZE_FP8 = OpRecord(
     name="quantize_fp8",
     summary="floats into float8 with scales per tensor, token, group or block",
     problem=QuantizeFp8Problem,
     complete=fp8_complete,
     contradiction=fp8_contradiction,
+    regimes=(GROUPS, OTHERS),
+    regime=fp8_regime,
 )
 DEQUANTIZE_FP8 = OpRecord(
     name="dequantize_fp8",
