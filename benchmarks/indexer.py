@@ -123,7 +123,7 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
         sizes = [(logits, 1024, 8192), (paged, 64, 8192), (topk, 64, 8192), (topk, 64, 65536), (linear, 1, 4096)]
         if not quick:
             sizes += [(paged, 1, 65536), (paged, 64, 65536)]
-            sizes += [(topk, 1, 131072), (topk, 1024, 8192), (topk, 4096, 32768)]
+            sizes += [(topk, 1, 32768), (topk, 1, 131072), (topk, 8, 131072), (topk, 1024, 8192), (topk, 4096, 32768)]
             sizes += [(linear, 8, 2048), (linear, 64, 1)]
     return [lambda make=make, a=a, b=b: make(a, b, device) for make, a, b in sizes]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,15 @@ import torch
 
 import kernelhub
 from kernelhub.backends.cuda import library
-from kernelhub.backends.cuda.indexer.topk import TopK
-from kernelhub.backends.cuda.kv_cache.write import spread
+from kernelhub.backends.cuda.indexer.topk import TopK, blocks_and_threads
+from kernelhub.backends.cuda.kv_cache.write import Write, spread
 from kernelhub.backends.cuda.nvrtc import SOURCES
 from kernelhub.ops.fused_quant.inputs import norm_inputs
 from kernelhub.ops.indexer.inputs import topk_inputs
 from kernelhub.ops.indexer.problem import TopKProblem
 from kernelhub.ops.kv_cache.inputs import write_kv_cache_inputs
+from kernelhub.ops.kv_cache.problem import KvCacheProblem
+from kernelhub.ops.kv_cache.rope import Rope
 from kernelhub.ops.quant.inputs import activations
 from kernelhub.probes.device import simulated
 from kernelhub.testing import cases
@@ -149,6 +152,31 @@ def test_a_cluster_that_does_not_wait_shows(tmp_path: Path, monkeypatch: pytest.
         want = kernelhub.topk_indices.reference(logits, 300, *bounds)
         found.append(torch.equal(selected(adapter, logits, *bounds), want))
     assert not all(found)
+
+
+@pytest.mark.parametrize("columns", [1, 2049, 8192, 8193, 32768, 500_000])
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 31, 33, 66, 67, 300])
+def test_blocks_share_rows_only_while_all_have_a_place(rows: int, columns: int) -> None:
+    for shares in (False, True):
+        blocks, threads = blocks_and_threads(rows, columns, 132, shares)
+        assert blocks in ((1, 2, 4, 8) if shares else (1,))
+        assert threads in (256, 512, 1024)  # a thread has whole bins
+        assert blocks == 1 or rows * blocks * threads <= 132 * 1024
+        assert blocks == 1 or columns >= 512 * blocks
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_a_thread_turns_one_head_of_few_tokens_and_four_of_many(few: bool) -> None:
+    arguments = write_kv_cache_inputs(tokens=40, num_kv_heads=2, num_q_heads=7, rope="neox", skipped=4)
+    assert spread(8, 9, 40, 132 if few else 2).few == few
+    want = {name: value.clone() for name, value in arguments.items() if isinstance(value, torch.Tensor)}
+    kernelhub.write_kv_cache(**arguments | want, backend="torch.rope_scatter")
+    facts = simulated("H200") if few else dataclasses.replace(simulated("H200"), num_sms=2)
+    problem = KvCacheProblem(device=facts, num_kv_heads=2, rope="neox", q=True, rotary_dim=128)
+    names = ("k", "v", "k_cache", "v_cache", "slot_mapping")
+    turned = Rope(*(arguments[name] for name in ("positions", "cos_sin_cache", "q")))
+    Write(problem).launch(*(arguments[name] for name in names), None, None, turned)
+    assert all(torch.equal(arguments[name], want[name]) for name in ("q", "k_cache", "v_cache"))
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 10_000])
