@@ -52,6 +52,15 @@ class TestPagedPrefillOfFloat8(Emulated, PagedContract):
     rich = PagedContract.plain | {"q_lens": 3, "causal": True, "kv_scale": "head"}
 
 
+class TestPrefillOfFloat8(Emulated, DenseContract):
+    kernel = "emulated.prefill_fp8"
+    device = "cpu"
+    model = AttentionModel("four heads of 128", 4, 2, 128, 128)
+    widest = torch.float16
+    plain = DenseContract.plain | {"kv_scale": "tensor"}
+    rich = DenseContract.rich | {"kv_scale": "head"}
+
+
 class TestPrefillOfFloat8Any(Emulated, DenseContract):
     kernel = "emulated.prefill_fp8_any"
     device = "cpu"
@@ -213,6 +222,29 @@ def test_windows_over_float8(width: int, seed: int, monkeypatch: pytest.MonkeyPa
     assert paged(seed, {"window": 127, "sinks": sinks}, page_size=16, **FLOAT8)
     lengths = {"q_lens": (20, 0, 140, 3), "kv_lens": (5, 7, 400, 0)}
     assert dense(seed, {"window": 60}, kv_dtype=torch.float8_e4m3fn, **lengths)
+
+
+@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn])
+@pytest.mark.parametrize("window", [0, 20, 63, 64, 127, 200])
+def test_warpgroups_that_take_only_their_own_steps(
+    window: int, kv_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 64 keys, so that the rows of one warpgroup see none of a tile's first or last."""
+    init = adapter.Prefill.__init__
+
+    def own(self: adapter.Prefill, problem: Any) -> None:
+        init(self, problem)
+        self._static |= {"OWN": True, "BLOCK_N": 64}
+        self._block_n = 64
+
+    monkeypatch.setattr(adapter.Prefill, "__init__", own)
+    more = {"window": window, "sinks": torch.tensor([0.5, -1.0])}
+    lengths: dict[str, Any] = {"seq_lens": (300, 0, 130, 64, 200), "q_lens": (140, 0, 5, 64, 190)}
+    assert paged(window, more, page_size=16, kv_dtype=kv_dtype, **lengths)
+    lengths = {"q_lens": (20, 0, 140, 3, 65), "kv_lens": (5, 7, 400, 0, 65)}
+    assert dense(window, more, kv_dtype=kv_dtype, **lengths)
+    assert dense(window, more | {"causal": False}, kv_dtype=kv_dtype, **lengths)
+    assert dense(window, {"sinks": more["sinks"]}, kv_dtype=kv_dtype, **lengths)
 
 
 @pytest.mark.parametrize("width", [64, 96])

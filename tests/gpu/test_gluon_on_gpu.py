@@ -70,6 +70,14 @@ class TestPagedPrefillOfFloat8Any(OfFloat8, PagedContract):
     rich = PagedContract.rich | {"kv_scale": "head"}
 
 
+class TestPrefillOfFloat8(DenseContract):
+    kernel = "gluon.prefill_fp8"
+    model = WIDE
+    widest = torch.float16
+    plain = DenseContract.plain | {"kv_scale": "tensor"}
+    rich = DenseContract.rich | {"kv_scale": "head"}
+
+
 class TestPrefillOfFloat8Any(DenseContract):
     kernel = "gluon.prefill_fp8_any"
     widest = torch.float16

@@ -19,7 +19,7 @@ _LAST = (
 )
 _FA3 = ("flash_attn.fa3", "flash_attn.vllm_fa3")
 # Tiles of 128 queries, so few queries leave most of one empty.
-_GLUON = ("gluon.prefill", "gluon.prefill_any", "gluon.prefill_fp8_any")
+_GLUON = ("gluon.prefill", "gluon.prefill_fp8", "gluon.prefill_any", "gluon.prefill_fp8_any")
 _VARLEN = "torch.varlen_attn"  # FlashAttention-2: on an H200 1.4 to 1.6 times the time of triton.prefill
 _FLASHINFER = ("flashinfer.fa3_ragged", "flashinfer.fa2_ragged")
 # torch takes 0.64 to 0.71 of the time of triton.prefill. flashinfer.fa2_ragged takes 1.08 to 1.22 of it.
@@ -32,6 +32,7 @@ _HOPPER = (
     "flashinfer.fa3_ragged",
     "cudnn.sdpa",
     "gluon.prefill",
+    "gluon.prefill_fp8",
     "triton.prefill",
     "gluon.prefill_any",
     "gluon.prefill_fp8_any",
@@ -140,6 +141,9 @@ ATTENTION = (
     # 3.80, 4.60 ms; 4 x 4096 0.975, 1.02, 1.32; 16 x 1024 0.346, 0.312, 0.450; not causal 1 x 8192 1.86, 1.62, 2.44;
     # ragged, 8000 tokens of 4 sequences of 64 heads 0.718 and Triton 0.908. gluon.prefill_any and triton.prefill: a
     # window of gpt-oss 0.171 and 0.131, keys of 192 3.94 and 3.11.
+    # On an H200 over e4m3 (gluon_tiles_h200.json), gluon.prefill_fp8 and triton.prefill, Llama 3.1 8B: 1 x 16384 3.90
+    # and 7.49 ms, 4 x 4096 1.09 and 2.01, ragged, 8000 tokens of 4 sequences 0.476 and 0.764; 32 heads of 96, 4 x 4096
+    # 1.05 and 1.92. gluon.prefill_fp8_any and triton.prefill: gpt-oss with its window, 2 x 4096 0.171 and 0.146.
     Line("hopper", "prefill", _HOPPER, _H200),
     # FlashAttention-3 takes 0.80 of the time of torch (attention_with_fa3_h200.json), gluon.prefill 0.89 to 0.93.
     Line(

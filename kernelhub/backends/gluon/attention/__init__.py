@@ -40,8 +40,14 @@ _FLOAT8 = (
     dtype_in("kv_dtype", *QUANTISED),
     OneOf("head_dim_qk", (64, 96, 128), why=_WRITTEN),
 )
+# What was timed and faster than Triton's (gluon_tiles_h200.json).
+_DENSE_FLOAT8 = (
+    dtype_in("kv_dtype", *QUANTISED),
+    OneOf("head_dim_qk", (96, 128), why="gluon.prefill_fp8_any takes 64"),
+)
 _OF_FLOAT8 = _FEATURES | {f"kv_scale={form}" for form in KV_SCALES}
 _PREFILL = "a loading warp and two warpgroups of 64 rows, softmax beside the next products"
+_OVER_FLOAT8 = "the same over keys and values of float8, of which four more warps make tiles in 16 bits"
 _ANY_FLOAT8 = "over keys and values of float8 as gluon.prefill_fp8, also with a left window and for heads of 96"
 _ANY = "the same with a left window, for heads of 64 or 96, and for keys of 192 with values of 128"
 
@@ -92,6 +98,7 @@ KERNELS = (
         27,
         "gluon_more_h200.json",
     ),
+    _record("attention", "gluon.prefill_fp8", _OVER_FLOAT8, _DENSE_FLOAT8, _OF_FLOAT8 - {"window_left"}, 0, None),
     _record("attention", "gluon.prefill_fp8_any", _ANY_FLOAT8, _FLOAT8, _OF_FLOAT8, 0, None),
     _record(
         "paged_attention",

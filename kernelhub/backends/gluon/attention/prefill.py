@@ -18,7 +18,7 @@ Source: FlashAttention-3 (Shah et al. 2024).
 from __future__ import annotations
 
 from kernelhub.backends.gluon.attention.converting import convert_tiles, narrowed, scale_of
-from kernelhub.backends.gluon.attention.tiles import ROWS, key_steps, tile_of
+from kernelhub.backends.gluon.attention.tiles import ROWS, key_steps, own_steps, tile_of
 from kernelhub.backends.gluon.language import (
     fence_async_shared,
     gl,
@@ -173,6 +173,13 @@ def clear_from(buf, limit, cleared, phase, WHICH: gl.constexpr, BLOCK_N: gl.cons
 
 
 @gluon.jit
+def pass_on(full, empty, step, STAGES: gl.constexpr):
+    """Release the stage of a step that no row of the warpgroup sees."""
+    mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
+    mbarrier.arrive(empty.index(step % STAGES), count=1)
+
+
+@gluon.jit
 def step_keys(
     acc, m, total, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, turn, scratch, step, turns, n,
     position, kv_len, factor, wide, score_scale, softcap, window_left, window_right, WHICH: gl.constexpr,
@@ -224,7 +231,7 @@ def attend(
     RAGGED: gl.constexpr, PAGE: gl.constexpr, D1: gl.constexpr, DV: gl.constexpr, WIDTH: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
     HAS_LSE: gl.constexpr, SCALED: gl.constexpr, SCALES: gl.constexpr, NARROW: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: 64 rows of each tile of its program."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
@@ -246,6 +253,23 @@ def attend(
             low, steps, right, left = key_steps(
                 block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N
             )
+            after = 0
+            if OWN:
+                last_keys = low + (steps - 1) * BLOCK_N
+                all_steps = steps
+                before, low, steps, right, left = own_steps(
+                    block * ROWS + WHICH * 64, low, steps, q_len, kv_len, window_left, window_right, HAS_LEFT,
+                    HAS_RIGHT, BLOCK_N,
+                )  # fmt: skip
+                after = all_steps - before - steps
+                for i in range(before):
+                    pass_on(k_full, k_empty, step, STAGES)
+                    if i == 0 and last_keys + BLOCK_N > kv_len:
+                        mbarrier.wait(v_full.index(step % STAGES), (step // STAGES) & 1)
+                        clear_from(v_bufs.index(step % STAGES), kv_len - last_keys, cleared, tails & 1, WHICH, BLOCK_N)
+                        tails += 1
+                    pass_on(v_full, v_empty, step, STAGES)
+                    step += 1
             score_scale = given_scale
             of_values = value_scale
             if SCALES > 1:
@@ -332,6 +356,11 @@ def attend(
             pending = warpgroup_mma(p, v_bufs.index(s), acc, is_async=True)
             acc, p = warpgroup_mma_wait(0, deps=(pending, p))
             mbarrier.arrive(v_empty.index(s), count=1)
+            if OWN:
+                for _ in range(after):
+                    pass_on(k_full, k_empty, step, STAGES)
+                    pass_on(v_full, v_empty, step, STAGES)
+                    step += 1
             done += 1
             store_rows(
                 acc, m, total, of_values, out, lse, sinks, sequence, head, token, block * ROWS + WHICH * 64, q_start,
@@ -397,7 +426,7 @@ def prefill_kernel(
     D0: gl.constexpr, D1: gl.constexpr, DV: gl.constexpr, WIDTH: gl.constexpr, HAS_LEFT: gl.constexpr,
     HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
     SCALED: gl.constexpr, SCALES: gl.constexpr, NARROW: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr,
+    Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr, OWN: gl.constexpr,
 ):  # fmt: skip
     """Programs take tiles in turns.
 
@@ -412,6 +441,7 @@ def prefill_kernel(
         SCALED: `score_scale` is not positive, so that it does not commute with the maximum.
         SCALES: 0: keys and values are as the queries; else float8, 1: their factors are in `score_scale` and
             `value_scale`; 2: besides, `k_scale` and `v_scale` have one each; 3: one for each KV head.
+        OWN: a warpgroup takes only those steps of a tile that its rows see.
         NARROW: the queries are bfloat16 and become float16, as keys and values of float8 do.
     """
     q_buf = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES, 64, D0], q_desc.layout)
@@ -475,7 +505,7 @@ def prefill_kernel(
                 num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
                 stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1,
                 DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE,
+                STAGES, Q_STAGES, PINGPONG, LATE, OWN,
             )),
             (attend, (
                 q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
@@ -483,7 +513,7 @@ def prefill_kernel(
                 num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
                 stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1,
                 DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE,
+                STAGES, Q_STAGES, PINGPONG, LATE, OWN,
             )),
             (load_tiles, (
                 q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, raw_k, raw_k1, raw_v, q_full, q_empty,
@@ -509,7 +539,7 @@ def prefill_kernel(
                 num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
                 stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1,
                 DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE,
+                STAGES, Q_STAGES, PINGPONG, LATE, OWN,
             )),
             (attend, (
                 q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
@@ -517,7 +547,7 @@ def prefill_kernel(
                 num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
                 stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1,
                 DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE,
+                STAGES, Q_STAGES, PINGPONG, LATE, OWN,
             )),
             (load_tiles, (
                 q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full,

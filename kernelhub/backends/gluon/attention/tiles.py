@@ -74,9 +74,17 @@ def key_steps(
 
     There is one step at least. It is masked where no row sees a key.
     """
+    return steps_of(block * ROWS, q_len, kv_len, window_left, window_right, ROWS, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+
+
+@gluon.jit
+def steps_of(
+    first, q_len, kv_len, window_left, window_right, MANY: gl.constexpr, HAS_LEFT: gl.constexpr,
+    HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """The same for the MANY rows from `first` on."""
     offset = kv_len - q_len
-    first = block * ROWS
-    last = gl.minimum(first + ROWS, q_len) - 1
+    last = gl.minimum(first + MANY, q_len) - 1
     low = kv_len * 0
     high = kv_len
     seen_by_all = kv_len
@@ -92,3 +100,23 @@ def key_steps(
         cut = gl.maximum(offset + last - window_left, 0)
         left = gl.maximum(steps - gl.maximum(cut - low + (BLOCK_N - 1), 0) // BLOCK_N, right)
     return low, steps, right, left
+
+
+@gluon.jit
+def own_steps(
+    first, low, steps, q_len, kv_len, window_left, window_right, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """Of a tile's `steps` from `low` on, those of the 64 rows from `first` on.
+
+    (steps before, first key, steps, first that all rows see, first that a left window cuts): the last four as
+    `key_steps` has them. Rows that do not exist have one of the tile's steps.
+    """
+    of_low, of_steps, right, left = steps_of(
+        first, q_len, kv_len, window_left, window_right, 64, HAS_LEFT, HAS_RIGHT, BLOCK_N
+    )
+    of_low = gl.minimum(of_low, low + (steps - 1) * BLOCK_N)
+    of_steps = gl.minimum(of_steps, steps - (of_low - low) // BLOCK_N)
+    before = steps - of_steps - (of_low - low) // BLOCK_N
+    left = gl.minimum(left, of_steps)
+    return before, of_low, of_steps, gl.minimum(right, left), left
