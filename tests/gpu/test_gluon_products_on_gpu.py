@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.evidence.cases import CASES
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from tests.contract.fp8_gemm import Fp8GemmContract
 from tests.contract.grouped_gemm import GroupedGemmContract
 
@@ -41,6 +43,28 @@ def test_real_sizes_are_right(tokens: int, scaling: str) -> None:
         out = kernelhub.fp8_gemm(**arguments, backend="gluon")
         agreement = compare(out, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=True)
         assert agreement.ok, str(agreement)
+
+
+SIZES = ((300, 0, 129, 256, 1, 0, 77), (16, 0, 40) * 7, (1500, 2, 0, 900))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_groups_of_real_sizes_are_right(masked: bool, dtype: str) -> None:
+    """Tiles of every height; each call gives the same bits again."""
+    for sizes in SIZES:
+        for n, k in ((1536, 2048), (1544, 712)):
+            arguments = grouped_gemm_inputs(
+                sizes=sizes, n=n, k=k, format=dtype, masked=masked, bias=masked, device="cuda"
+            )
+            want = torch.full((*arguments["a"].shape[:-1], n), torch.nan, dtype=arguments["a"].dtype, device="cuda")
+            kernelhub.grouped_gemm(**arguments, out=want, backend="gluon.grouped_halves")
+            judgement = CASES["grouped_gemm"].judge({"out": want}, arguments)
+            assert judgement.ok, judgement.figures
+            for _ in range(50):
+                out = torch.full_like(want, torch.nan)  # also in rows of no group
+                kernelhub.grouped_gemm(**arguments, out=out, backend="gluon.grouped_halves")
+                assert torch.equal(out.view(torch.int16), want.view(torch.int16))
 
 
 @pytest.mark.parametrize("tokens", [1000, 200])

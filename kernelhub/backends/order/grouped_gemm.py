@@ -31,10 +31,10 @@ _NOT_RUN = (
     "flashinfer.groups_mxfp8_mxfp4",
     "flashinfer.masked_cute_dsl",
 )
-_LAST = (*_PADDED, _SEGMENTS, _GLUON_HALVES, *_NOT_RUN, "torch.per_group")
-_DECODE = ("triton.grouped", _GLUON, *_MASKED, "torch.grouped_mm", _SCALED, *_LAST)
-_PREFILL = (*_MASKED, "torch.grouped_mm", _GLUON, "triton.grouped", _SCALED, *_LAST)
-_LONG = (*_MASKED, "torch.grouped_mm", _SCALED, _GLUON, "triton.grouped", *_LAST)
+_LAST = (*_PADDED, _SEGMENTS, *_NOT_RUN, "torch.per_group")
+_DECODE = ("triton.grouped", _GLUON, *_MASKED, _GLUON_HALVES, "torch.grouped_mm", _SCALED, *_LAST)
+_PREFILL = (*_MASKED, _GLUON_HALVES, "torch.grouped_mm", _GLUON, "triton.grouped", _SCALED, *_LAST)
+_LONG = (*_MASKED, _GLUON_HALVES, "torch.grouped_mm", _SCALED, _GLUON, "triton.grouped", *_LAST)
 # What multiplies scaled operands in Blackwell's tensor cores, each its own formats.
 _FP4 = (
     "flashinfer.masked_cute_dsl",
@@ -67,8 +67,12 @@ GROUPED_GEMM = (
     # 0.64 ms against 0.42; 256 of 128 with 512 x 7168 0.36 against 0.45; 32 of 256 with 4096 x 7168 0.47 against 0.85.
     # On an H100 Gluon's and Triton's, float8 in blocks: 32 groups of 128, 512 and 1024 rows with 4096 x 7168 0.386,
     # 1.05 and 2.04 ms against 0.474, 1.76 and 3.33; 128 of 256 with 1536 x 2048 0.371 and 0.431. In places of their
-    # own 128 and 512 rows 0.390 and 0.985, DeepGEMM's 0.353 and 0.822. In bfloat16 Gluon's takes longer than Triton's
-    # and torch's: 128 groups of 1024 rows with 1536 x 2048 1.84, 1.54 and 1.27.
+    # own 128 and 512 rows 0.390 and 0.985, DeepGEMM's 0.353 and 0.822.
+    # In bfloat16 on an H200 (gluon_tiles_h200.json), gluon.grouped_halves in the tile that it takes, torch and Triton:
+    # 4096 tokens of Qwen3's experts 0.416, 0.498 and 0.610 ms, their second matrices 0.245, 0.287 and 0.358; 128 groups
+    # of 256 and 1024 rows with 1536 x 2048 0.400, 0.365 and 0.439, 1.32, 1.35 and 1.58; 32 of 512 and 8 of 4096 with
+    # 4096 x 7168 1.46, 1.49 and 1.58, 2.89, 2.95 and 3.33. With 16, 128 and 1024 tokens of Qwen3's, as few rows as in
+    # decode, ours and Triton's: 0.133, 0.200 and 0.228, 0.126, 0.195 and 0.247.
     Line(
         "*",
         "prefill",

@@ -172,6 +172,9 @@ PAGED_ATTENTION = (
     # 3.95 and 8.96. When keys became bfloat16 it took 1.65 and 5.99; 512 of 8192 tokens of 4 sequences 1.47 and
     # Triton 2.26; 16 x 1024 in pages of 16 0.548 and 0.765; 64 heads to 8 of 64, 2 x 4096 0.998 and 1.45.
     # 32 heads of 96, 2 x 4096, gluon.prefill and triton.prefill: 0.464 and 0.956, in pages of 16 0.554 and 0.983.
+    # On an H200 over e4m3 (gluon_tiles_h200.json), gluon.prefill_fp8_any and triton.prefill: 2 x 4096 of gpt-oss with
+    # its window 0.180 and 0.151 ms, 16 x 1024 in pages of 16 0.369 and 0.300; with heads of 96 0.560 and 1.19, in pages
+    # of 16 0.581 and 1.20; 2 x 8192 with a window of 1024 and heads of 128 0.618 and 1.29.
     Line(
         "hopper",
         "prefill",

@@ -44,7 +44,7 @@ CASES = [
     Case("grouped fp8 blocks, 4096 rows", functools.partial(_launch, GroupedFp8, 4096, _BLOCKS)),
     Case("grouped fp8 blocks, masked", functools.partial(_launch, GroupedFp8, 128, {**_BLOCKS, "masked": True})),
     Case("grouped bf16", functools.partial(_launch, GroupedHalves, 16384, {})),
-    Case("grouped bf16, 1024 rows", functools.partial(_launch, GroupedHalves, 1024, {})),
+    Case("grouped bf16, 4096 rows", functools.partial(_launch, GroupedHalves, 4096, {})),
     Case("grouped bf16, float32", functools.partial(_launch, GroupedHalves, 16384, {"out_dtype": "float32"})),
     Case("grouped bf16, masked, bias", functools.partial(_launch, GroupedHalves, 128, {"masked": True, "bias": True})),
     Case("grouped fp8 by channel", functools.partial(_launch, GroupedFp8, 16384, {"b_scale": "channel"})),

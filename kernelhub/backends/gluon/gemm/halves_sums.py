@@ -19,12 +19,9 @@ from kernelhub.backends.gluon.language import (
 @gluon.jit
 def sums_of_two(
     a_bufs, b_bufs, full, empty, step, blocks, ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr,
-    STAGES: gl.constexpr, GATHERED: gl.constexpr, TALL: gl.constexpr, layout: gl.constexpr
+    STAGES: gl.constexpr, GATHERED: gl.constexpr, layout: gl.constexpr
 ):  # fmt: skip
-    """Sums of 64 rows, those from ROW on, with COLUMNS of both blocks of weights.
-
-    TALL: of twice 64 rows with COLUMNS of the one block that a stage has. GATHERED: threads copied the rows.
-    """
+    """Sums of 64 rows, those from ROW on, with COLUMNS of both blocks of weights. GATHERED: threads copied the rows."""
     sums0 = gl.zeros((64, COLUMNS), gl.float32, layout)
     sums1 = gl.zeros((64, COLUMNS), gl.float32, layout)
     for kb in range(blocks):
@@ -32,17 +29,11 @@ def sums_of_two(
         mbarrier.wait(full.index(s), (step // STAGES) & 1)
         if GATHERED:
             fence_async_shared()
-        a0 = a_bufs.index(s).slice(ROW, 64)
-        if TALL:
-            a1 = a_bufs.index(s).slice(ROW + 64, 64)
-            b0 = b_bufs.index(s).slice(COLUMN, COLUMNS).permute((1, 0))
-            b1 = b0
-        else:
-            a1 = a0
-            b0 = b_bufs.index(2 * s).slice(COLUMN, COLUMNS).permute((1, 0))
-            b1 = b_bufs.index(2 * s + 1).slice(COLUMN, COLUMNS).permute((1, 0))
-        sums0 = warpgroup_mma(a0, b0, sums0, is_async=True)
-        sums1 = warpgroup_mma(a1, b1, sums1, is_async=True)
+        a = a_bufs.index(s).slice(ROW, 64)
+        b0 = b_bufs.index(2 * s).slice(COLUMN, COLUMNS).permute((1, 0))
+        b1 = b_bufs.index(2 * s + 1).slice(COLUMN, COLUMNS).permute((1, 0))
+        sums0 = warpgroup_mma(a, b0, sums0, is_async=True)
+        sums1 = warpgroup_mma(a, b1, sums1, is_async=True)
         sums0, sums1 = warpgroup_mma_wait(2, deps=(sums0, sums1))
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=kb > 0)
         step += 1

@@ -19,7 +19,6 @@ from kernelhub.ops.moe.experts.problem import FP8_BLOCK_UE8M0, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import BLOCK, Matrix
 
 _CODED_AT_ONCE = 8  # times 128 columns
-_GROUP = 1  # tiles of rows that share columns of weights
 
 
 class Experts(Layer):
@@ -131,5 +130,4 @@ class Experts(Layer):
             "TURNS": rows == 128,
             # float32 fills sectors of memory as it is, and is too wide for the shared memory that is left.
             "BY_LINES": first or self._added_dtype is torch.bfloat16,
-            "GROUP": _GROUP,
         }

@@ -84,9 +84,7 @@ def multiply_tile(
     ACROSS: gl.constexpr = COLUMNS // 8
     lines: gl.constexpr = gl.BlockedLayout([1, 8], [32 // ACROSS, ACROSS], [4, 1], [1, 0])
     stored: gl.constexpr = lines if BY_LINES else layout
-    sums0, sums1 = sums_of_two(
-        a_bufs, b_bufs, full, empty, step, blocks, ROW, COLUMN, COLUMNS, STAGES, FIRST, False, layout
-    )
+    sums0, sums1 = sums_of_two(a_bufs, b_bufs, full, empty, step, blocks, ROW, COLUMN, COLUMNS, STAGES, FIRST, layout)
     if ON_INPUT:
         rows = gl.arange(0, 64, gl.SliceLayout(1, layout))
         pair = gl.load(sorted_pairs + row + gl.minimum(rows, left - 1))

@@ -20,7 +20,6 @@ Source: DeepSeek-V3 (2024), section 3.3, for the scales and for sums in float32.
 
 from __future__ import annotations
 
-from kernelhub.backends.gluon.gemm.order import tile_of
 from kernelhub.backends.gluon.language import (
     copy_arrive,
     copy_rows,
@@ -44,8 +43,7 @@ VECTOR = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 @gluon.jit
 def load_tiles(
     a, a_desc, b_desc, a_bufs, b_bufs, full, empty, sorted_pairs, tile_experts, tile_rows, tile_ends, tiles, across,
-    apart, k, rows_of_b, TOP_K: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, FIRST: gl.constexpr,
-    GROUP: gl.constexpr
+    apart, k, rows_of_b, TOP_K: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, FIRST: gl.constexpr
 ):  # fmt: skip
     """`across` tiles of columns for each tile of rows; the second block begins `apart` rows after the first.
 
@@ -56,11 +54,10 @@ def load_tiles(
     step = 0
     blocks = gl.cdiv(k, 128)
     for t in range(gl.program_id(0), tiles * across, gl.num_programs(0)):
-        tile, across_at = tile_of(t, tiles, across, GROUP)
-        at_a = gl.load(tile_rows + tile)
-        at_b = gl.load(tile_experts + tile) * rows_of_b + across_at * WIDTH
+        at_a = gl.load(tile_rows + t // across)
+        at_b = gl.load(tile_experts + t // across) * rows_of_b + t % across * WIDTH
         if FIRST:
-            place = gl.minimum(at_a + gl.arange(0, BM, gl.SliceLayout(1, layout)), gl.load(tile_ends + tile) - 1)
+            place = gl.minimum(at_a + gl.arange(0, BM, gl.SliceLayout(1, layout)), gl.load(tile_ends + t // across) - 1)
             token = gl.load(sorted_pairs + place) // TOP_K
             rows = token[:, None] * (blocks * 128) + gl.arange(0, 128, gl.SliceLayout(0, layout))[None, :]
         for kb in range(blocks):
@@ -235,18 +232,17 @@ def multiply_tiles(
     stride_bn_scale, stride_bk_scale, stride_bias_e, stride_bias_n, stride_wt, stride_wk, stride_om, stride_out_scale,
     alpha, limit, WHICH: gl.constexpr, BM: gl.constexpr, STAGES: gl.constexpr, TOP_K: gl.constexpr,
     B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, ON_INPUT: gl.constexpr, FIRST: gl.constexpr,
-    ACTIVATION: gl.constexpr, HALF: gl.constexpr, TURNS: gl.constexpr, BY_LINES: gl.constexpr, GROUP: gl.constexpr
+    ACTIVATION: gl.constexpr, HALF: gl.constexpr, TURNS: gl.constexpr, BY_LINES: gl.constexpr
 ):  # fmt: skip
     """The warpgroup WHICH of two: the WHICH-th 64 rows of a tile, or of one with up to 64 rows half the columns."""
     WIDTH: gl.constexpr = 128 if FIRST else 256
     step = 0
     shared = 0  # tiles whose rows both warpgroups have
     for t in range(gl.program_id(0), tiles * across, gl.num_programs(0)):
-        tile, across_at = tile_of(t, tiles, across, GROUP)
-        row = gl.load(tile_rows + tile)
-        left = gl.load(tile_ends + tile) - row
-        expert = gl.load(tile_experts + tile).to(gl.int64)
-        column = across_at * WIDTH
+        row = gl.load(tile_rows + t // across)
+        left = gl.load(tile_ends + t // across) - row
+        expert = gl.load(tile_experts + t // across).to(gl.int64)
+        column = t % across * WIDTH
         halves = left <= BM // 2
         if BM == 64:
             halves = left > 0
@@ -286,7 +282,7 @@ def experts_kernel(
     stride_bn_scale, stride_bk_scale, stride_bias_e, stride_bias_n, stride_wt, stride_wk, stride_om, stride_out_scale,
     alpha, limit, BM: gl.constexpr, STAGES: gl.constexpr, TOP_K: gl.constexpr, B_E8M0: gl.constexpr,
     HAS_BIAS: gl.constexpr, ON_INPUT: gl.constexpr, FIRST: gl.constexpr, ACTIVATION: gl.constexpr, HALF: gl.constexpr,
-    TURNS: gl.constexpr, BY_LINES: gl.constexpr, GROUP: gl.constexpr
+    TURNS: gl.constexpr, BY_LINES: gl.constexpr
 ):  # fmt: skip
     """out [rows, n] of rows of float8 and the weights of all experts, of which those of e are from e * rows_of_b on.
 
@@ -319,18 +315,18 @@ def experts_kernel(
                 sorted_pairs, tile_experts, tile_rows, tile_ends, tiles, across, apart, n, k, stride_am_scale,
                 stride_ak_scale, stride_be_scale, stride_bn_scale, stride_bk_scale, stride_bias_e, stride_bias_n,
                 stride_wt, stride_wk, stride_om, stride_out_scale, alpha, limit,
-                0, BM, STAGES, TOP_K, B_E8M0, HAS_BIAS, ON_INPUT, FIRST, ACTIVATION, HALF, TURNS, BY_LINES, GROUP
+                0, BM, STAGES, TOP_K, B_E8M0, HAS_BIAS, ON_INPUT, FIRST, ACTIVATION, HALF, TURNS, BY_LINES
             )),
             (multiply_tiles, (
                 out, out_scale, a_bufs, b_bufs, full, empty, turn, maxima, known, a_scale, b_scale, bias, router,
                 sorted_pairs, tile_experts, tile_rows, tile_ends, tiles, across, apart, n, k, stride_am_scale,
                 stride_ak_scale, stride_be_scale, stride_bn_scale, stride_bk_scale, stride_bias_e, stride_bias_n,
                 stride_wt, stride_wk, stride_om, stride_out_scale, alpha, limit,
-                1, BM, STAGES, TOP_K, B_E8M0, HAS_BIAS, ON_INPUT, FIRST, ACTIVATION, HALF, TURNS, BY_LINES, GROUP
+                1, BM, STAGES, TOP_K, B_E8M0, HAS_BIAS, ON_INPUT, FIRST, ACTIVATION, HALF, TURNS, BY_LINES
             )),
             (load_tiles, (
                 a, a_desc, b_desc, a_bufs, b_bufs, full, empty, sorted_pairs, tile_experts, tile_rows, tile_ends, tiles,
-                across, apart, k, rows_of_b, TOP_K, BM, STAGES, FIRST, GROUP
+                across, apart, k, rows_of_b, TOP_K, BM, STAGES, FIRST
             )),
         ],
         [4, 4 if FIRST else 1],

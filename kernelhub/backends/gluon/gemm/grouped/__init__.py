@@ -6,6 +6,7 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import MultipleOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.standing import untested
 from kernelhub.ops.gemm.grouped.problem import BLOCKS, FLOATS, FP8, GROUPS
 
 _HALVES = ("bfloat16", "float16")
@@ -40,7 +41,7 @@ KERNELS = (
         op="grouped_gemm",
         name="gluon.grouped_halves",
         target=f"{_HERE}.adapter:GroupedHalves",
-        summary="bfloat16 or float16: tiles of 128 x 256 loaded by TMA from the rows as they are",
+        summary="bfloat16 or float16: tiles of 64 or 128 x 256 loaded by TMA from the rows as they are",
         band=Band.PORTABLE,
         constraints=(
             *MACHINE,
@@ -53,6 +54,7 @@ KERNELS = (
         features=frozenset({"masked", "bias"}),
         graph=GraphLevel.FULL,
         deterministic=True,
-        standings=standings(97),
+        # Its loop is another than that of which 97 tests passed (gluon_h100.json), and its contract has not run since.
+        standings=(untested("hopper"),),
     ),
 )

@@ -1,9 +1,8 @@
 # mypy: ignore-errors
 """Grouped products of bfloat16 or float16 rows on Hopper: as `fp8.py`, with sums that stay in the tensor cores.
 
-A stage has rows and two blocks of 128 rows of weights, or TALL, for groups of many rows, 256 rows and one block. Each
-of two warpgroups multiplies half of a tile's rows. Where no more than the first half exist both have those, and half
-the columns of each block.
+A stage has rows and two blocks of 128 rows of weights. Each of two warpgroups multiplies 64 rows of a tile. Where a
+tile has no more than 64, both multiply those, each by half the columns of each block.
 """
 
 from __future__ import annotations
@@ -37,21 +36,16 @@ def finish(
 def multiply_tile(
     out, a_bufs, b_bufs, full, empty, bias, row, size, column, n, step, blocks, stride_bias_n, stride_om, stride_on,
     ROW: gl.constexpr, COLUMN: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr, HAS_BIAS: gl.constexpr,
-    TALL: gl.constexpr, BY_LINES: gl.constexpr
+    BY_LINES: gl.constexpr
 ):  # fmt: skip
     """What a warpgroup does for a tile: its rows from `row` on, COLUMNS of each block."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, COLUMNS, 16]
     )
-    sums0, sums1 = sums_of_two(
-        a_bufs, b_bufs, full, empty, step, blocks, ROW, COLUMN, COLUMNS, STAGES, False, TALL, layout
-    )
+    sums0, sums1 = sums_of_two(a_bufs, b_bufs, full, empty, step, blocks, ROW, COLUMN, COLUMNS, STAGES, False, layout)
     column += COLUMN
     finish(sums0, out, bias, row, size, column, n, stride_bias_n, stride_om, stride_on, HAS_BIAS, BY_LINES, layout)
-    if TALL:
-        row += 64
-    else:
-        column += 128
+    column += 128
     finish(sums1, out, bias, row, size, column, n, stride_bias_n, stride_om, stride_on, HAS_BIAS, BY_LINES, layout)
 
 
@@ -59,11 +53,9 @@ def multiply_tile(
 def multiply_groups(
     out, a_bufs, b_bufs, full, empty, bias, lengths, groups, total, tiles_n, n, k, stride_bias_g, stride_bias_n,
     stride_og, stride_om, stride_on, WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
-    STAGES: gl.constexpr, HAS_BIAS: gl.constexpr, MASKED: gl.constexpr, TALL: gl.constexpr, BY_LINES: gl.constexpr,
-    GROUP: gl.constexpr
+    STAGES: gl.constexpr, HAS_BIAS: gl.constexpr, MASKED: gl.constexpr, BY_LINES: gl.constexpr, GROUP: gl.constexpr
 ):  # fmt: skip
     """The warpgroup WHICH of two."""
-    HALF: gl.constexpr = 128 if TALL else 64
     step = 0
     before = 0
     begin = 0
@@ -84,18 +76,18 @@ def multiply_groups(
             tm, tn = tile_of(tile - begin, tiles_m, tiles_n, GROUP)
             row = tm * BM
             column = tn * BN
-            halves = size - row <= HALF
-            if BM == HALF:
+            halves = size - row <= 64
+            if BM == 64:
                 halves = size > row
             if halves:
                 multiply_tile(
                     out_from, a_bufs, b_bufs, full, empty, bias_from, row, size, column, n, step, blocks, stride_bias_n,
-                    stride_om, stride_on, 0, WHICH * 64, 64, STAGES, HAS_BIAS, TALL, BY_LINES
+                    stride_om, stride_on, 0, WHICH * 64, 64, STAGES, HAS_BIAS, BY_LINES
                 )  # fmt: skip
-            elif BM > HALF:
+            elif BM == 128:
                 multiply_tile(
-                    out_from, a_bufs, b_bufs, full, empty, bias_from, row + WHICH * HALF, size, column, n, step, blocks,
-                    stride_bias_n, stride_om, stride_on, WHICH * HALF, 0, 128, STAGES, HAS_BIAS, TALL, BY_LINES
+                    out_from, a_bufs, b_bufs, full, empty, bias_from, row + WHICH * 64, size, column, n, step, blocks,
+                    stride_bias_n, stride_om, stride_on, WHICH * 64, 0, 128, STAGES, HAS_BIAS, BY_LINES
                 )  # fmt: skip
             step += blocks
         begin = end
@@ -111,7 +103,6 @@ def grouped_halves_kernel(
     HAS_BIAS: gl.constexpr, MASKED: gl.constexpr, BY_LINES: gl.constexpr, GROUP: gl.constexpr
 ):  # fmt: skip
     """Rows of each group times the weights of the group; operands as of `grouped_fp8_kernel`."""
-    TALL: gl.constexpr = BM == 256
     a_bufs = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BM, BK], a_desc.layout)
     b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES * (BN // 128), 128, BK], b_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -125,13 +116,11 @@ def grouped_halves_kernel(
         [
             (multiply_groups, (
                 out, a_bufs, b_bufs, full, empty, bias, lengths, groups, total, tiles_n, n, k, stride_bias_g,
-                stride_bias_n, stride_og, stride_om, stride_on, 0, BM, BN, BK, STAGES, HAS_BIAS, MASKED, TALL, BY_LINES,
-                GROUP
+                stride_bias_n, stride_og, stride_om, stride_on, 0, BM, BN, BK, STAGES, HAS_BIAS, MASKED, BY_LINES, GROUP
             )),
             (multiply_groups, (
                 out, a_bufs, b_bufs, full, empty, bias, lengths, groups, total, tiles_n, n, k, stride_bias_g,
-                stride_bias_n, stride_og, stride_om, stride_on, 1, BM, BN, BK, STAGES, HAS_BIAS, MASKED, TALL, BY_LINES,
-                GROUP
+                stride_bias_n, stride_og, stride_om, stride_on, 1, BM, BN, BK, STAGES, HAS_BIAS, MASKED, BY_LINES, GROUP
             )),
             (load_groups, (
                 a_desc, b_desc, a_bufs, b_bufs, full, empty, lengths, groups, total, room, tiles_n, k, rows_of_b,

@@ -1,0 +1,342 @@
+"""Time tiles, stages and orders of Gluon's grouped products and float8 prefill on one Hopper GPU.
+
+    python scripts/measure_gluon_tiles.py [--only WORD] [--compile] [--part I/N] [--out FILE] [--seconds S]
+
+Variants of a kernel's adapter beside the other kernels of the op, in CUDA graphs of two calls, medians of samples that
+alternate, the cache not flushed. `off` is how far a result is from the last one's. `--compile` only calls variants
+once, the I-th of N parts of them. The file is written after every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+import kernelhub
+from kernelhub.backends.gluon.attention.adapter import Prefill
+from kernelhub.backends.gluon.gemm.grouped.adapter import GroupedFp8, GroupedHalves, Tile
+from kernelhub.backends.gluon.launch import Launcher
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
+from kernelhub.ops.models.shapes import AttentionModel
+
+_CALLS, _SAMPLES, _SAMPLE_MS = 2, 5, 6.0
+Calls = dict[str, Callable[[], Any]]
+_WIDE, _LOW = Tile(128, 256, 64), Tile(64, 256, 64)
+
+
+def lengths_of(groups: int, rows: int) -> torch.Tensor:
+    return torch.full((groups,), rows, dtype=torch.int32)
+
+
+def routed(tokens: int, experts: int, top_k: int) -> torch.Tensor:
+    """Rows of each expert, where tokens choose at random."""
+    draw = torch.Generator().manual_seed(1)
+    ids = torch.rand(tokens, experts, generator=draw).topk(top_k, 1).indices
+    return torch.bincount(ids.flatten(), minlength=experts).int()
+
+
+def altered(adapter: type[Any], tile: Tile | None = None, **static: Any) -> type[Any]:
+    """An adapter of grouped products with another tile and other static arguments."""
+
+    class Altered(adapter):
+        def tile(self, rows: int) -> Tile:
+            return tile or super().tile(rows)
+
+        def launcher(self, of: Tile) -> Launcher:
+            made = super().launcher(of)
+            return Launcher(made.kernel, {**made.static, **static})
+
+    return Altered
+
+
+def halves(counts: torch.Tensor, n: int, k: int, masked: bool = False, dtype: torch.dtype = torch.bfloat16) -> Calls:
+    groups, device = len(counts), "cuda"
+    lead = (groups, int(counts.max())) if masked else (int(counts.sum()),)
+    a = torch.empty(*lead, k, dtype=dtype, device=device).normal_()
+    b = torch.empty(groups, n, k, dtype=dtype, device=device).normal_()
+    ends = counts.cumsum(0).int().to(device)
+    lengths = {"group_sizes": counts.to(device)} if masked else {"offsets": ends}
+    arguments = {"a": a, "b": b, **lengths}
+    variants = {
+        "128 x 256": altered(GroupedHalves, _WIDE),
+        "64 x 256": altered(GroupedHalves, _LOW),
+        "128 x 256, stored by registers": altered(GroupedHalves, _WIDE, BY_LINES=False),
+        "128 x 256, 3 stages": altered(GroupedHalves, _WIDE, STAGES=3),
+        "128 x 256, all rows share": altered(GroupedHalves, _WIDE, GROUP=1 << 16),
+        "128 x 256, 4 share": altered(GroupedHalves, _WIDE, GROUP=4),
+    }
+    calls = of_grouped("gluon.grouped_halves", arguments, variants, torch.bfloat16)
+    if not masked:
+        calls["torch._grouped_mm"] = lambda: torch._grouped_mm(a, b.transpose(1, 2), offs=ends)
+    calls["triton.grouped"] = public(kernelhub.grouped_gemm, arguments, "triton.grouped")
+    return calls
+
+
+def float8(counts: torch.Tensor, n: int, k: int) -> Calls:
+    groups, device, rows = len(counts), "cuda", int(counts.sum())
+    arguments = {
+        "a": codes(rows, k),
+        "b": codes(groups, n, k),
+        "a_scale": 0.5 + torch.rand(rows, k // 128, device=device),
+        "b_scale": 0.5 + torch.rand(groups, n // 128, k // 128, device=device),
+        "offsets": counts.cumsum(0).int().to(device),
+    }
+    named = {f"{share} share": altered(GroupedFp8, GROUP=share) for share in (4, 8, 1 << 16)}
+    calls = of_grouped("gluon.grouped_fp8", arguments, named, torch.bfloat16)
+    calls["triton.grouped"] = public(kernelhub.grouped_gemm, arguments, "triton.grouped")
+    return calls
+
+
+def of_grouped(kernel: str, arguments: dict[str, Any], variants: dict[str, Any], dtype: torch.dtype) -> Calls:
+    problem = kernelhub.grouped_gemm.explain(**arguments, backend=kernel).problem
+    names = GroupedOperands._fields
+    operands = GroupedOperands(*(arguments.get(name) for name in names))
+    out = torch.empty(*operands.a.shape[:-1], operands.b.shape[1], dtype=dtype, device="cuda")
+
+    def launched(made: Any) -> torch.Tensor:
+        made.launch(operands, out)
+        return out
+
+    return {name: functools.partial(launched, adapter(problem)) for name, adapter in variants.items()}
+
+
+def codes(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 0x70, shape, dtype=torch.uint8, device="cuda").view(torch.float8_e4m3fn)
+
+
+def public(op: Any, arguments: dict[str, Any], kernel: str) -> Callable[[], Any]:
+    return lambda: op(**arguments, backend=kernel)
+
+
+def prefill(
+    model: AttentionModel,
+    tokens: tuple[int, ...],
+    page: int,
+    variants: dict[str, dict[str, Any]],
+    others: tuple[str, ...] = ("triton.prefill",),
+    kv_dtype: torch.dtype | None = torch.float8_e4m3fn,
+    queries: tuple[int, ...] | None = None,
+    ragged: bool = False,
+) -> Calls:
+    drawn = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(0), "kv_dtype": kv_dtype}
+    if page:
+        arguments = paged_attention_inputs(
+            model, seq_lens=tokens, q_lens=queries or tokens, page_size=page, **drawn
+        ) | {"causal": True}  # fmt: skip
+    elif ragged:
+        arguments = attention_inputs(model, q_lens=tokens, kv_lens=tokens, **drawn)
+    else:
+        arguments = attention_inputs(model, batch=len(tokens), q_tokens=tokens[0], **drawn)
+    for name in ("k_scale", "v_scale"):
+        if name in arguments:
+            arguments[name] = torch.tensor([arguments[name]], device="cuda")
+    op = kernelhub.paged_attention if page else kernelhub.attention
+    kernel = "gluon.prefill_any" if kv_dtype is None else "gluon.prefill_fp8_any"
+    problem = op.explain(**arguments, backend=kernel).problem
+    values = Values(
+        model.head_dim_qk**-0.5,
+        arguments.get("window", -1) if not isinstance(arguments.get("window"), tuple) else arguments["window"][0],
+        0,
+        sinks=arguments.get("sinks"),
+        k_scale=arguments.get("k_scale"),
+        v_scale=arguments.get("v_scale"),
+    )
+    q = arguments["q"]
+    keys = (arguments["k_cache"], arguments["v_cache"]) if page else (arguments["k"], arguments["v"])
+    if page:
+        step: Any = PagedStep(arguments["block_table"], arguments["seq_lens"], arguments.get("cu_seqlens_q"))
+    else:
+        step = DenseStep(arguments.get("cu_seqlens_q"), arguments.get("cu_seqlens_k"))
+    out = torch.empty(*q.shape[:-1], model.head_dim_vo, dtype=q.dtype, device="cuda")
+
+    def launched(made: Prefill) -> torch.Tensor:
+        made.launch(q, *keys, step, values, out, None)
+        return out
+
+    calls: Calls = {}
+    for name, static in variants.items():
+        made = Prefill(problem)
+        made._static.update(static)
+        made._block_n = made._static["BLOCK_N"]
+        calls[name] = functools.partial(launched, made)
+    for name in others:
+        calls[name] = public(op, arguments, name)
+    return calls
+
+
+GPT_OSS = AttentionModel("gpt-oss", 64, 8, 64, 64, window=127, sinks=True)
+GPT_OSS_WHOLE = AttentionModel("gpt-oss, all keys", 64, 8, 64, 64, sinks=True)
+LLAMA = AttentionModel("llama-3.1-8b", 32, 8, 128, 128)
+WIDE_WINDOW = AttentionModel("window of 1024, 128", 32, 8, 128, 128, window=1023)
+OF_96 = AttentionModel("heads of 96", 32, 32, 96, 96)
+_AS = {"as it is": {}}
+_OF_64: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "all steps of 128 keys": {"Q_STAGES": 1, "BLOCK_N": 128, "OWN": False, "LATE": True},
+    "2 of queries": {"BLOCK_N": 128, "OWN": False, "LATE": True},
+    "2 of queries, 3 stages": {"BLOCK_N": 128, "OWN": False, "LATE": True, "STAGES": 3},
+    "2 of queries, not late": {"BLOCK_N": 128, "OWN": False},
+    "2 of queries, 64 keys": {"BLOCK_N": 64, "OWN": False, "LATE": True},
+}
+_OWN = {"Q_STAGES": 2, "BLOCK_N": 64, "OWN": True, "LATE": True}
+_WINDOW = {
+    **_OF_64,
+    "own steps of 64 keys": _OWN,
+    "own steps of 64 keys, 4 stages": {**_OWN, "STAGES": 4},
+    "own steps of 64 keys, not late": {**_OWN, "LATE": False},
+}
+_FEW = {name: _WINDOW[name] for name in ("as it is", "2 of queries", "own steps of 64 keys")}
+_QWEN = (128, 8)
+CASES: dict[str, Callable[[], Calls]] = {
+    "halves, 128 groups of 256, 1536 x 2048": lambda: halves(lengths_of(128, 256), 1536, 2048),
+    "halves, Qwen3 w13, 4096 tokens": lambda: halves(routed(4096, *_QWEN), 1536, 2048),
+    "halves, Qwen3 w2, 4096 tokens": lambda: halves(routed(4096, *_QWEN), 2048, 768),
+    "prefill, gpt-oss window, pages of 64, 2 x 4096": lambda: prefill(GPT_OSS, (4096,) * 2, 64, _WINDOW),
+    "prefill, gpt-oss window, dense, 2 x 4096": lambda: prefill(GPT_OSS, (4096,) * 2, 0, _FEW),
+    "prefill, gpt-oss all keys, pages of 64, 2 x 4096": lambda: prefill(GPT_OSS_WHOLE, (4096,) * 2, 64, _OF_64),
+    "prefill, Llama 3.1 8B, dense, 4 x 4096": lambda: prefill(LLAMA, (4096,) * 4, 0, _AS),
+    "prefill, Llama 3.1 8B, dense, ragged 8000": lambda: prefill(LLAMA, (4000, 1000, 2500, 500), 0, _AS, ragged=True),
+    "prefill, heads of 96, pages of 64, 2 x 4096": lambda: prefill(OF_96, (4096,) * 2, 64, _AS),
+    "prefill, heads of 96, dense, 4 x 4096": lambda: prefill(OF_96, (4096,) * 4, 0, _AS),
+    "prefill, window of 1024 of 128, pages of 64, 2 x 8192": lambda: prefill(WIDE_WINDOW, (8192,) * 2, 64, _AS),
+    "prefill, gpt-oss window, pages of 16, 16 x 1024": lambda: prefill(GPT_OSS, (1024,) * 16, 16, _FEW),
+    "halves, Qwen3 w13, 1024 tokens": lambda: halves(routed(1024, *_QWEN), 1536, 2048),
+    "halves, 32 groups of 512, 4096 x 7168": lambda: halves(lengths_of(32, 512), 4096, 7168),
+    "fp8, 8 groups of 4096, 4096 x 7168": lambda: float8(lengths_of(8, 4096), 4096, 7168),
+    "halves, 8 groups of 4096, 4096 x 7168": lambda: halves(lengths_of(8, 4096), 4096, 7168),
+    "halves, 128 groups of 1024, 1536 x 2048": lambda: halves(lengths_of(128, 1024), 1536, 2048),
+    "halves, Qwen3 w13, 128 tokens": lambda: halves(routed(128, *_QWEN), 1536, 2048),
+    "halves, Qwen3 w13, 16 tokens": lambda: halves(routed(16, *_QWEN), 1536, 2048),
+    "halves, Qwen3 w2, 128 tokens": lambda: halves(routed(128, *_QWEN), 2048, 768),
+    "halves, masked, 32 groups of 512, 4096 x 7168": lambda: halves(lengths_of(32, 512), 4096, 7168, masked=True),
+    "prefill, Llama 3.1 8B, dense, 1 x 16384": lambda: prefill(LLAMA, (16384,), 0, _AS),
+    "prefill, heads of 96, pages of 16, 2 x 4096": lambda: prefill(OF_96, (4096,) * 2, 16, _AS),
+    "prefill, gpt-oss window, 512 of 8192, pages of 64": lambda: prefill(
+        GPT_OSS, (8192,) * 4, 64, _WINDOW, queries=(512,) * 4
+    ),
+    "prefill, gpt-oss window, 64 single and 2 x 2048": lambda: prefill(
+        GPT_OSS, (2048,) * 66, 64, _FEW, ("triton.mixed", "triton.prefill"), queries=(1,) * 64 + (2048,) * 2
+    ),
+    "prefill of bfloat16, gpt-oss window, pages of 64, 2 x 4096": lambda: prefill(
+        GPT_OSS, (4096,) * 2, 64, _FEW, kv_dtype=None
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="")
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=1e9)
+    options = parser.parse_args()
+    began = time.monotonic()
+    part, parts = map(int, options.part.split("/"))
+    rows: list[dict[str, Any]] = []
+    facts = {
+        "device": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "date": date.today().isoformat(),
+        "method": __doc__.split("\n\n")[2].replace("\n", " "),
+    }
+    number = 0
+    for name, make in CASES.items():
+        if options.only not in name or time.monotonic() - began > options.seconds:
+            continue
+        row: dict[str, Any] = {"case": name}
+        try:
+            torch.manual_seed(0)
+            calls = make()
+            if options.compile:
+                for call in calls.values():
+                    number += 1
+                    if number % parts == part:
+                        attempt(call)
+                torch.cuda.synchronize()
+            else:
+                row |= measured(calls)
+        except Exception:
+            row["error"] = traceback.format_exc()[-600:]
+        calls = {}
+        torch.cuda.empty_cache()
+        row["at_s"] = round(time.monotonic() - began, 1)
+        rows.append(row)
+        if not options.compile:
+            print(json.dumps(row), flush=True)
+        if options.out is not None:
+            options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+    print(f"part {options.part}: {time.monotonic() - began:.1f} s", flush=True)
+    return 0
+
+
+def attempt(call: Callable[[], Any]) -> str | None:
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:200]
+    return None
+
+
+def measured(calls: Calls) -> dict[str, Any]:
+    """Times in ms, and how far results are from the last's; what cannot run is left out."""
+    made, failed = {}, {}
+    for name, call in calls.items():
+        error = attempt(lambda call=call, name=name: made.__setitem__(name, call().float()))
+        if error is not None:
+            failed[name] = error
+    torch.cuda.synchronize()
+    want = [*made.values()][-1]
+    scale = want.square().mean().sqrt()
+    off = {name: round(float((out - want).square().mean().sqrt() / scale), 5) for name, out in made.items()}
+    made.clear()
+    graphs = {name: captured(call) for name, call in calls.items() if name in off}
+    rounds = {name: max(1, int(_SAMPLE_MS / sample(graph, 2))) for name, graph in graphs.items()}
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(_SAMPLES):
+        for name, graph in graphs.items():
+            times[name].append(sample(graph, rounds[name]) / _CALLS)
+    medians = {name: round(statistics.median(samples), 5) for name, samples in times.items()}
+    return {"kernels_ms": medians, "off": off, **({"failed": failed} if failed else {})}
+
+
+def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    call()
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        for _ in range(_CALLS):
+            call()
+    graph.replay()
+    return graph
+
+
+def sample(graph: torch.cuda.CUDAGraph, rounds: int) -> float:
+    """Milliseconds of one replay."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(rounds):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / rounds
+
+
+if __name__ == "__main__":
+    sys.exit(main())
