@@ -237,3 +237,29 @@ def test_clusters_are_launched_with_their_size(monkeypatch: pytest.MonkeyPatch) 
     assert [(one.id, one.value.clusterDim.x) for one in config.attrs] == [
         (driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, 4)
     ]
+
+
+def test_all_kernels_of_a_source_are_loaded_at_once_so_that_no_size_loads_after_seal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    calls: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    made = library.Library("rows", b"binary")
+    made.driver = SimpleNamespace(
+        CUresult=SimpleNamespace(CUDA_SUCCESS=0),
+        cuLaunchKernel=None,
+        cuLibraryLoadData=lambda *given: calls.append(given[0]) or (0, "library"),
+        cuLibraryGetKernel=lambda loaded, name: (0, name.decode()),
+        cuKernelGetFunction=lambda name: calls.append(name) or (0, f"function {name}"),
+    )
+    for name in ("few", "many", "many"):
+        made.kernel(name, "q")
+    before = JOURNAL.count
+    assert made.function("few", 0) == "function few"
+    assert made.function("many", 0) == "function many"
+    assert calls == [b"binary", "few", "many"]
+    assert JOURNAL.count == before + 1
+    made.function("many", 1)
+    assert calls == [b"binary", "few", "many", "few", "many"]

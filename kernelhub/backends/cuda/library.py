@@ -138,6 +138,8 @@ class Library:
         self.driver: Any = driver
         self._source, self._binary = source, binary
         self._loaded: Any = None
+        self._names: list[str] = []
+        self._functions: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
 
     def kernel(self, name: str, packing: str, cluster: int = 1) -> Kernel:
@@ -145,6 +147,8 @@ class Library:
 
         So many of its blocks are a cluster (sm_90 and later): they run at once, up to 8 on every such GPU.
         """
+        if name not in self._names:
+            self._names.append(name)
         return Kernel(self, name, packing, cluster)
 
     def config_of_clusters(self, cluster: int, clusters: int, threads: int, stream: int) -> Any:
@@ -162,16 +166,22 @@ class Library:
         return config
 
     def function(self, name: str, device: int) -> Any:
-        """The function on the current device, loaded now if it was not yet."""
-        with self._lock, JOURNAL.doing("load", f"{self._source} {name}", "cuda"):
-            torch.cuda.set_device(device)  # makes its context that of this thread
-            if self._loaded is None:
-                (self._loaded,) = self._checked(
-                    self.driver.cuLibraryLoadData(self._binary, None, None, 0, None, None, 0), f"load {self._source}"
-                )
+        """The function on the current device. The first loads those of all kernels, since other sizes need others."""
+        torch.cuda.set_device(device)  # makes its context that of this thread
+        with self._lock:
+            if (device, name) not in self._functions:
+                with JOURNAL.doing("load", f"{self._source} {name}", "cuda"):
+                    self._load(device)
+            return self._functions[device, name]
+
+    def _load(self, device: int) -> None:
+        if self._loaded is None:
+            (self._loaded,) = self._checked(
+                self.driver.cuLibraryLoadData(self._binary, None, None, 0, None, None, 0), f"load {self._source}"
+            )
+        for name in self._names:
             (kernel,) = self._checked(self.driver.cuLibraryGetKernel(self._loaded, name.encode()), f"find {name}")
-            (function,) = self._checked(self.driver.cuKernelGetFunction(kernel), f"load {name}")
-            return function
+            (self._functions[device, name],) = self._checked(self.driver.cuKernelGetFunction(kernel), f"load {name}")
 
     def _checked(self, answer: tuple[Any, ...], what: str) -> tuple[Any, ...]:
         status, *results = answer
