@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,15 +246,20 @@ def test_all_kernels_of_a_source_are_loaded_at_once_so_that_no_size_loads_after_
     import torch
 
     calls: list[Any] = []
+    bindings = ModuleType("cuda.bindings")
+    monkeypatch.setitem(sys.modules, "cuda", ModuleType("cuda"))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
+    for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"):
+        monkeypatch.setattr(torch._C, name, None, raising=False)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    made = library.Library("rows", b"binary")
-    made.driver = SimpleNamespace(
+    bindings.driver = SimpleNamespace(  # type: ignore[attr-defined]
         CUresult=SimpleNamespace(CUDA_SUCCESS=0),
         cuLaunchKernel=None,
         cuLibraryLoadData=lambda *given: calls.append(given[0]) or (0, "library"),
         cuLibraryGetKernel=lambda loaded, name: (0, name.decode()),
         cuKernelGetFunction=lambda name: calls.append(name) or (0, f"function {name}"),
     )
+    made = library.Library("rows", b"binary")
     for name in ("few", "many", "many"):
         made.kernel(name, "q")
     before = JOURNAL.count
