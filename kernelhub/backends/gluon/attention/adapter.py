@@ -49,9 +49,9 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
         self._d0 = _FIRST_OF.get(problem.head_dim_qk, problem.head_dim_qk)
         self._d1 = problem.head_dim_qk - self._d0
         self._dv = 128 if problem.head_dim_vo == 96 else problem.head_dim_vo
-        float8, narrow = bool(problem.kv_scale), problem.head_dim_qk == 64
+        float8 = bool(problem.kv_scale)
         # With a window of 128 over float8, of heads of 64, that takes 0.84 of the time (gluon_tiles_h200.json).
-        own = float8 and narrow and problem.window_left
+        own = float8 and problem.head_dim_qk == 64 and problem.window_left
         self._block_n = 64 if own or problem.head_dim_vo > 128 else 128
         self._static = {
             "HEADS": problem.num_q_heads,
@@ -71,10 +71,11 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
             "SCALES": _SCALES.get(problem.kv_scale or "", 0),
             "NARROW": bool(problem.kv_scale) and problem.q_dtype == "bfloat16",
             "STAGES": 2,
-            "Q_STAGES": 2 if problem.head_dim_qk <= 128 and (narrow or not float8) else 1,
+            "Q_STAGES": 2 if problem.head_dim_qk <= 128 and (own or not float8) else 1,
             "PINGPONG": False,
-            # Over float8, of heads of 64, 2 x 4096 tokens take 0.748 ms without and 0.793 with (gluon_tiles_h200.json).
-            "LATE": not (float8 and narrow),
+            # Over float8, of heads of 64, 2 x 4096 tokens take 0.748 ms without and 0.793 with (gluon_tiles_h200.json):
+            # the contract has to run on a GPU so before all calls with such heads go without.
+            "LATE": not own,
             "OWN": own,
         }
         self._launchers: dict[bool, Launcher] = {}
