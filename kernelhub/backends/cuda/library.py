@@ -75,7 +75,12 @@ class Kernel:
             raise LaunchError(f"{self._name}: cuLaunchKernel gave {status!r} for {blocks} blocks of {threads} threads")
 
     def step(self, programs: int, variant: Hashable | None, *arguments: Any) -> Step | None:
-        """A launch like one that was made, to be repeated with other tensors; None if cuda-bindings made it."""
+        """A launch like one that was made, to be repeated with other tensors; None if cuda-bindings made it.
+
+        None also if a tensor may be moved in vectors of fewer than 16 bytes: a repeated call checks no other alignment.
+        """
+        if any(isinstance(value, torch.Tensor) and _in_small_vectors(value) for value in arguments):
+            return None
         direct = self._direct.get(variant)
         fixed = any(
             kind == "P" and value != 0
@@ -112,6 +117,12 @@ class Kernel:
                 return self._launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, self._address, 0)[0]
             config = self._library.config_of_clusters(self._cluster, blocks, threads, stream)
             return self._library.driver.cuLaunchKernelEx(config, function, self._address, 0)[0]
+
+
+def _in_small_vectors(tensor: torch.Tensor) -> bool:
+    """Whether an address that is no multiple of 16 bytes lets several small elements be moved at once."""
+    address = tensor.data_ptr()
+    return bool(address & 15) and tensor.element_size() < 4 and not address & 3
 
 
 def kinds_of(packing: str) -> str:

@@ -340,6 +340,18 @@ def struct_of_cuda(stub: Stub) -> None:
             repeated.run("address", (x, y), lambda x, y: met.append(kernel(0, 3, 96, address, y, -2, 7, 0.5)), x, y)
         assert len(met) == 6
 
+        codes = torch.zeros(80, dtype=torch.uint8)
+        begin = -codes.data_ptr() % 16 + 8
+        for offset in (0, 0, 0, 1):  # vectors of 8 codes are moved in the first calls; nothing says so of a later one
+            met.append(repeated.sequence_of("codes", (x, codes[begin : begin + 32])))
+            anew_of_codes = lambda x, y: kernel(0, 3, 96, x, y, y.data_ptr() % 8, 7, 0.5)  # noqa: E731
+            given = x, codes[begin + offset : begin + offset + 32]
+            stub.take()
+            repeated.run("codes", given, anew_of_codes, *given)
+            (one,) = stub.take()
+            assert struct.unpack_from("<q", one.parameters[0], 16) == (offset,)
+        assert not any(met[-4:])
+
         patched.setattr(runtime, "parameter_sizes", lambda function, most: [size + 8])
         other = of_cuda.Kernel(of, "rows", "2P" + "2q" + "f")
         with pytest.raises(AssertionError, match="the launcher launches it"):
