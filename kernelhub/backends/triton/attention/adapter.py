@@ -50,8 +50,8 @@ _HALVES = ("float16", "bfloat16")
 CHUNK = 256
 # Whether the lengths of a batch, which are on the device, share its keys out. Time over that of the host's parts on an
 # H200, lengths of ShareGPT-like requests: 8, 32, 64, 128 and 256 sequences 0.88, 0.51, 0.57, 0.88 and 0.88, fp8 keys
-# 0.86, 0.47, 0.60, 0.89 and 0.90. Equal lengths of 4096 keys and more: 0.98 to 1.05, of 1024 and 2048 0.90 to 1.08
-# (benchmarks/results/splits_rule_h200.json).
+# 0.86, 0.47, 0.60, 0.89 and 0.90. Equal lengths of 4096 keys and more: 0.98 to 1.05, fp8 0.93 to 1.09; of 1024 and 2048
+# 0.90 to 1.08, fp8 0.82 to 1.10 (benchmarks/results/splits_rule_h200.json).
 BALANCE = True
 UNEQUAL = 4 * CHUNK  # of sequences of no more keys each has few parts anyway
 MOST_SPLITS = 64
