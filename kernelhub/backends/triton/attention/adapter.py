@@ -125,7 +125,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             "HAS_LSE": problem.lse,
         }
         widest = max(power_of_two(problem.head_dim_qk), power_of_two(problem.head_dim_vo))
-        itemsize = 1 if self.fp8 else 2
+        self._itemsize = itemsize = 1 if self.fp8 else 2  # of the cache, as rules of tiles count
         measured = problem.q_dtype in _HALVES and (self.fp8 or problem.q_dtype == problem.kv_dtype)
         measured = measured and device.family == "hopper"
         self._kinds: tuple[Kind, ...] = HOPPER.get((itemsize, max(64, widest)), ()) if measured else ()
@@ -473,7 +473,7 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
         problem = self.problem
         one = problem.q_len == ONE and not problem.ragged
         rows = min(tiles.block_m, 1 << (problem.group_size - 1).bit_length()) if one else tiles.block_m
-        elements = MERGED_ELEMENTS_OF_HOPPER[1 if self.fp8 else 2] if self._kinds else MERGED_ELEMENTS
+        elements = MERGED_ELEMENTS_OF_HOPPER[self._itemsize] if self._kinds else MERGED_ELEMENTS
         if tiles.ahead and rows <= tiles.num_warps:
             elements = MERGED_ELEMENTS_OF_FEW
         return rows, max(1, tiles.num_warps * elements // (rows * self.shape["DV_PAD"]))
@@ -517,8 +517,8 @@ class TritonAttention(AttentionAdapter[AttentionProblem, Any]):
             kind = next(kind for kind in self._kinds if kind.tiles == division.tiles)
         if not shares:
             return division
-        itemsize = 1 if self.fp8 else 2
-        least = fewest_keys(programs, division.parts, num_sms, kind, self._row_bytes // itemsize, itemsize)
+        elements = self._row_bytes // self._itemsize
+        least = fewest_keys(programs, division.parts, num_sms, kind, elements, self._itemsize)
         return shared(division, num_seqs, kind.programs, kind.programs * num_sms // self.problem.num_kv_heads, least)
 
     def _divide_few(self, tiles: Tiles, num_seqs: int, kv_bound: int) -> Division:
