@@ -36,7 +36,7 @@ LAYERS = {
 }  # fmt: skip
 TOKENS = (1, 16, 64, 256, 512, 1024, 2048, 4096)
 KERNELS = ("gluon.experts_halves", "triton.experts")
-_CALLS, _SAMPLES, _SAMPLE_MS = 2, 5, 8.0
+CALLS, _SAMPLES, _SAMPLE_MS = 2, 5, 8.0
 
 
 def main() -> int:
@@ -88,27 +88,28 @@ def case(whole: dict[str, Any], tokens: int, only_compile: bool) -> dict[str, An
 
 def times_of(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
     """Samples of each, in ms of one call."""
-    graphs = {name: _captured(call) for name, call in calls.items()}
-    rounds = {name: max(1, int(_SAMPLE_MS / _sample(graph, 3))) for name, graph in graphs.items()}
+    graphs = {name: captured(call) for name, call in calls.items()}
+    rounds = {name: max(1, int(_SAMPLE_MS / sample(graph, 3))) for name, graph in graphs.items()}
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(_SAMPLES):
         for name, graph in graphs.items():
-            times[name].append(_sample(graph, rounds[name]) / _CALLS)
+            times[name].append(sample(graph, rounds[name]) / CALLS)
     return times
 
 
-def _captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """CALLS calls in a graph, replayed once."""
     call()
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        for _ in range(_CALLS):
+        for _ in range(CALLS):
             call()
     graph.replay()
     return graph
 
 
-def _sample(graph: torch.cuda.CUDAGraph, rounds: int) -> float:
+def sample(graph: torch.cuda.CUDAGraph, rounds: int) -> float:
     """Milliseconds of one replay."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()

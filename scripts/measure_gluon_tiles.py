@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import triton
+from measure_gluon_experts import CALLS, captured, sample
 
 import kernelhub
 from kernelhub.backends.gluon.attention.adapter import Prefill
@@ -34,7 +35,7 @@ from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inp
 from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
 from kernelhub.ops.models.shapes import AttentionModel
 
-_CALLS, _SAMPLES, _SAMPLE_MS = 2, 5, 6.0
+_SAMPLES, _SAMPLE_MS = 5, 6.0
 Calls = dict[str, Callable[[], Any]]
 _WIDE, _LOW = Tile(128, 256, 64), Tile(64, 256, 64)
 
@@ -311,31 +312,9 @@ def measured(calls: Calls) -> dict[str, Any]:
     times: dict[str, list[float]] = {name: [] for name in graphs}
     for _ in range(_SAMPLES):
         for name, graph in graphs.items():
-            times[name].append(sample(graph, rounds[name]) / _CALLS)
+            times[name].append(sample(graph, rounds[name]) / CALLS)
     medians = {name: round(statistics.median(samples), 5) for name, samples in times.items()}
     return {"kernels_ms": medians, "off": off, **({"failed": failed} if failed else {})}
-
-
-def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    call()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for _ in range(_CALLS):
-            call()
-    graph.replay()
-    return graph
-
-
-def sample(graph: torch.cuda.CUDAGraph, rounds: int) -> float:
-    """Milliseconds of one replay."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(rounds):
-        graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / rounds
 
 
 if __name__ == "__main__":
