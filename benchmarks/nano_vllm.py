@@ -83,13 +83,22 @@ def through_kernelhub(checkout: str, by_steps: bool) -> None:
 
 
 class Distributed:
-    """torch.distributed as nano-vllm's layers use it, whose sums are kernelhub's."""
+    """torch.distributed as nano-vllm's layers use it, whose sums are kernelhub's.
+
+    The first sum is in nano-vllm's warm-up, in which every rank takes part: there its plan finds out how the GPUs are
+    connected, and makes the workspaces. It has a kernel for each size of message.
+    """
+
+    def __init__(self) -> None:
+        self._plan: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(dist, name)
 
     def all_reduce(self, x: Tensor) -> None:
-        kernelhub.all_reduce(x, dist.group.WORLD, out=x)
+        if self._plan is None:
+            self._plan = kernelhub.all_reduce.prepare(x, dist.group.WORLD)
+        self._plan.run(x, out=x)
 
 
 def sum_by_kernelhub(layers: Any) -> None:

@@ -440,7 +440,7 @@ def watch(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
             setattr(kind, name, watched(name, function))
         try:
             for load[0], prompts, count in (
-                ("waits", [engine.prompt(64 + 37 * i, 8100 + i) for i in range(64)], 100),
+                ("waits", [engine.prompt(64 + 24 * i, 8100 + i) for i in range(64)], 100),
                 ("decode of 1", [engine.prompt(1000, 9001)], 60),
                 ("decode of 16", [engine.prompt(1000, 9100 + i) for i in range(16)], 60),
             ):

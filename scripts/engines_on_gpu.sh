@@ -5,12 +5,12 @@
 #   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh
 #
 # VLLM_SITE is a folder with vLLM and what it needs beside torch, or an archive of one (tar.xz); without it, an installed
-# vLLM is taken. FlashInfer is not needed. Five engines share the GPU at once, each for LIMIT seconds (180) at most: of
-# their times only Python's count. A first start of a machine took 84 s before models were loaded, with no bytecode of
-# vLLM, which is made first now. OUT/engines.json has all runs of benchmarks/vllm_engine.py; OUT/*.log what each printed.
+# vLLM is taken. FlashInfer is not needed. Five engines share the GPU at once, each for LIMIT seconds (240) at most: of
+# their times only Python's count. Each has its own cache of kernelhub: engines that share one warm up in turn. A first
+# start of a machine took 84 s before models were loaded, with no bytecode of vLLM, which is made first now. OUT/engines.json has all runs of benchmarks/vllm_engine.py; OUT/*.log what each printed.
 set -uo pipefail
 
-: "${OUT:=build/engines_on_gpu}" "${LIMIT:=180}" "${VLLM_SITE:=}"
+: "${OUT:=build/engines_on_gpu}" "${LIMIT:=240}" "${VLLM_SITE:=}"
 began=$SECONDS
 work=$(mktemp -d)
 mkdir -p "$OUT" "$work/site/kernelhub-0.1.0.dist-info"
@@ -70,7 +70,7 @@ echo "ready after $((SECONDS - began)) s"
 
 one() { # model, backend, parts, more options
     local name=$1.$2
-    timeout -k 2 "$LIMIT" python3 benchmarks/vllm_engine.py --model "$work/$1" --backend "$2" --eager --parts "$3" --max-model-len 2048 \
+    KERNELHUB_CACHE_DIR=$work/cache.$name timeout -k 2 "$LIMIT" python3 benchmarks/vllm_engine.py --model "$work/$1" --backend "$2" --eager --parts "$3" --max-model-len 2048 \
         --engine "$engine" "${@:4}" --out "$OUT/$name.json" >"$OUT/$name.log" 2>&1
     local code=$?
     echo "$name: exit $code after $((SECONDS - began)) s"

@@ -182,7 +182,11 @@ ORDER = {
     ),
     "all_reduce": (
         Line(
-            "*", NO_NVLINK, first((_NCCL,), _ALL + _LIBRARIES), "kernels over peer memory were not measured over PCIe"
+            "*",
+            NO_NVLINK,
+            first((_NCCL,), _ALL + _LIBRARIES),
+            "no NVLink is known between the ranks (`prepare` finds it out, no call does), and kernels over peer memory "
+            "were not measured over PCIe",
         ),
         *(Line("*", f"other ranks, {bucket}", first((_NCCL,), _ALL + _LIBRARIES), _OTHER) for bucket in BUCKETS),
         *(

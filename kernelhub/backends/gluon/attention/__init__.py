@@ -6,7 +6,6 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import Constraint, OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import untested
 from kernelhub.ops.attention.problem import ANY, FEW, KV_SCALES, MANY, ONE, QUANTISED, AttentionProblem
 
 _WRITTEN = "the widths that it is written for"
@@ -59,7 +58,7 @@ def _record(
     constraints: tuple[Constraint, ...],
     features: frozenset[str],
     passed: int,
-    file: str | None = "gluon_h100.json",
+    file: str = "gluon_h100.json",
 ) -> Kernel:
     return Kernel(
         op=op,
@@ -73,7 +72,7 @@ def _record(
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
-        standings=(untested("hopper"),) if file is None else standings(passed, file),
+        standings=standings(passed, file),
     )
 
 
@@ -98,15 +97,23 @@ KERNELS = (
         27,
         "gluon_more_h200.json",
     ),
-    _record("attention", "gluon.prefill_fp8", _OVER_FLOAT8, _DENSE_FLOAT8, _OF_FLOAT8 - {"window_left"}, 0, None),
-    _record("attention", "gluon.prefill_fp8_any", _ANY_FLOAT8, _FLOAT8, _OF_FLOAT8, 0, None),
+    _record(
+        "attention",
+        "gluon.prefill_fp8",
+        _OVER_FLOAT8,
+        _DENSE_FLOAT8,
+        _OF_FLOAT8 - {"window_left"},
+        10,
+        "gluon_tests_h200.json",
+    ),
+    _record("attention", "gluon.prefill_fp8_any", _ANY_FLOAT8, _FLOAT8, _OF_FLOAT8, 16, "gluon_tests_h200.json"),
     _record(
         "paged_attention",
         "gluon.prefill_fp8_any",
         _ANY_FLOAT8,
         (*_FLOAT8, _PAGES),
         _OF_FLOAT8 | {"kv_layout=HND"},
-        0,
-        None,
+        28,
+        "gluon_tests_h200.json",
     ),
 )

