@@ -47,11 +47,16 @@ class Config:
         """
         try:
             said = json.loads((folder / "config.json").read_text())
+        except ValueError as error:
+            raise SystemExit(f"{folder}/config.json is not JSON: {error}") from None
+        if not isinstance(said, dict):
+            raise SystemExit(f"{folder}/config.json holds no object of names and values")
+        try:
             return cls._of(folder, said)
         except KeyError as error:
             raise SystemExit(f"{folder}/config.json has no {error.args[0]}") from None
-        except ValueError as error:
-            raise SystemExit(f"{folder}/config.json is not JSON: {error}") from None
+        except (TypeError, ValueError) as error:
+            raise SystemExit(f"{folder}/config.json has a value of another type than it should: {error}") from None
 
     @classmethod
     def _of(cls, folder: Path, said: dict[str, Any]) -> Config:
