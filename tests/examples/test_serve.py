@@ -183,7 +183,10 @@ def test_wrong_models_end_with_the_reason(serve, folders, tmp_path) -> None:
         ('{"model_type": "llama"}', "config.json has no num_attention_heads"),
         ("{", "config.json is not JSON"),
         ("[1]", "holds no object"),
-        ('{"model_type": "llama", "num_attention_heads": "x", "hidden_size": 8, "num_hidden_layers": 1}', "value of another type"),
+        (
+            '{"model_type": "llama", "num_attention_heads": "x", "hidden_size": 8, "num_hidden_layers": 1}',
+            "value of another type",
+        ),
     ):
         (tmp_path / "config.json").write_text(text)
         with pytest.raises(SystemExit, match=reason):

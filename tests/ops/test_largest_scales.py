@@ -105,10 +105,12 @@ def test_fp4_gemm(a_format: str, rows: int, kernel: str) -> None:
     check("fp4_gemm", weight | quantised(a_format, rows), backend=kernel, out_dtype=torch.bfloat16)
 
 
+@pytest.mark.parametrize("rows", [7, 130])
 @pytest.mark.parametrize("kernel", ["torch.dequantized", "triton.fp8_gemm"])
-def test_fp8_gemm(kernel: str) -> None:
+def test_fp8_gemm(kernel: str, rows: int) -> None:
+    """130 rows: both operands are decoded for cuBLAS."""
     b = to_e4m3(activations(16).sign() * 448.0)
-    arguments = quantised("mxfp8", 7) | {"b": b, "b_scale": scales(EXPONENTS, 16)}
+    arguments = quantised("mxfp8", rows) | {"b": b, "b_scale": scales(EXPONENTS, 16)}
     check("fp8_gemm", arguments, backend=kernel, out_dtype=torch.bfloat16)
 
 

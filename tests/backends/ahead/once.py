@@ -16,6 +16,7 @@ ONCE = frozenset(
         "bmm_fp8 512 x 192, 2048 rows",
         "fp8_gemm row, 64 rows",
         "fp8_gemm block, 4096 rows",
+        "fp8_gemm mx, 4096 rows",
         "grouped bf16, many",
         "grouped nvfp4, many",
         "grouped mxfp8 by mxfp4, many",

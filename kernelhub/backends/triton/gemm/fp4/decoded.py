@@ -12,11 +12,11 @@ from torch import Tensor
 from kernelhub.backends.triton.fp4 import LEFT_OF_MX
 from kernelhub.backends.triton.gemm.fp4.decode import decode_kernel, finish_kernel
 from kernelhub.backends.triton.gemm.fp4.packing import TILE_K, TILE_N
+from kernelhub.backends.triton.gemm.multiplied import multiplied
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
 from kernelhub.ops.gemm.fp4.problem import GROUP, NVFP4, Fp4GemmProblem
-from kernelhub.ops.precision import at_own_precision
 
 _BLOCK_N, _BLOCK_K = 16, 256
 _FINISH_BLOCK = 1024
@@ -67,7 +67,7 @@ class Decoded:
             last = min(first + step, n)
             weight = a.codes.new_empty((last - first, self._problem.k))
             self._decode_rows(b, first, last, weight)
-            parts = _product(a.codes, weight)
+            parts = multiplied(a.codes, weight)
             if step == n:
                 self._finish_columns(parts, b, bias, out)
             else:
@@ -90,11 +90,3 @@ class Decoded:
         programs = rows * -(-columns // _FINISH_BLOCK)
         units = columns // self._unit
         self._finish(programs, variant, parts, b.global_scale, bias, out, units, *out.stride())
-
-
-@at_own_precision
-def _product(a: Tensor, weight: Tensor) -> Tensor:
-    """a weight^T in float32."""
-    if a.is_cuda:
-        return torch.mm(a, weight.t(), out_dtype=torch.float32)
-    return a.float() @ weight.float().t()  # under the interpreter

@@ -14,7 +14,7 @@ KERNELS = (
         op="fp8_gemm",
         name="triton.fp8_gemm",
         target="kernelhub.backends.triton.gemm.fp8.adapter:Fp8Gemm",
-        summary="few rows: weights as the left operand, K split; more: tiles, scaled sums",
+        summary="few rows: weights as the left operand, K split; more: tiles; many scaled by mx: decoded for cuBLAS",
         band=Band.PORTABLE,
         constraints=(
             *MACHINE,

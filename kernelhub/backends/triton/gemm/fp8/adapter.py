@@ -12,6 +12,7 @@ from torch import Tensor
 from kernelhub.backends.shared.operands import strides_of_scale
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
+from kernelhub.backends.triton.gemm.fp8.decoded import Decoded
 from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product_kernel
 from kernelhub.backends.triton.gemm.fp8.tiles import (
     Tiles,
@@ -39,6 +40,7 @@ _ADDED = 1024  # columns that a program adds up, 8 per thread
 # us, 1, 16 and 64 rows: in blocks 2112 x 7168 8.8 / 10.0, 9.3 / 10.2 and 12.8 / 12.1, 576 x 7168 5.3 / 7.0, 5.6 / 7.2
 # and 9.6 / 8.5; by row 4096 x 4096 8.5 / 9.2, 8.5 / 9.1 and 10.8 / 10.7 (benchmarks/results/one_launch_h200.json).
 ONE_LAUNCH_ROWS = 16
+DECODED_FROM = 128  # rows from which on operands with a scale for each 32 columns are decoded for cuBLAS
 _MOST_KEPT = 4096  # numbers of rows whose measured tiles are kept, per adapter
 
 
@@ -50,6 +52,9 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
         self.native = has_float8(problem.device) and not problem.e5m2
         self._launchers: dict[tuple[Tiles, bool], Launcher] = {}
         self._repeated = Repeated()
+        # torch multiplies into float32 on NVIDIA GPUs only.
+        decodes = problem.scaling == MX and problem.device.vendor in ("nvidia", "cpu")
+        self._decoded = Decoded(problem) if decodes and problem.weight_only is None else None
         self._measured: Mapping[int, Configuration] = {}
         self._chosen: dict[int, Tiles] = {}
         self._add = Launcher(add_parts_kernel, {"BLOCK": _ADDED, "HAS_BIAS": problem.bias}, num_warps=4)
@@ -73,6 +78,11 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
         self, a: Tensor, b: Tensor, a_scale: Tensor | None, b_scale: Tensor, bias: Tensor | None, out: Tensor
     ) -> None:
         m, n = out.shape
+        if self._decoded is not None and m >= DECODED_FROM:
+            assert a_scale is not None
+            with device_of(a):
+                self._decoded.launch(a, b, a_scale, b_scale, bias, out)
+            return
         tile, programs, splits = self._cut(m)
         with device_of(a):
             if splits == 1:
@@ -99,16 +109,26 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
             )
 
     def workspace_bytes(self, *, num_tokens: int) -> int:
-        """Parts of K, in float32. Within a tile's rows more of them take more, and the last rows of a tile the most."""
+        """Parts of K, in float32, or decoded operands and their product.
+
+        Within a tile's rows more of them take more parts, and the last rows of a tile the most.
+        """
+        decoded = 0
+        if self._decoded is not None and num_tokens >= DECODED_FROM:
+            decoded = self._decoded.workspace_bytes(num_tokens)
+            num_tokens = DECODED_FROM - 1
         last = {num_tokens, *(rows for rows in (16, 32, *range(64, num_tokens, 64)) if rows < num_tokens)}
         if self._measured:  # whose tiles change at any number of rows
             last = set(range(1, num_tokens + 1))
         cuts = {rows: self._cut(rows)[2] for rows in last}
-        return max(splits * rows * self.problem.n * 4 if splits > 1 else 0 for rows, splits in cuts.items())
+        parts = (splits * rows * self.problem.n * 4 for rows, splits in cuts.items() if splits > 1)
+        return max(decoded, max(parts, default=0))
 
     def configurations(self, num_tokens: int, stage: int, best: Configuration | None) -> Sequence[Configuration]:
         problem = self.problem
         if stage or problem.weight_only is not None or problem.e5m2:
+            return ()
+        if self._decoded is not None and num_tokens >= DECODED_FROM:
             return ()
         tried = candidates(problem.device, problem.scaling, num_tokens, problem.n, problem.k)
         return [written(tile) for tile in tried]

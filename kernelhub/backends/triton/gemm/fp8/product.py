@@ -48,7 +48,7 @@ def _decoded(codes, dtype: tl.constexpr, E5M2: tl.constexpr):
 
 
 @triton.jit
-def _mx_values(codes, scales, kept, there, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, E5M2: tl.constexpr):
+def mx_values(codes, scales, kept, there, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, E5M2: tl.constexpr):
     """A tile [ROWS, BLOCK_K] of codes, times scales [ROWS, BLOCK_K / 32], as bfloat16: over 2^8, of e5m2 over 2^16."""
     raw = tl.load(codes, kept, other=0)
     if E5M2:
@@ -187,8 +187,8 @@ def product_kernel(
         if SCALING == "mx":
             kept = (block * BLOCK_K + depth < k)[None, :]
             there = (block * BLOCK_K + group * 32 < k)[None, :]
-            left = _mx_values(a_at, a_scale_at, kept, there, BLOCK_M, BLOCK_K, A_E5M2)
-            right = _mx_values(b_at, b_scale_at, kept, there, BLOCK_N, BLOCK_K, B_E5M2)
+            left = mx_values(a_at, a_scale_at, kept, there, BLOCK_M, BLOCK_K, A_E5M2)
+            right = mx_values(b_at, b_scale_at, kept, there, BLOCK_N, BLOCK_K, B_E5M2)
             if SWAPPED:
                 acc = tl.dot(right, tl.trans(left), acc)
             else:
