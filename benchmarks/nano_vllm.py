@@ -164,10 +164,14 @@ def attend_by_steps(layers: Any) -> Steps:
 
 @torch.inference_mode()
 def draw_weights(model: torch.nn.Module) -> None:
-    """normal(0, 0.02), norms 1, each seeded with its name."""
+    """normal(0, 0.02), norms 1, each seeded with its name and rank.
+
+    Equal shards would make the logits of two tokens equal, of which sampling takes either.
+    """
+    rank = dist.get_rank() if dist.is_initialized() else 0
     for name, weight in model.named_parameters():
         generator = torch.Generator(device=weight.device)
-        generator.manual_seed(zlib.crc32(name.encode()))
+        generator.manual_seed(zlib.crc32(f"{name} {rank}".encode()))
         if weight.ndim == 1:
             weight.data.fill_(1.0)
         else:

@@ -40,7 +40,10 @@ _ADDED = 1024  # columns that a program adds up, 8 per thread
 # us, 1, 16 and 64 rows: in blocks 2112 x 7168 8.8 / 10.0, 9.3 / 10.2 and 12.8 / 12.1, 576 x 7168 5.3 / 7.0, 5.6 / 7.2
 # and 9.6 / 8.5; by row 4096 x 4096 8.5 / 9.2, 8.5 / 9.1 and 10.8 / 10.7 (benchmarks/results/one_launch_h200.json).
 ONE_LAUNCH_ROWS = 16
-DECODED_FROM = 128  # rows from which on operands with a scale for each 32 columns are decoded for cuBLAS
+# Rows from which on operands with a scale for each 32 columns are decoded for cuBLAS. H200, in graphs, tiles / decoded,
+# us, 64, 96 and 1024 rows: 7168 x 2304 46 / 29, 50 / 29 and 556 / 82; 24576 x 1536 62 / 63, 91 / 65 and 683 / 185;
+# 2112 x 7168 31 / 31, 42 / 32 and 280 / 70; weights in bfloat16, 1024 rows, 50, 106 and 43 (mxfp8_rows_h200.json).
+DECODED_FROM = 65
 _MOST_KEPT = 4096  # numbers of rows whose measured tiles are kept, per adapter
 
 
