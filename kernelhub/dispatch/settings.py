@@ -303,9 +303,10 @@ VARIABLES = {
         Variable(
             "KERNELHUB_COLLECTIVE_GRAPHS",
             parse_bool,
-            False,
+            True,
             "0 or 1",
-            "Launch eager collectives over NVLink so, too, if KERNELHUB_LAUNCH_GRAPHS is on.",
+            "Launch eager collectives over NVLink so, too, if KERNELHUB_LAUNCH_GRAPHS is on; "
+            "0 launches them kernel by kernel.",
         ),
         Variable(
             "KERNELHUB_ENGINE_WARMUP",

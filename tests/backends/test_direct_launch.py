@@ -222,11 +222,11 @@ def test_one_variable_leaves_calls_without_graphs(native, monkeypatch, value, af
     monkeypatch.setattr(launch, "recognise_in_c", lambda native: None)
     assert launch.native.__wrapped__() is native
     assert (given["graph_after"], given["graph_least"], len(given["graphs"])) == (after, 1, len(launch.GRAPH_FUNCTIONS))
-    assert given["graph_shared"] is False
-    monkeypatch.setenv("KERNELHUB_COLLECTIVE_GRAPHS", "1")
+    assert given["graph_shared"] is True
+    monkeypatch.setenv("KERNELHUB_COLLECTIVE_GRAPHS", "0")
     kernelhub.reload()
     launch.native.__wrapped__()
-    assert given["graph_shared"] is True
+    assert given["graph_shared"] is False
 
 
 def test_what_cannot_be_built_is_triton_s_with_a_reason(monkeypatch) -> None:
