@@ -10,7 +10,7 @@ memory order. Keys and values are views of it, without a copy. vLLM's own kernel
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -52,6 +52,7 @@ class KernelhubMetadata:
         queries: queries of every sequence in a step of decode or speculative decode; 0 if sequences have different
             numbers, or more.
         causal: queries attend to no later keys.
+        starts, longest: `query_start_loc` and `max_query_len` of a step whose sequences differ; else None.
     """
 
     num_actual_tokens: int
@@ -62,6 +63,12 @@ class KernelhubMetadata:
     slot_mapping: Tensor
     queries: int
     causal: bool
+    starts: Tensor | None = field(init=False)
+    longest: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        equal = self.queries > 0
+        self.starts, self.longest = (None, None) if equal else (self.query_start_loc, self.max_query_len)
 
 
 class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
@@ -163,7 +170,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
 
     def _attend(self, layer: Any, query: Tensor, kv_cache: Tensor, step: KernelhubMetadata, output: Tensor) -> None:
         tokens = step.num_actual_tokens
-        _, _, k_cache, v_cache = self._parts_of(kv_cache)
+        _, _, k_cache, v_cache = self._parts if kv_cache is self._cache else self._parts_of(kv_cache)
         out = output if output.ndim == 3 else output.view(-1, self.num_heads, self.head_size)
         if query.shape[0] != tokens:
             query = query[:tokens]
@@ -178,8 +185,8 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
             v_cache,
             step.block_table,
             step.seq_lens,
-            None if queries else step.query_start_loc,
-            None if queries else step.max_query_len,
+            step.starts,
+            step.longest,
             step.causal,
             self._window,
             self._softcap,
