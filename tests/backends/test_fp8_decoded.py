@@ -58,7 +58,7 @@ def test_operands_and_out_may_have_any_strides() -> None:
 
 
 def test_nan_reaches_its_row_or_column_and_no_other() -> None:
-    for name, at in (("a", (60, 37)), ("b", (45, 90)), ("a_scale", (ROWS - 1, 2)), ("b_scale", (0, 0))):
+    for name, at in (("a", (20, 37)), ("b", (45, 90)), ("a_scale", (ROWS - 1, 2)), ("b_scale", (0, 0))):
         arguments = inputs()
         arguments[name].view(torch.uint8)[at] = 0xFF
         wrong = kernelhub.fp8_gemm(**arguments, backend=TRITON).isnan()

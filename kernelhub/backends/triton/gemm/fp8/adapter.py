@@ -41,9 +41,9 @@ _ADDED = 1024  # columns that a program adds up, 8 per thread
 # and 9.6 / 8.5; by row 4096 x 4096 8.5 / 9.2, 8.5 / 9.1 and 10.8 / 10.7 (benchmarks/results/one_launch_h200.json).
 ONE_LAUNCH_ROWS = 16
 # Rows from which on operands with a scale for each 32 columns are decoded for cuBLAS. H200, in graphs, tiles / decoded,
-# us, 64, 96 and 1024 rows: 7168 x 2304 46 / 29, 50 / 29 and 556 / 82; 24576 x 1536 62 / 63, 91 / 65 and 683 / 185;
-# 2112 x 7168 31 / 31, 42 / 32 and 280 / 70; weights in bfloat16, 1024 rows, 50, 106 and 43 (mxfp8_rows_h200.json).
-DECODED_FROM = 65
+# us, 32, 48, 96 and 1024 rows: 7168 x 2304 27 / 27, 42 / 29, 50 / 29 and 556 / 82; 24576 x 1536 44 / 61, 63 / 62,
+# 91 / 65 and 683 / 185; 2112 x 7168 24 / 31, 31 / 31, 42 / 32 and 280 / 70 (mxfp8_rows_h200.json).
+DECODED_FROM = 33
 _MOST_KEPT = 4096  # numbers of rows whose measured tiles are kept, per adapter
 
 
