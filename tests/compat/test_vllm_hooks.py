@@ -163,6 +163,7 @@ FILES = {
     "model_executor/kernels/linear/nvfp4/base.py": FLOAT4.replace("NAME", "NvFp4LinearKernel"),
     "model_executor/kernels/linear/mxfp4/base.py": FLOAT4.replace("NAME", "MxFp4LinearKernel"),
     "model_executor/layers/quantization/input_quant_fp8.py": QUANTISER,
+    "model_executor/layers/quantization/utils/quant_utils.py": 'kMxfp4Dynamic = "mxfp4, dynamic"\n',
     "model_executor/layers/fused_moe/modular_kernel.py": EXPERTS,
     "model_executor/layers/fused_moe/experts/triton_moe.py": TRITON,
     "platforms.py": PLATFORMS,
@@ -376,12 +377,19 @@ class TestFloat4Linear:
         assert got.dtype == torch.bfloat16
         close(got, want)
 
+    def test_mxfp4_checkpoints_of_compressed_tensors_are_covered(self, vllm) -> None:
+        """vLLM asks for MXFP4 activations of each, and ignores that where it selects Marlin."""
+        vllm("nvfp4_linear", "mxfp4_linear")
+        asked = SimpleNamespace(activation_quant_key="mxfp4, dynamic")
+        assert kernels("MXFP4")[0].can_implement(asked) == (True, None)
+        assert not kernels("NVFP4")[0].can_implement(asked)[0]
+
     def test_quantised_activations_and_newer_devices_are_left_to_vllm(self, vllm) -> None:
         vllm("nvfp4_linear", "mxfp4_linear")
         kernel = kernels("MXFP4")[0]
-        fits, reason = kernel.can_implement(SimpleNamespace(activation_quant_key="mxfp4, dynamic"))
+        fits, reason = kernel.can_implement(SimpleNamespace(activation_quant_key="float8, dynamic"))
         assert not fits
-        assert "mxfp4, dynamic" in reason
+        assert "float8, dynamic" in reason
         assert kernel.can_implement(SimpleNamespace()) == (True, None)  # releases without that key
         importlib.import_module("vllm.platforms").current_platform.capability = 100
         fits, reason = kernels("NVFP4")[0].is_supported(100)

@@ -213,12 +213,19 @@ def float4_kernel(b_format: str) -> type[Any]:
 
     def can_implement(cls: type, config: Any) -> Answer:
         quantised = getattr(config, "activation_quant_key", None)
-        if quantised is not None:
-            return False, f"kernelhub's hook multiplies activations that are not quantised, not {quantised}"
-        return True, None
+        # compressed-tensors asks for MXFP4 activations of every checkpoint; before sm_100 vLLM's Marlin ignores that.
+        if quantised is None or (b_format == "mxfp4" and quantised == _mxfp4_activations()):
+            return True, None
+        return False, f"kernelhub's hook multiplies activations that are not quantised, not {quantised}"
 
     body = {"b_format": b_format, "can_implement": classmethod(can_implement), "__module__": __name__}
     return type(f"Kernelhub{short}LinearKernel", (_Float4, base), body)
+
+
+def _mxfp4_activations() -> Any:
+    """vLLM's key of activations that a kernel quantises to MXFP4; None in releases without it."""
+    keys = importlib.import_module("vllm.model_executor.layers.quantization.utils.quant_utils")
+    return getattr(keys, "kMxfp4Dynamic", None)
 
 
 def install(hook: str) -> None:
