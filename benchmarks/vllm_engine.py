@@ -7,8 +7,9 @@
 
 A model is a folder with config.json and a tokenizer. Its weights are random: normal(0, 0.02), norms 1, sinks
 normal(0, 1), each parameter by a generator seeded with its name, so that every backend has the same; or, with
-`--weights copying`, those of copying_weights.py, whose greedy tokens depend on attention and hardly on rounding. A
-command is one engine; --out collects them under their tags.
+`--weights copying`, those of copying_weights.py, whose greedy tokens depend on attention and hardly on rounding.
+`--float4` quantises the linear layers' weights (float4_weights.py). A command is one engine; --out collects them under
+their tags. `--turns` lets several commands start on one GPU at once and run their parts one after the other.
 
 Parts: `speed`: milliseconds of decode steps for batches of equal prompts (after the last prompt's first token, without
 the last two steps), and seconds of prompts alone. `numbers`: each attention layer's output against float64 of the same
@@ -22,15 +23,18 @@ Python for a layer and for a step's metadata, waits for the GPU, and Triton kern
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib
 import json
 import logging
+import math
 import os
 import platform
 import random
 import statistics
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
@@ -38,7 +42,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from copying_weights import Shape, copying_weights
+from copying_weights import Shape, parameter
+from float4_weights import CONFIGS, fill
 from torch import Tensor
 
 PARTS = ("speed", "numbers", "tokens", "stress", "watch")
@@ -68,6 +73,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--engine", type=json.loads, default={}, help="JSON, more arguments of vllm.LLM")
     parser.add_argument("--weights", choices=("random", "copying"), default="random")
+    parser.add_argument("--float4", choices=tuple(CONFIGS), help="format of the linear layers' weights")
+    parser.add_argument("--turns", metavar="FOLDER:COUNT:TIME", help="parts once COUNT commands have started")
     parser.add_argument("--repeating", action="store_true", help="the prompts that runs with speculation have")
     parser.add_argument("--tag", help="name of the run in --out")
     parser.add_argument("--out", type=Path, help="JSON file of all runs")
@@ -82,6 +89,7 @@ class Engine:
         llm: vLLM's LLM.
         start_s: seconds of its start.
         errors: errors that kernelhub's plugin has logged, such as a step that the warm-up did not cover.
+        linear: how many linear layers each of vLLM's classes of quantised kernels serves.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -103,12 +111,14 @@ class Engine:
             "enable_prefix_caching": False,
             "kv_cache_dtype": options.kv_cache_dtype,
             "max_logprobs": 32,
+            **({"hf_overrides": {"quantization_config": CONFIGS[options.float4]}} if options.float4 else {}),
             **({} if options.eager else {"compilation_config": graphs}),
             **options.engine,
         }
         began = time.perf_counter()
-        with seeded_weights(copying=options.weights == "copying"):
+        with seeded_weights(copying=options.weights == "copying") as models:
             self.llm = vllm.LLM(**arguments)
+            self.linear = linear_kernels(models)
         self.start_s = time.perf_counter() - began
         self.params = vllm.SamplingParams
         self.vocabulary = self.llm.llm_engine.model_config.get_vocab_size()
@@ -165,37 +175,77 @@ class _Errors(logging.Handler):
 
 
 @contextmanager
-def seeded_weights(*, copying: bool) -> Iterator[None]:
-    """Draw the weights of dummy models anew, before vLLM packs them."""
+def seeded_weights(*, copying: bool) -> Iterator[list[torch.nn.Module]]:
+    """Draw the weights of dummy models anew, before vLLM packs them; gives the models."""
     loader = importlib.import_module("vllm.model_executor.model_loader.dummy_loader").DummyModelLoader
     plain = loader.load_weights
+    models: list[torch.nn.Module] = []
 
     def load_weights(self: Any, model: torch.nn.Module, *given: Any, **named: Any) -> Any:
         plain(self, model, *given, **named)
-        if copying:
-            copying_weights(model, Shape(model.config))
-        else:
-            draw_weights(model)
+        shape = Shape(model.config) if copying else None
+        fill(model, draw_weight if shape is None else lambda name, weight: copy_weight(name, weight, shape))
+        models.append(model)
 
     loader.load_weights = load_weights
     try:
-        yield
+        yield models
     finally:
         loader.load_weights = plain
 
 
-@torch.inference_mode()
+def linear_kernels(models: Sequence[torch.nn.Module]) -> dict[str, int]:
+    """How many layers of the models each class of quantised kernels serves."""
+    found: Counter[str] = Counter()
+    for module in (module for model in models for module in model.modules()):
+        for owner in (getattr(module, "scheme", None), getattr(module, "quant_method", None)):
+            kernel = getattr(owner, "kernel", None) or getattr(owner, "fp8_linear", None)
+            if kernel is not None:
+                found[type(kernel).__name__] += 1
+                break
+    return dict(found)
+
+
 def draw_weights(model: torch.nn.Module) -> None:
     """normal(0, 0.02), norms 1, sinks normal(0, 1), each seeded with its name."""
-    for name, weight in model.named_parameters():
-        if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-            continue
-        generator = torch.Generator(device=weight.device)
-        generator.manual_seed(zlib.crc32(name.encode()))
-        if weight.ndim == 1 and "norm" in name:
-            weight.data.fill_(1.0)
-        else:
-            weight.data.normal_(0.0, 1.0 if "sinks" in name else 0.02, generator=generator)
+    fill(model, draw_weight)
+
+
+def draw_weight(name: str, weight: Tensor) -> None:
+    if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        return
+    generator = torch.Generator(device=weight.device)
+    generator.manual_seed(zlib.crc32(name.encode()))
+    if weight.ndim == 1 and "norm" in name:
+        weight.fill_(1.0)
+    else:
+        weight.normal_(0.0, 1.0 if "sinks" in name else 0.02, generator=generator)
+
+
+def copy_weight(name: str, weight: Tensor, shape: Shape) -> None:
+    weight.copy_(parameter(name, weight, shape))
+
+
+@contextmanager
+def turn(given: str | None) -> Iterator[None]:
+    """Wait until other commands have started, or until a time, and then until none of them runs its parts.
+
+    Args:
+        given: a folder that they share, how many they are (`never`: wait for the time) and the time in seconds since
+            1970, joined by colons; None: no waiting.
+    """
+    if given is None:
+        yield
+        return
+    folder, count, until = given.rsplit(":", 2)
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    Path(folder, f"{os.getpid()}.started").touch()
+    enough = math.inf if count == "never" else int(count)
+    while len(list(Path(folder).glob("*.started"))) < enough and time.time() < float(until):
+        time.sleep(0.2)
+    with Path(folder, "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def speed(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
@@ -485,6 +535,9 @@ def _compilations(found: list[str]) -> Iterator[None]:
 def facts_of(engine: Engine) -> dict[str, Any]:
     config = engine.llm.llm_engine.vllm_config
     report = importlib.import_module("kernelhub").report()
+    calls: Counter[tuple[str, str]] = Counter()
+    for row in report.rows:
+        calls[row.op, row.kernel] += row.calls
     return {
         "gpu": torch.cuda.get_device_name(),
         "python": platform.python_version(),
@@ -494,6 +547,8 @@ def facts_of(engine: Engine) -> dict[str, Any]:
         "memory_gib": round(torch.cuda.memory_reserved() / 2**30, 2),
         "errors_of_kernelhub": engine.errors,
         "kernels": sorted({row.kernel for row in report.rows}),
+        "linear": engine.linear,
+        "calls": {f"{op} {kernel}": calls for (op, kernel), calls in sorted(calls.items())},
     }
 
 
@@ -503,8 +558,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     calls["watch"] = watch
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "start_s": round(engine.start_s, 2)}
     result["options"] = {name: str(value) for name, value in vars(options).items() if name not in ("out", "show")}
-    for part in options.parts.split(","):
-        result[part] = calls[part](engine, options)
+    with turn(options.turns):
+        for part in options.parts.split(","):
+            result[part] = calls[part](engine, options)
     return result | facts_of(engine)
 
 
@@ -525,14 +581,19 @@ def show(runs: dict[str, Any]) -> str:
             lines.append(f"    greedy tokens that are in the prompt: {row['tokens']['copied_share']}")
         lines += [f"    {found}" for part in ("numbers", "stress") for found in row.get(part, [])]
         lines += [f"    {name}: {value}" for name, value in row.get("watch", {}).items()]
+        lines += [f"    {name}: {row[name]}" for name in ("linear", "calls") if row.get(name)]
         if row["errors_of_kernelhub"]:
             lines.append(f"    errors: {row['errors_of_kernelhub']}")
     told = {tag: row["tokens"] for tag, row in runs.items() if "tokens" in row}
     for one in told:
         for other in told:
-            if one < other and runs[one]["options"]["model"] == runs[other]["options"]["model"]:
+            if one < other and _weights(runs[one]) == _weights(runs[other]):
                 lines.append(f"{one}, {other}: {agreement(told[one], told[other])}")
     return "\n".join(lines)
+
+
+def _weights(run: dict[str, Any]) -> tuple[Any, ...]:
+    return run["options"]["model"], run["options"].get("float4", "None")
 
 
 def agreement(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:

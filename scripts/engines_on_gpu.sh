@@ -1,14 +1,24 @@
 #!/usr/bin/env bash
-# vLLM's engine on one GPU, what no CPU shows: waits for the GPU, compilations and Python's time in kernelhub's calls
-# while it serves, and greedy tokens beside TRITON_ATTN's where windows, sinks and experts take part.
+# vLLM's engine on one GPU, what no CPU shows. `attention`, the default: waits for the GPU, compilations and Python's
+# time in kernelhub's calls while it serves, and greedy tokens beside TRITON_ATTN's where windows, sinks and experts take
+# part. `hooks`: Llama 3.1 8B with linear layers in NVFP4 and in MXFP4, by the hooks and by vLLM's own kernels: steps,
+# and greedy tokens.
 #
-#   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh
+#   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh [attention|hooks [nvfp4] [mxfp4]]
 #
 # VLLM_SITE is a folder with vLLM and what it needs beside torch, or an archive of one (tar.xz); without it, an installed
-# vLLM is taken. FlashInfer is not needed. Five engines share the GPU at once, each for LIMIT seconds (240) at most: of
-# their times only Python's count. Each has its own cache of kernelhub: engines that share one warm up in turn. A first
-# start of a machine took 84 s before models were loaded, with no bytecode of vLLM, which is made first now. OUT/engines.json has all runs of benchmarks/vllm_engine.py; OUT/*.log what each printed.
+# vLLM is taken. FlashInfer is not needed. The engines share the GPU at once, each for LIMIT seconds (240) at most, and
+# each has its own cache of kernelhub: engines that share one warm up in turn. Of the times of `attention` only Python's
+# count. The engines of `hooks` start at once and run their parts one after the other, 55 % of LIMIT after the first at
+# the latest; one with a hook and without a warm-up runs if the one with it is not done in 75 % of LIMIT. On an H200 with
+# 16 CPUs six had started after 60 s. A first start of a machine took 84 s before models were loaded, with no bytecode of
+# vLLM, which is made first now. OUT/engines.json has all runs of benchmarks/vllm_engine.py; OUT/*.log what each printed.
 set -uo pipefail
+
+what=${1:-attention}
+case $what in attention | hooks) ;; *) echo "attention or hooks, not $what" >&2 && exit 2 ;; esac
+formats=("${@:2}")
+[ ${#formats[@]} -gt 0 ] || formats=(nvfp4 mxfp4)
 
 : "${OUT:=build/engines_on_gpu}" "${LIMIT:=240}" "${VLLM_SITE:=}"
 began=$SECONDS
@@ -49,6 +59,8 @@ common = {"vocab_size": 32000, "rms_norm_eps": 1e-5, "hidden_act": "silu", "max_
           "eos_token_id": 1, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "dtype": "bfloat16", "attention_bias": False}
 rope = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, "original_max_position_embeddings": 4096}
 models = {
+    "llama8b": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+                "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 500000.0, "vocab_size": 128256},
     # Heads and layers of Llama 3.1 8B; narrow, since Python's time does not depend on the width.
     "layers-of-8b": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 1024, "num_hidden_layers": 32,
                      "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 500000.0},
@@ -65,23 +77,55 @@ for name, config in models.items():
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(common | config))
 PYTHON
-engine='{"kernel_config": {"enable_jit_warmup": false}, "skip_tokenizer_init": true, "gpu_memory_utilization": 0.15, "kv_cache_memory_bytes": 4294967296}'
 echo "ready after $((SECONDS - began)) s"
 
-one() { # model, backend, parts, more options
-    local name=$1.$2
-    KERNELHUB_CACHE_DIR=$work/cache.$name timeout -k 2 "$LIMIT" python3 benchmarks/vllm_engine.py --model "$work/$1" --backend "$2" --eager --parts "$3" --max-model-len 2048 \
-        --engine "$engine" "${@:4}" --out "$OUT/$name.json" >"$OUT/$name.log" 2>&1
+run() { # name, seconds, options: an engine
+    local name=$1 seconds=$2
+    shift 2
+    KERNELHUB_CACHE_DIR=$work/cache.$name timeout -k 2 "$seconds" python3 benchmarks/vllm_engine.py --max-model-len 2048 --tag "$name" --out "$OUT/$name.json" "$@" >"$OUT/$name.log" 2>&1
     local code=$?
     echo "$name: exit $code after $((SECONDS - began)) s"
     [ $code = 0 ] || grep -vE "INFO|^$" "$OUT/$name.log" | tail -4 | cut -c1-300
+    return $code
 }
 
-one layers-of-8b CUSTOM watch &
-one gpt-oss CUSTOM tokens --weights copying &
-one gpt-oss TRITON_ATTN tokens --weights copying &
-one qwen3-moe CUSTOM tokens --weights copying &
-one qwen3-moe TRITON_ATTN tokens --weights copying &
+attention() { # model, backend, parts, more options
+    local engine='{"kernel_config": {"enable_jit_warmup": false}, "skip_tokenizer_init": true, "gpu_memory_utilization": 0.15, "kv_cache_memory_bytes": 4294967296}'
+    run "$1.$2" "$LIMIT" --model "$work/$1" --backend "$2" --eager --parts "$3" --engine "$engine" "${@:4}"
+}
+
+linear() { # format, whose kernels, time of its turn at the latest
+    local graphs='{"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}'
+    local engine='{"kernel_config": {"enable_jit_warmup": false}, "skip_tokenizer_init": true, "gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 6442450944, "max_num_seqs": 64, "max_num_batched_tokens": 4096, "compilation_config": '$graphs'}'
+    local count=$((3 * ${#formats[@]}))
+    [ "$2" != kernelhub-unprepared ] || count=never
+    run "llama8b-$1.$2" "$((LIMIT - SECONDS + began))" --model "$work/llama8b" --backend FLASH_ATTN --float4 "$1" --weights copying --engine "$engine" \
+        --points 1x512,16x512,64x512 --prefill 4x2048 --steps 64 --turns "$work/turns:$count:$3"
+}
+
+hooked() { # format
+    export KERNELHUB_VLLM_HOOKS=$1_linear
+    KERNELHUB_ENGINE_WARMUP=0 linear "$1" kernelhub-unprepared $((start + 3 * LIMIT / 4)) &
+    local other=$!
+    if linear "$1" kernelhub $((start + 55 * LIMIT / 100)); then
+        pkill -TERM -P "$other" timeout
+    fi
+    wait "$other"
+}
+
+start=$(($(date +%s) - SECONDS + began))
+if [ "$what" = hooks ]; then
+    for format in "${formats[@]}"; do
+        hooked "$format" &
+        linear "$format" vllm $((start + 55 * LIMIT / 100)) &
+    done
+else
+    attention layers-of-8b CUSTOM watch &
+    attention gpt-oss CUSTOM tokens --weights copying &
+    attention gpt-oss TRITON_ATTN tokens --weights copying &
+    attention qwen3-moe CUSTOM tokens --weights copying &
+    attention qwen3-moe TRITON_ATTN tokens --weights copying &
+fi
 wait
 python3 - "$OUT" <<'PYTHON'
 import json, pathlib, sys

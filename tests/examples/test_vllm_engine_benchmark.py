@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -167,3 +169,62 @@ def test_waits_and_compilations_of_the_layers_are_found(bench, monkeypatch) -> N
     assert knobs.jit_post_compile_hook is None
     assert Impl().forward("plain") == "plain"
     assert mode == ["default"]
+
+
+@pytest.mark.parametrize("b_format", ["nvfp4", "mxfp4"])
+def test_float4_weights_are_stored_as_kernelhub_reads_them(bench, b_format) -> None:
+    float4 = importlib.import_module("float4_weights")
+    drawn: dict[str, torch.Tensor] = {}
+
+    def draw(name: str, weight: torch.Tensor) -> None:
+        bench.draw_weight(name, weight)
+        drawn[name] = weight
+
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            group = 16 if b_format == "nvfp4" else 32
+            kind = torch.float8_e4m3fn if b_format == "nvfp4" else torch.uint8
+            sizes = {"weight_packed": ((96, 64), torch.uint8), "weight_scale": ((96, 128 // group), kind)}
+            if b_format == "nvfp4":
+                sizes |= dict.fromkeys(["weight_global_scale", "input_global_scale"], ((3,), torch.float32))
+            for name, (size, dtype) in sizes.items():
+                self.register_parameter(name, torch.nn.Parameter(torch.zeros(size, dtype=dtype), requires_grad=False))
+
+    model = torch.nn.Module()
+    model.qkv_proj, model.norm, model.attn = Layer(), torch.nn.LayerNorm(8), torch.nn.Module()
+    model.attn.k_scale = torch.nn.Parameter(torch.tensor(0.3), requires_grad=False)
+    float4.fill(model, draw)
+    layer = model.qkv_proj
+    assert set(drawn) == {"qkv_proj.weight", "norm.weight", "norm.bias"}
+    assert float(model.attn.k_scale) == -1.0
+    if b_format == "nvfp4":
+        assert torch.equal(layer.input_global_scale, torch.ones(3))
+        factor = 1 / layer.weight_global_scale.max()
+        got = kernelhub.dequantize_nvfp4(
+            layer.weight_packed, layer.weight_scale, factor.reshape(1), out_dtype=torch.float32
+        )
+    else:
+        got = kernelhub.dequantize_mxfp4(layer.weight_packed, layer.weight_scale, out_dtype=torch.float32)
+    want = drawn["qkv_proj.weight"].float()
+    assert (got - want).norm() < 0.13 * want.norm()
+    assert (got - want).abs().max() < 0.25 * want.abs().max()
+
+
+def test_commands_take_turns(bench, tmp_path) -> None:
+    folder = tmp_path / "turns"
+    with bench.turn(None), bench.turn(f"{folder}:1:{time.time() + 60}"):
+        assert [path.suffix for path in folder.glob("*.started")] == [".started"]
+        with pytest.raises(BlockingIOError), (folder / "lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    began = time.monotonic()
+    with bench.turn(f"{folder}:99:{time.time() + 0.3}"), bench.turn(f"{folder}-other:never:{time.time()}"):
+        assert 0.2 < time.monotonic() - began < 30
+
+
+def test_the_classes_that_serve_quantised_layers_are_counted(bench) -> None:
+    model = torch.nn.Module()
+    model.one, model.other, model.plain = torch.nn.Module(), torch.nn.Module(), torch.nn.Module()
+    model.one.scheme = SimpleNamespace(kernel=pytest)
+    model.other.quant_method = SimpleNamespace(fp8_linear=Path())
+    assert bench.linear_kernels([model]) == {"module": 1, type(Path()).__name__: 1}
