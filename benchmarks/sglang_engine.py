@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 from copying_weights import Shape, copying_weights
-from vllm_engine import CONTINUED, _Errors, _sizes, draw_weights, show
+from vllm_engine import CONTINUED, _Errors, _sizes, draw_weights, show, turn
 
 ENVIRONMENT = {
     "SGLANG_IS_FLASHINFER_AVAILABLE": "false",
@@ -55,6 +55,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--weights", choices=("random", "copying"), default="random")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--server", type=json.loads, default={}, help="JSON, more of SGLang's ServerArgs")
+    parser.add_argument("--turns", metavar="FOLDER:COUNT:TIME", help="parts once COUNT commands have started")
     parser.add_argument("--tag", help="name of the run in --out")
     parser.add_argument("--out", type=Path, help="JSON file of all runs")
     parser.add_argument("--show", action="store_true", help="print the tables of --out, and run nothing")
@@ -216,8 +217,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     runner = Runner(options)
     result["start_s"] = round(runner.start_s, 2)
     calls: dict[str, Callable[..., Any]] = {"speed": speed, "tokens": tokens}
-    for part in options.parts.split(","):
-        result[part] = calls[part](runner, options)
+    with turn(options.turns):
+        for part in options.parts.split(","):
+            result[part] = calls[part](runner, options)
     report = importlib.import_module("kernelhub").report()
     return result | {
         "attention": type(runner.inner.attn_backend).__name__,
