@@ -3,7 +3,8 @@
 A benchmark gives its cases to `main`. For each case all kernels that accept it are timed in turn with torch's own
 ways of computing the same, so that what else the machine does slows all alike.
 
-On a GPU the time that a call keeps the host is told too; a CUDA graph takes it away.
+On a GPU the time that a call keeps the host is told too; a CUDA graph takes it away. Cases that say how many of their
+bytes are written are timed in CUDA graphs, too, beside the fastest copy of as many bytes: see graphs.py.
 
 The roofs are measured in the same run: bytes read per second by a sum over memory much larger than the caches,
 and operations per second of a large matrix product, in bfloat16 and, where the GPU has it, in float8. A case's time at
@@ -50,6 +51,7 @@ class Case:
             a wrong kernel only.
         float8: the operations are products of float8, where the device has them.
         copies: the same arguments in memory of their own; calls go round through them, past a CPU's caches.
+        written: how many of `bytes` are written, of a case to time in CUDA graphs, too.
     """
 
     label: str
@@ -61,6 +63,7 @@ class Case:
     disagreement: Callable[[Any, Any], float] | None = None
     float8: bool = False
     copies: Sequence[dict[str, Any]] = ()
+    written: int = 0
 
 
 Cases = Sequence[Callable[[], Case]]
@@ -123,6 +126,7 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
         "kernels_ms": {name: ms[name] for name in plans},
         "torch_ms": {name: ms[name] for name in case.peers},
         "roof_ms": roof_ms,
+        **(_in_graphs(case, function, list(plans), device) if case.written and device.type == "cuda" else {}),
         **({"unable": unable} if unable else {}),
         "host_us": {
             name: _host_us(plan)
@@ -130,6 +134,21 @@ def measure(case: Case, device: torch.device, budget_s: float, roof: dict[str, f
             if device.type == "cuda" and ms[name] < _MUCH_SLOWER * min(ms.values())
         },
     }
+
+
+def _in_graphs(case: Case, function: Any, names: list[str], device: torch.device) -> dict[str, Any]:
+    """Microseconds of kernels in CUDA graphs, but those of torch, which may wait; and of the fastest copy."""
+    from graphs import copied, copies_for, graph_us, practical_roof
+
+    copy = practical_roof(case.bytes - case.written, case.written, device)
+    sets = [case.arguments, *(copied(case.arguments) for _ in range(copies_for(case.bytes) - 1))]
+    least = 24 if len(sets) > 2 else 4
+    timed = {
+        name: graph_us([lambda one=one, name=name: function(**one, backend=name) for one in sets], least)
+        for name in names
+        if not name.startswith("torch.")
+    }
+    return {"graph_us": timed, "copy_us": copy.us, "copy": copy.by}
 
 
 def _timed(calls: dict[str, TimedCall], device: torch.device, budget_s: float) -> dict[str, Timing]:
@@ -182,6 +201,11 @@ def show(rows: list[dict[str, Any]]) -> None:
             mark = "*" if name == row["chosen"] else " "
             host = f", host {row['host_us'][name]:.0f} µs" if name in row.get("host_us", {}) else ""
             print(f" {mark} {name:24} {ms:10.3f} ms {100 * row['roof_ms'] / ms:5.1f} % of roof  {against}{host}")
+        for name, us in row.get("graph_us", {}).items():
+            print(
+                f"   {name:24} {us:10.2f} µs in a graph: {100 * row['copy_us'] / us:.0f} % of a copy of as many bytes, "
+                f"{1e5 * row['roof_ms'] / us:.0f} % of the roof"
+            )
         for name, reason in row.get("unable", {}).items():
             print(f"   {name:24} did not run: {reason}")
         for name, ms in row["torch_ms"].items():

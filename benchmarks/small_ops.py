@@ -3,7 +3,8 @@
     python benchmarks/small_ops.py [--quick] [--json] [--out FILE] [--plot FILE.png] [--show FILE]
 
 How kernels are timed and what the roofs are: roofline.py. Each op has a call of a few tokens, where a launch dominates,
-and one of a prefill, where memory does. A case's bytes are those that are read and written once. Caches are cold.
+and one of a prefill, where memory does. A case's bytes are those that are read and written once. Caches are cold; in
+graphs where the operands of all calls together exceed the L2 cache, from about 1 MB a call on (of 50 MB).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from roofline import Case, main
 from torch import Tensor
 
+from kernelhub.ops.fused_quant.inputs import activation_inputs, norm_inputs
 from kernelhub.ops.kv_cache.inputs import write_kv_cache_inputs
 from kernelhub.ops.merge.inputs import merge_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
@@ -42,7 +44,9 @@ def write(tokens: int, device: torch.device, kv_dtype: torch.dtype | None = None
 
     moved = (k.numel() + v.numel()) * (k.itemsize + k_cache.itemsize) + 8 * tokens
     label = f"write_kv_cache of {tokens} tokens, {str(k_cache.dtype)[6:]}"
-    return Case(label, "write_kv_cache", arguments, {"indexed stores": stores}, bytes=moved, operations=0)
+    written = (k.numel() + v.numel()) * k_cache.itemsize
+    peers = {"indexed stores": stores}
+    return Case(label, "write_kv_cache", arguments, peers, bytes=moved, operations=0, written=written)
 
 
 def rotate(tokens: int, device: torch.device) -> Case:
@@ -64,7 +68,8 @@ def rotate(tokens: int, device: torch.device) -> Case:
 
     moved = 2 * (q.nbytes + k.nbytes + v.nbytes) + tokens * (16 + 4 * cos_sin.shape[1])
     label = f"write_kv_cache of {tokens} tokens, with rope of 64 heads of q"
-    return Case(label, "write_kv_cache", arguments, {"in steps": steps}, bytes=moved, operations=0)
+    written = q.nbytes + k.nbytes + v.nbytes
+    return Case(label, "write_kv_cache", arguments, {"in steps": steps}, bytes=moved, operations=0, written=written)
 
 
 def concat(tokens: int, device: torch.device) -> Case:
@@ -78,7 +83,8 @@ def concat(tokens: int, device: torch.device) -> Case:
 
     moved = 2 * k_nope.nbytes + k_rope.nbytes * (1 + heads)
     label = f"concat_mla_k of {tokens} tokens, {heads} heads"
-    return Case(label, "concat_mla_k", arguments, {"cat": joined}, bytes=moved, operations=0)
+    written = k_nope.nbytes + k_rope.nbytes * heads
+    return Case(label, "concat_mla_k", arguments, {"cat": joined}, bytes=moved, operations=0, written=written)
 
 
 def quantize(tokens: int, width: int, granularity: str, device: torch.device) -> Case:
@@ -94,7 +100,8 @@ def quantize(tokens: int, width: int, granularity: str, device: torch.device) ->
 
     moved = x.numel() * 3 + 4 * x.numel() // size
     label = f"quantize_fp8 by {granularity}, {tokens} x {width}"
-    return Case(label, "quantize_fp8", arguments, {"in steps": by_hand}, bytes=moved, operations=0)
+    peers, written = {"in steps": by_hand}, moved - x.nbytes
+    return Case(label, "quantize_fp8", arguments, peers, bytes=moved, operations=0, written=written)
 
 
 def merge(tokens: int, device: torch.device) -> Case:
@@ -109,7 +116,43 @@ def merge(tokens: int, device: torch.device) -> Case:
 
     moved = 3 * outs[0].nbytes + 2 * lses[0].nbytes
     label = f"merge_attention_states of {tokens} tokens, {outs[0].shape[-2]} heads"
-    return Case(label, "merge_attention_states", arguments, {"in steps": by_hand}, bytes=moved, operations=0)
+    peers, written = {"in steps": by_hand}, outs[0].nbytes
+    return Case(label, "merge_attention_states", arguments, peers, bytes=moved, operations=0, written=written)
+
+
+def norm(tokens: int, device: torch.device) -> Case:
+    """The hidden states of DeepSeek-V3 with the residual, quantised for the next product."""
+    arguments = norm_inputs(tokens=tokens, device=device)
+    x, weight, residual = (arguments[name] for name in ("x", "weight", "residual"))
+
+    def in_steps() -> Tensor:
+        total = x + residual
+        y = torch.nn.functional.rms_norm(total.float(), x.shape[-1:], weight.float(), 1e-6).unflatten(1, (-1, 128))
+        scale = y.abs().amax(-1, keepdim=True) / 448
+        return (y / scale).to(FP8)
+
+    written = x.numel() * 3 + 4 * x.numel() // 128
+    moved = 4 * x.numel() + weight.nbytes + written
+    label = f"rms_norm_quant by group, {tokens} x {x.shape[1]}"
+    peers = {"in steps": in_steps}
+    return Case(label, "rms_norm_quant", arguments, peers, bytes=moved, operations=0, written=written)
+
+
+def activate(tokens: int, width: int, device: torch.device) -> Case:
+    """Gate and up of an expert, or of a dense layer, quantised for the next product."""
+    arguments = activation_inputs(tokens=tokens, width=width, device=device)
+    x = arguments["x"]
+
+    def in_steps() -> Tensor:
+        gate, up = x.float().chunk(2, -1)
+        y = (torch.nn.functional.silu(gate) * up).unflatten(1, (-1, 128))
+        scale = y.abs().amax(-1, keepdim=True) / 448
+        return (y / scale).to(FP8)
+
+    written = tokens * width + 4 * tokens * width // 128
+    label = f"silu_and_mul_quant by group, {tokens} x {width}"
+    peers = {"in steps": in_steps}
+    return Case(label, "silu_and_mul_quant", arguments, peers, bytes=x.nbytes + written, operations=0, written=written)
 
 
 def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
@@ -121,6 +164,8 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
         made += [lambda t=tokens, g=granularity: quantize(t, 7168, g, device) for granularity in ("token", "group")]
         made.append(lambda t=tokens: merge(t, device))
         made.append(lambda t=tokens: concat(t, device))
+        made.append(lambda t=tokens: norm(t, device))
+        made.append(lambda t=tokens: activate(t, 2048, device))
     return made
 
 
