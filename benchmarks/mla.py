@@ -139,6 +139,7 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
         for batch, kv_tokens in ((32, 4096),) if quick else ((1, 32768), (32, 8192), (128, 4096)):
             made.append(lambda h=heads, b=batch, n=kv_tokens: decode(h, b, n, device, kv_dtype=FP8))
             made.append(lambda h=heads, b=batch, n=kv_tokens: decode(h, b, n, device, topk=2048))
+            made.append(lambda h=heads, b=batch, n=kv_tokens: decode(h, b, n, device, kv_dtype=FP8, topk=2048))
     if not quick:
         made += [lambda b=b, n=n: decode(64, b, n, device) for b, n in ((32, 8192), (128, 2048))]  # GLM-5's heads
         made.append(lambda: decode(64, 32, 8192, device, topk=2048))

@@ -1,4 +1,4 @@
-"""Time tiles, stages and orders of Gluon's grouped products and float8 prefill on one Hopper GPU.
+"""Time tiles, stages and orders of Gluon's grouped products, float8 prefill and lists of latents on one Hopper GPU.
 
     python scripts/measure_gluon_tiles.py [--only WORD] [--compile] [--part I/N] [--out FILE] [--seconds S]
 
@@ -29,10 +29,12 @@ import kernelhub
 from kernelhub.backends.gluon.attention.adapter import Prefill
 from kernelhub.backends.gluon.gemm.grouped.adapter import GroupedFp8, GroupedHalves, Tile
 from kernelhub.backends.gluon.launch import Launcher
+from kernelhub.backends.gluon.mla.listed_adapter import ListedFloat8
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
 from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
+from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.models.shapes import AttentionModel
 
 _SAMPLES, _SAMPLE_MS = 5, 6.0
@@ -180,6 +182,53 @@ def prefill(
     return calls
 
 
+def of_registers(multiply: int, convert: int) -> type[ListedFloat8]:
+    class Altered(ListedFloat8):
+        registers = (multiply, convert)
+
+    return Altered
+
+
+def lists(heads: int, sequences: int, length: int, tokens: int = 1, topk: int = 2048, page: int = 64) -> Calls:
+    """Decode over lists of float8 latents, and over lists of bfloat16 ones."""
+    pages = -(-length // page)
+    cache = codes(sequences * pages, page, 576)
+    q = torch.randn(sequences, *((tokens,) if tokens > 1 else ()), heads, 576, dtype=torch.bfloat16, device="cuda")
+    listed = torch.stack([torch.randperm(length, device="cuda")[:topk] for _ in range(sequences * tokens)])
+    arguments = {
+        "q": q,
+        "kv_cache": cache,
+        "block_table": torch.randperm(sequences * pages, device="cuda").int().view(sequences, pages),
+        "seq_lens": torch.full((sequences,), length, dtype=torch.int32, device="cuda"),
+        "topk_indices": listed.int().view(*q.shape[:-2], topk),
+        "scale": 1e-3,
+        "kv_scale": torch.tensor([2.0**-6], device="cuda"),
+    }
+    wide = {name: value for name, value in arguments.items() if name != "kv_scale"}
+    wide["kv_cache"] = (cache.float() * 2.0**-6).bfloat16()
+    problem = kernelhub.mla_attention.explain(**arguments, backend="gluon.decode_listed_fp8").problem
+    step = PagedStep(arguments["block_table"], arguments["seq_lens"])
+    out = torch.empty(*q.shape[:-1], 512, dtype=q.dtype, device="cuda")
+    values = MlaValues(arguments["scale"], None, arguments["kv_scale"])
+
+    def launched(made: ListedFloat8) -> torch.Tensor:
+        made.launch(q, cache, arguments["topk_indices"].flatten(0, -2), step, values, out, None)
+        return out
+
+    calls: Calls = {name: functools.partial(launched, adapter(problem)) for name, adapter in _BY_REGISTERS.items()}
+    calls["gluon.decode_listed, bfloat16"] = public(kernelhub.mla_attention, wide, "gluon.decode_listed")
+    calls["flash_mla.sparse, bfloat16"] = public(kernelhub.mla_attention, wide, "flash_mla")
+    calls["triton.split_kv, bfloat16"] = public(kernelhub.mla_attention, wide, "triton.split_kv")
+    calls["triton.split_kv"] = public(kernelhub.mla_attention, arguments, "triton.split_kv")
+    return calls
+
+
+_BY_REGISTERS = {
+    "as it is": ListedFloat8,
+    "88 registers to convert, 208 each to multiply": of_registers(208, 88),
+    "72 registers to convert, 216 each to multiply": of_registers(216, 72),
+    "72 registers to convert, 224 and 208 to multiply": of_registers(208, 72),
+}
 GPT_OSS = AttentionModel("gpt-oss", 64, 8, 64, 64, window=127, sinks=True)
 GPT_OSS_WHOLE = AttentionModel("gpt-oss, all keys", 64, 8, 64, 64, sinks=True)
 LLAMA = AttentionModel("llama-3.1-8b", 32, 8, 128, 128)
@@ -201,21 +250,49 @@ _WINDOW = {
     "own steps of 64 keys, 4 stages": {**_OWN, "STAGES": 4},
     "own steps of 64 keys, not late": {**_OWN, "LATE": False},
 }
+_PACKED = {"as it is": {}} | {
+    f"{pack} heads a tile, {keys} keys{more}": {**_OWN, "PACK": pack, "BLOCK_N": keys, **static}
+    for pack, keys, more, static in (
+        (8, 64, "", {"LATE": False}),
+        (8, 64, ", late", {}),
+        (8, 64, ", 3 stages", {"LATE": False, "STAGES": 3}),
+        (8, 32, "", {"LATE": False}),
+        (8, 32, ", 4 stages", {"LATE": False, "STAGES": 4}),
+        (8, 128, "", {"LATE": False}),
+        (8, 64, ", all steps", {"LATE": False, "OWN": False}),
+        (4, 64, "", {"LATE": False}),
+        (2, 64, "", {"LATE": False}),
+    )
+}
+_FEW_PACKED = {
+    name: _PACKED[name] for name in ("as it is", "8 heads a tile, 64 keys", "8 heads a tile, 32 keys, 4 stages")
+}
+_WIDE_PACKED = {"as it is": {}, "2 heads a tile": {"PACK": 2}, "4 heads a tile": {"PACK": 4}}
 _FEW = {name: _WINDOW[name] for name in ("as it is", "2 of queries", "own steps of 64 keys")}
 _QWEN = (128, 8)
+_LISTS = [(128, 32, 8192), (128, 128, 4096), (16, 32, 8192), (128, 1, 32768), (16, 128, 4096), (128, 8, 8192)]
+_LISTS += [(16, 8, 8192), (64, 32, 8192), (16, 1, 32768), (64, 128, 4096)]
 CASES: dict[str, Callable[[], Calls]] = {
+    **{
+        f"lists, {heads} heads, {sequences} x {length}": functools.partial(lists, heads, sequences, length)
+        for heads, sequences, length in _LISTS
+    },
+    "lists, 128 heads, 2 of 32 x 8192": lambda: lists(128, 32, 8192, tokens=2),
+    "lists, 16 heads, 4 of 32 x 8192, pages of 1": lambda: lists(16, 32, 8192, tokens=4, page=1),
     "halves, 128 groups of 256, 1536 x 2048": lambda: halves(lengths_of(128, 256), 1536, 2048),
     "halves, Qwen3 w13, 4096 tokens": lambda: halves(routed(4096, *_QWEN), 1536, 2048),
     "halves, Qwen3 w2, 4096 tokens": lambda: halves(routed(4096, *_QWEN), 2048, 768),
-    "prefill, gpt-oss window, pages of 64, 2 x 4096": lambda: prefill(GPT_OSS, (4096,) * 2, 64, _WINDOW),
-    "prefill, gpt-oss window, dense, 2 x 4096": lambda: prefill(GPT_OSS, (4096,) * 2, 0, _FEW),
+    "prefill, gpt-oss window, pages of 64, 2 x 4096": lambda: prefill(GPT_OSS, (4096,) * 2, 64, _PACKED),
+    "prefill, gpt-oss window, dense, 2 x 4096": lambda: prefill(GPT_OSS, (4096,) * 2, 0, _FEW_PACKED),
     "prefill, gpt-oss all keys, pages of 64, 2 x 4096": lambda: prefill(GPT_OSS_WHOLE, (4096,) * 2, 64, _OF_64),
     "prefill, Llama 3.1 8B, dense, 4 x 4096": lambda: prefill(LLAMA, (4096,) * 4, 0, _AS),
     "prefill, Llama 3.1 8B, dense, ragged 8000": lambda: prefill(LLAMA, (4000, 1000, 2500, 500), 0, _AS, ragged=True),
     "prefill, heads of 96, pages of 64, 2 x 4096": lambda: prefill(OF_96, (4096,) * 2, 64, _AS),
     "prefill, heads of 96, dense, 4 x 4096": lambda: prefill(OF_96, (4096,) * 4, 0, _AS),
-    "prefill, window of 1024 of 128, pages of 64, 2 x 8192": lambda: prefill(WIDE_WINDOW, (8192,) * 2, 64, _AS),
-    "prefill, gpt-oss window, pages of 16, 16 x 1024": lambda: prefill(GPT_OSS, (1024,) * 16, 16, _FEW),
+    "prefill, window of 1024 of 128, pages of 64, 2 x 8192": lambda: prefill(
+        WIDE_WINDOW, (8192,) * 2, 64, _WIDE_PACKED
+    ),
+    "prefill, gpt-oss window, pages of 16, 16 x 1024": lambda: prefill(GPT_OSS, (1024,) * 16, 16, _FEW_PACKED),
     "halves, Qwen3 w13, 1024 tokens": lambda: halves(routed(1024, *_QWEN), 1536, 2048),
     "halves, 32 groups of 512, 4096 x 7168": lambda: halves(lengths_of(32, 512), 4096, 7168),
     "fp8, 8 groups of 4096, 4096 x 7168": lambda: float8(lengths_of(8, 4096), 4096, 7168),
@@ -228,13 +305,13 @@ CASES: dict[str, Callable[[], Calls]] = {
     "prefill, Llama 3.1 8B, dense, 1 x 16384": lambda: prefill(LLAMA, (16384,), 0, _AS),
     "prefill, heads of 96, pages of 16, 2 x 4096": lambda: prefill(OF_96, (4096,) * 2, 16, _AS),
     "prefill, gpt-oss window, 512 of 8192, pages of 64": lambda: prefill(
-        GPT_OSS, (8192,) * 4, 64, _WINDOW, queries=(512,) * 4
+        GPT_OSS, (8192,) * 4, 64, _PACKED, queries=(512,) * 4
     ),
     "prefill, gpt-oss window, 64 single and 2 x 2048": lambda: prefill(
-        GPT_OSS, (2048,) * 66, 64, _FEW, ("triton.mixed", "triton.prefill"), queries=(1,) * 64 + (2048,) * 2
+        GPT_OSS, (2048,) * 66, 64, _PACKED, ("triton.mixed", "triton.prefill"), queries=(1,) * 64 + (2048,) * 2
     ),
     "prefill of bfloat16, gpt-oss window, pages of 64, 2 x 4096": lambda: prefill(
-        GPT_OSS, (4096,) * 2, 64, _FEW, kv_dtype=None
+        GPT_OSS, (4096,) * 2, 64, _FEW_PACKED, kv_dtype=None
     ),
 }
 

@@ -71,6 +71,7 @@ class MlaContract(OpContract):
         page_size: likewise.
         heads: likewise.
         lists_all: for a kernel of listed tokens: a call that lists none lists all of them.
+        kv_scale: for a kernel of float8 alone: how the scale of a call below arrives that has none.
     """
 
     op = "mla_attention"
@@ -81,6 +82,7 @@ class MlaContract(OpContract):
     page_size: ClassVar[int | None] = None
     heads: ClassVar[int | None] = None
     lists_all: ClassVar[bool] = False
+    kv_scale: ClassVar[str | None] = None
 
     @classmethod
     def record(cls) -> Kernel:
@@ -93,6 +95,7 @@ class MlaContract(OpContract):
         rest = {name: value for name, value in case.inputs.items() if name not in more}
         rest |= {} if cls.page_size is None else {"page_size": cls.page_size}
         shape = {"widths": cls.widths or case.widths, "heads": cls.heads or case.heads}
+        shape["kv_scale"] = case.kv_scale or cls.kv_scale
         made = dataclasses.replace(case, inputs=rest, **shape).arguments(cls.device) | more
         if cls.lists_all and "topk_indices" not in made:
             every = torch.arange(int(made["seq_lens"].max()), dtype=torch.int32, device=cls.device)

@@ -194,8 +194,13 @@ class Shared:
 
     layout = None
 
-    def _reinterpret(self, dtype: Any, shape: Any, layout: Any) -> Shared:
-        """The same memory with elements of another dtype of the same size, which a store has to come before."""
+    def _reinterpret(self, dtype: Any, shape: Any, layout: Any) -> Any:
+        """The same memory with elements of another dtype of the same size, which a store has to come before.
+
+        As int32: tiles of 64 columns, of pairs.
+        """
+        if str(dtype) == "int32":
+            return _Words(self, list(shape))
         assert tuple(shape) == self.shape
         return Shared(self.data, self.dirty, dtype)
 
@@ -211,6 +216,25 @@ class Shared:
     def check(self) -> None:
         if self.dirty.any():
             raise EmulationError("shared memory written by threads is read asynchronously with no fence between")
+
+
+class _Words:
+    """Tiles of 64 columns of float16, to be written as words of two."""
+
+    def __init__(self, memory: Shared, shape: list[int]) -> None:
+        self._memory, self._across = memory, memory.shape[-1] // 64
+        assert shape == [self._across * len(memory.data), memory.shape[-2], 32], shape
+        assert str(memory.dtype) in ("fp16", "torch.float16"), memory.dtype
+
+    def index(self, at: Any) -> Any:
+        at = int(at)
+        tile = self._memory.index(at // self._across).slice(at % self._across * 64, 64, dim=1)
+
+        def store(given: Any) -> None:
+            words = np.ascontiguousarray(np.asarray(given), np.int32)
+            tile.store(words.view(np.float16).reshape(tile.shape).astype(np.float32))
+
+        return types.SimpleNamespace(store=store)
 
 
 class Barrier:
@@ -318,7 +342,7 @@ class _Program:
         return types.FunctionType(plain.__code__, names, plain.__name__, plain.__defaults__)
 
     def _replacement(self, value: Any) -> Any:
-        if isinstance(value, JITFunction):
+        if isinstance(value, JITFunction) and id(value) not in self._replaced:
             made: list[Any] = []
 
             def call(*arguments: Any, **named: Any) -> Any:
@@ -523,10 +547,18 @@ class _Program:
             (language.copy_rows, self._copy_rows),
             (language.copy_arrive, self._copy_arrive),
             (language.fence_async_shared, self._fence),
+            (language.halves_of_float8, _halves_of_float8),
             (language.warpgroup_mma, self._multiply),
             (language.warpgroup_mma_wait, self._multiply_wait),
         )
         return {id(real): ours for real, ours in pairs}
+
+
+def _halves_of_float8(words: Any) -> tuple[Values, Values]:
+    """Words of two float16 each, of the first two e4m3 of words and of the last two."""
+    codes = torch.from_numpy(np.ascontiguousarray(np.asarray(words), np.int32)).view(torch.float8_e4m3fn)
+    halves = codes.half().numpy().view(np.int32).reshape(*np.shape(words), 2)
+    return values(halves[..., 0]), values(halves[..., 1])
 
 
 def _argument(value: Any) -> Any:
@@ -629,6 +661,7 @@ _ELEMENTWISE: dict[str, Any] = {
     "sum": lambda x, axis=None, **_: values(np.sum(x, axis, dtype=np.asarray(x).dtype)),
     "where": _where,
     "convert_layout": lambda x, layout, **_: x,
+    "join": lambda x, y: values(np.stack([np.asarray(x), np.asarray(y)], -1)),
     "expand_dims": lambda x, axis: values(np.expand_dims(x, axis)),
     "static_range": range,
     "static_assert": lambda *_: None,

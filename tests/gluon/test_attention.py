@@ -226,19 +226,22 @@ def test_windows_over_float8(width: int, seed: int, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn])
 @pytest.mark.parametrize("window", [0, 20, 63, 64, 127, 200])
+@pytest.mark.parametrize("pack", [1, 2, 8])
 def test_warpgroups_that_take_only_their_own_steps(
-    window: int, kv_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
+    pack: int, window: int, kv_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of 64 keys, so that the rows of one warpgroup see none of a tile's first or last."""
+    """Of 64 keys, so that the rows of one warpgroup see none of a tile's first or last; rows of some heads."""
     init = adapter.Prefill.__init__
 
     def own(self: adapter.Prefill, problem: Any) -> None:
         init(self, problem)
-        self._static |= {"OWN": True, "BLOCK_N": 64}
+        self._static |= {"OWN": True, "BLOCK_N": 64, "PACK": pack}
         self._block_n = 64
 
     monkeypatch.setattr(adapter.Prefill, "__init__", own)
-    more = {"window": window, "sinks": torch.tensor([0.5, -1.0])}
+    model = AttentionModel("two groups", 2 * pack, 2, 64, 64)
+    monkeypatch.setattr(f"{__name__}.MODEL", model)
+    more = {"window": window, "sinks": torch.linspace(-1, 0.5, 2 * pack)}
     lengths: dict[str, Any] = {"seq_lens": (300, 0, 130, 64, 200), "q_lens": (140, 0, 5, 64, 190)}
     assert paged(window, more, page_size=16, kv_dtype=kv_dtype, **lengths)
     lengths = {"q_lens": (20, 0, 140, 3, 65), "kv_lens": (5, 7, 400, 0, 65)}

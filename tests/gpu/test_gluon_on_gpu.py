@@ -85,26 +85,38 @@ class TestPrefillOfFloat8Any(DenseContract):
     rich = DenseContract.rich | {"kv_scale": "head"}
 
 
-def test_windows_of_gpt_oss_over_float8() -> None:
-    """Of 128, with sinks, in pages and in tensors, sequences of no tokens among them; heads of 96, too."""
-    for model in (AttentionModel("gpt-oss", 64, 8, 64, 64), AttentionModel("heads of 96", 8, 2, 96, 96)):
-        more: dict[str, Any] = {
-            "window": 128,
-            "sinks": torch.linspace(-2, 4, model.num_q_heads, device="cuda"),
-            "backend": "gluon.prefill_fp8_any",
-        }
-        for lengths in ((700, 0, 129, 2048), (1, 64, 4000, 0)):
-            inputs = {"kv_dtype": torch.float8_e4m3fn, "device": "cuda"}
-            for page in (16, 64, 256):
-                q_lens = tuple((length + 1) // 2 for length in lengths)
-                arguments = paged_attention_inputs(model, seq_lens=lengths, q_lens=q_lens, page_size=page, **inputs)
-                got = kernelhub.paged_attention(**arguments | more)
-                want = kernelhub.paged_attention(**arguments | more | {"backend": "torch.blocked"})
-                assert (got.float() - want.float()).abs().max() < 2.0**-6 * want.float().abs().max()
+@pytest.mark.parametrize("page", [0, 16, 64, 256])
+@pytest.mark.parametrize(
+    "model",
+    [AttentionModel("gpt-oss", 64, 8, 64, 64), AttentionModel("heads of 96", 8, 2, 96, 96)],
+    ids=lambda model: model.name,
+)
+def test_windows_of_gpt_oss_over_float8(model: AttentionModel, page: int) -> None:
+    """Of 128, with sinks, in pages and in tensors (0), sequences of no tokens among them; heads of 96, too."""
+    more: dict[str, Any] = {
+        "window": 128,
+        "sinks": torch.linspace(-2, 4, model.num_q_heads, device="cuda"),
+        "backend": "gluon.prefill_fp8_any",
+    }
+    op: Any = kernelhub.paged_attention if page else kernelhub.attention
+    for lengths in ((700, 0, 129, 2048), (1, 64, 4000, 0)):
+        inputs = {"kv_dtype": torch.float8_e4m3fn, "device": "cuda"}
+        if page:
+            q_lens = tuple((length + 1) // 2 for length in lengths)
+            arguments = paged_attention_inputs(model, seq_lens=lengths, q_lens=q_lens, page_size=page, **inputs)
+        else:
             arguments = attention_inputs(model, q_lens=lengths, kv_lens=lengths, **inputs)
-            got = kernelhub.attention(**arguments | more)
-            want = kernelhub.attention(**arguments | more | {"backend": "torch.blocked"})
-            assert (got.float() - want.float()).abs().max() < 2.0**-6 * want.float().abs().max()
+        got = op(**arguments | more)
+        want = op(**arguments | more | {"backend": "torch.blocked"})
+        assert (got.float() - want.float()).abs().max() < 2.0**-6 * want.float().abs().max()
+
+
+class TestDecodeOfListsOfFloat8(MlaContract):
+    kernel = "gluon.decode_listed_fp8"
+    widths = (512, 64)
+    fewest_cases = 5
+    lists_all = True
+    kv_scale = "tensor"
 
 
 class TestDecodeOfLists(MlaContract):

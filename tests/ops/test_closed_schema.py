@@ -135,10 +135,13 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
     "paged_mqa_logits": [{}, {"dtype": "bfloat16"}],
     "topk_indices": [{"k": k} for k in (2048, 10000)],
     "mla_attention": [
-        {"sparse": sparse, "num_heads": heads, "q_len": q_len}
-        for sparse in (False, True)
-        for heads in (16, 64)
-        for q_len in ("one", "many")
+        *(
+            {"sparse": sparse, "num_heads": heads, "q_len": q_len}
+            for sparse in (False, True)
+            for heads in (16, 64)
+            for q_len in ("one", "many")
+        ),
+        {"sparse": True, "kv_dtype": "float8_e4m3fn", "kv_scale": "value"},
     ],
     "expert_parallel_moe": [{}, {"weights": "fp8_block", "activation_dtype": "fp8_block"}],
     "fused_moe": [

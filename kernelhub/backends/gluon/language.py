@@ -31,12 +31,40 @@ if hasattr(gl.shared_memory_descriptor, "reinterpret"):
         """The memory of a buffer as elements of another dtype of the same size, in the layout of `like`."""
         return buf.reinterpret(dtype, buf.shape, like.layout)
 
+    @gluon.jit
+    def words_of(buf, TILES: gl.constexpr, LAYOUT: gl.constexpr):
+        """The memory of tiles of 64 columns in 16 bits, which lie one after the other, as words of 32 bits."""
+        return buf.reinterpret(gl.int32, [TILES, buf.shape[1], 32], LAYOUT)
+
 else:
 
     @gluon.jit
     def reinterpreted(buf, dtype: gl.constexpr, like):
         """The memory of a buffer as elements of another dtype of the same size, in the layout of `like`."""
         return buf._reinterpret(dtype, buf.shape, like.layout)
+
+    @gluon.jit
+    def words_of(buf, TILES: gl.constexpr, LAYOUT: gl.constexpr):
+        """The memory of tiles of 64 columns in 16 bits, which lie one after the other, as words of 32 bits."""
+        return buf._reinterpret(gl.int32, [TILES, buf.shape[1], 32], LAYOUT)
+
+
+@gluon.jit
+def halves_of_float8(words):
+    """Four e4m3 of a word as two words of two float16, the first two first. Triton would move each byte on its own."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .b16 low, high;
+        mov.b32 {low, high}, $2;
+        cvt.rn.f16x2.e4m3x2 $0, low;
+        cvt.rn.f16x2.e4m3x2 $1, high;
+        }""",
+        "=r,=r,r",
+        [words],
+        dtype=(gl.int32, gl.int32),
+        is_pure=True,
+        pack=1,
+    )
 
 
 __all__ = [
@@ -46,6 +74,7 @@ __all__ = [
     "fence_async_shared",
     "gl",
     "gluon",
+    "halves_of_float8",
     "mbarrier",
     "reinterpreted",
     "tma",
@@ -53,4 +82,5 @@ __all__ = [
     "tma_store",
     "warpgroup_mma",
     "warpgroup_mma_wait",
+    "words_of",
 ]

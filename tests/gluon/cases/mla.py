@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernelhub.backends.gluon.mla.adapter import Decode
-from kernelhub.backends.gluon.mla.listed_adapter import Listed
+from kernelhub.backends.gluon.mla.listed_adapter import Listed, ListedFloat8
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaValues
@@ -28,13 +28,17 @@ def _launch(facets: dict[str, Any], device: DeviceFacts) -> None:
     offsets = empty(5, dtype=torch.int32) if problem.ragged else None
     step = PagedStep(empty(4, 64, dtype=torch.int32), empty(4, dtype=torch.int32), offsets)
     lse = empty(*lse_shape(q.shape), dtype=torch.float32) if problem.lse else None
-    values = MlaValues(0.1, empty(problem.num_heads) if problem.sinks else None)
+    kv_dtype = getattr(torch, problem.kv_dtype)
+    kv_scale = {"tensor": empty(1, dtype=torch.float32), "value": 0.5, None: None}[problem.kv_scale]
+    values = MlaValues(0.1, empty(problem.num_heads) if problem.sinks else None, kv_scale)
     count = q.numel() // (problem.num_heads * 576)
     lists = empty(count, 2048, dtype=torch.int32) if problem.sparse else None
-    adapter = Listed if problem.sparse else Decode
-    adapter(problem).launch(q, empty(256, 64, 576), lists, step, values, empty(*q.shape[:-1], 512), lse)
+    adapter = (ListedFloat8 if problem.kv_scale else Listed) if problem.sparse else Decode
+    cache = empty(256, problem.page_size, 576, dtype=kv_dtype)
+    adapter(problem).launch(q, cache, lists, step, values, empty(*q.shape[:-1], 512), lse)
 
 
+_FLOAT8 = {"sparse": True, "kv_dtype": "float8_e4m3fn", "kv_scale": "value"}
 CASES = [
     Case("mla decode, 128 heads", functools.partial(_launch, {})),
     Case("mla decode, 16 heads", functools.partial(_launch, {"num_heads": 16, "lse": True})),
@@ -51,6 +55,26 @@ CASES = [
         "mla decode of lists, 2 tokens, everything",
         functools.partial(
             _launch, {"q_len": "few", "causal": True, "sinks": True, "lse": True, "num_heads": 16, "sparse": True}
+        ),
+    ),
+    Case("mla decode of lists, float8, 128 heads", functools.partial(_launch, _FLOAT8)),
+    Case(
+        "mla decode of lists, float8, ragged",
+        functools.partial(_launch, {**_FLOAT8, "ragged": True, "q_len": "any", "causal": True, "page_size": 16}),
+    ),
+    Case(
+        "mla decode of lists, float8, 2 tokens, everything",
+        functools.partial(
+            _launch,
+            {
+                **_FLOAT8,
+                "kv_scale": "tensor",
+                "q_len": "few",
+                "causal": True,
+                "sinks": True,
+                "lse": True,
+                "num_heads": 16,
+            },
         ),
     ),
 ]

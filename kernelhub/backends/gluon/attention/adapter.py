@@ -77,6 +77,7 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
             # the contract has to run on a GPU so before all calls with such heads go without.
             "LATE": not own,
             "OWN": own,
+            "PACK": 1,
         }
         self._launchers: dict[bool, Launcher] = {}
 
@@ -92,8 +93,10 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
         keys = _rows_of(k, paged, self._heads_first)
         values_of = _rows_of(v, paged, self._heads_first)
         num_seqs, q_tokens, kv_tokens = self._sizes(q, k, step)
-        blocks = q_tokens // _ROWS + num_seqs if ragged else -(-q_tokens // _ROWS) * num_seqs
-        total = blocks * problem.num_q_heads
+        pack = self._static["PACK"]
+        each = _ROWS // pack  # queries of a tile
+        blocks = q_tokens // each + num_seqs if ragged else -(-q_tokens // each) * num_seqs
+        total = blocks * (problem.num_q_heads // pack)
         if not total:
             return
         (k_scale, of_keys), (v_scale, of_values) = _parts(values.k_scale), _parts(values.v_scale)
@@ -116,8 +119,8 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
             launch(
                 min(problem.device.num_sms, total),
                 variant,
-                descriptor(queries.rows, (64, self._d0)),
-                descriptor(queries.rows, (64, self._d1 or self._d0)),
+                descriptor(queries.rows, (64 // pack, self._d0)),
+                descriptor(queries.rows, (64 // pack, self._d1 or self._d0)),
                 descriptor(keys.rows, (page, self._d0)),
                 descriptor(keys.rows, (page, self._d1 or self._d0)),
                 descriptor(values_of.rows, (page, self._dv)),

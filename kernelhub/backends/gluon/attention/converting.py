@@ -72,16 +72,18 @@ def convert_tiles(
     window_right,
     HEADS: gl.constexpr, GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D1: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, SCALES: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, RAW_STAGES: gl.constexpr,
+    STAGES: gl.constexpr, RAW_STAGES: gl.constexpr, PACK: gl.constexpr,
 ):  # fmt: skip
     """Every step of keys that the loader loads, in the same order."""
     step = 0
     for t in range(gl.program_id(0), total, gl.num_programs(0)):
         head, _, block, _, q_len, _, kv_len = tile_of(
-            t, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, HEADS, RAGGED, PAGE
+            t, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, HEADS, RAGGED, PAGE, PACK
         )
         if block >= 0:
-            _, steps, _, _ = key_steps(block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
+            _, steps, _, _ = key_steps(
+                block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N, PACK
+            )
             sign = 1.0
             if SCALES > 1:
                 sign = gl.where(scale_of(k_scale, head, GROUP, SCALES) < 0, -1.0, 1.0)

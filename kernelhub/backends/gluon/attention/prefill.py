@@ -18,7 +18,7 @@ Source: FlashAttention-3 (Shah et al. 2024).
 from __future__ import annotations
 
 from kernelhub.backends.gluon.attention.converting import convert_tiles, narrowed, scale_of
-from kernelhub.backends.gluon.attention.tiles import ROWS, key_steps, own_steps, tile_of
+from kernelhub.backends.gluon.attention.tiles import key_steps, own_steps, tile_of
 from kernelhub.backends.gluon.language import (
     fence_async_shared,
     gl,
@@ -68,26 +68,40 @@ def load_tiles(
     k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left, window_right, HEADS: gl.constexpr,
     GROUP: gl.constexpr, RAGGED: gl.constexpr, PAGE: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr,
+    Q_STAGES: gl.constexpr, PACK: gl.constexpr,
 ):  # fmt: skip
+    MANY: gl.constexpr = 64 // PACK  # queries of a warpgroup
     step = 0
     done = 0
     for t in range(gl.program_id(0), total, gl.num_programs(0)):
         head, sequence, block, q_start, q_len, kv_start, kv_len = tile_of(
-            t, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, HEADS, RAGGED, PAGE
+            t, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, HEADS, RAGGED, PAGE, PACK
         )
         if block >= 0:
-            low, steps, _, _ = key_steps(block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N)
-            row = q_start + sequence * q_batch + head * q_head_row + block * ROWS
+            low, steps, _, _ = key_steps(
+                block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N, PACK
+            )
+            row = q_start + sequence * q_batch + head * q_head_row + block * (2 * MANY)
             for w in gl.static_range(2):
                 at = done % Q_STAGES * 2 + w
                 mbarrier.wait(q_empty.index(at), ((done // Q_STAGES) & 1) ^ 1)
                 if D1 > 0:
-                    mbarrier.expect(q_full.index(at), q_desc.block_type.nbytes + q_rest.block_type.nbytes)
-                    tma_load(q_rest, [row + w * 64, head * q_head_column + D0], q_full.index(at), q_buf1.index(at))
+                    mbarrier.expect(q_full.index(at), (q_desc.block_type.nbytes + q_rest.block_type.nbytes) * PACK)
                 else:
-                    mbarrier.expect(q_full.index(at), q_desc.block_type.nbytes)
-                tma_load(q_desc, [row + w * 64, head * q_head_column], q_full.index(at), q_buf.index(at))
+                    mbarrier.expect(q_full.index(at), q_desc.block_type.nbytes * PACK)
+                if PACK > 1:
+                    for h in gl.static_range(PACK):
+                        q_row = row + w * MANY + h * q_head_row
+                        column = (head + h) * q_head_column
+                        if D1 > 0:
+                            rest = q_buf1.index(at).slice(h * MANY, MANY)
+                            tma_load(q_rest, [q_row, column + D0], q_full.index(at), rest)
+                        into = q_buf.index(at).slice(h * MANY, MANY)
+                        tma_load(q_desc, [q_row, column], q_full.index(at), into)
+                else:
+                    if D1 > 0:
+                        tma_load(q_rest, [row + w * 64, head * q_head_column + D0], q_full.index(at), q_buf1.index(at))
+                    tma_load(q_desc, [row + w * 64, head * q_head_column], q_full.index(at), q_buf.index(at))
             pages = block_table
             if PAGE > 0:
                 pages += sequence.to(gl.int64) * stride_table
@@ -173,6 +187,14 @@ def clear_from(buf, limit, cleared, phase, WHICH: gl.constexpr, BLOCK_N: gl.cons
 
 
 @gluon.jit
+def within_head(row, PACK: gl.constexpr):
+    """Which query of its head each row of a warpgroup is; rows of a head are adjacent."""
+    if PACK > 1:
+        row = row % (64 // PACK)
+    return row
+
+
+@gluon.jit
 def pass_on(full, empty, step, STAGES: gl.constexpr):
     """Release the stage of a step that no row of the warpgroup sees."""
     mbarrier.wait(full.index(step % STAGES), (step // STAGES) & 1)
@@ -232,8 +254,10 @@ def attend(
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr,
     HAS_LSE: gl.constexpr, SCALED: gl.constexpr, SCALES: gl.constexpr, NARROW: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr, OWN: gl.constexpr,
+    PACK: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: 64 rows of each tile of its program."""
+    MANY: gl.constexpr = 64 // PACK  # queries, each of PACK heads
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
@@ -247,19 +271,19 @@ def attend(
     zero = gl.zeros((64, BLOCK_N), gl.float32, S_LAYOUT)
     for t in range(gl.program_id(0), total_tiles, gl.num_programs(0)):
         head, sequence, block, q_start, q_len, _, kv_len = tile_of(
-            t, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, HEADS, RAGGED, PAGE
+            t, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, HEADS, RAGGED, PAGE, PACK
         )
         if block >= 0:
             low, steps, right, left = key_steps(
-                block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N
+                block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N, PACK
             )
             after = 0
             if OWN:
                 last_keys = low + (steps - 1) * BLOCK_N
                 all_steps = steps
                 before, low, steps, right, left = own_steps(
-                    block * ROWS + WHICH * 64, low, steps, q_len, kv_len, window_left, window_right, HAS_LEFT,
-                    HAS_RIGHT, BLOCK_N,
+                    block * (2 * MANY) + WHICH * MANY, low, steps, q_len, kv_len, window_left, window_right, MANY,
+                    HAS_LEFT, HAS_RIGHT, BLOCK_N,
                 )  # fmt: skip
                 after = all_steps - before - steps
                 for i in range(before):
@@ -275,7 +299,7 @@ def attend(
             if SCALES > 1:
                 score_scale = given_scale * gl.abs(scale_of(k_scale, head, GROUP, SCALES))
                 of_values = scale_of(v_scale, head, GROUP, SCALES)
-            token = block * ROWS + WHICH * 64 + gl.arange(0, 64, row)
+            token = block * (2 * MANY) + WHICH * MANY + within_head(gl.arange(0, 64, row), PACK)
             position = kv_len - q_len + token
             at = done % Q_STAGES * 2 + WHICH
             q = q_buf.index(at)
@@ -363,9 +387,9 @@ def attend(
                     step += 1
             done += 1
             store_rows(
-                acc, m, total, of_values, out, lse, sinks, sequence, head, token, block * ROWS + WHICH * 64, q_start,
-                q_len, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, DV, WIDTH, RAGGED, HAS_SINKS,
-                HAS_LSE, SCALES, O_LAYOUT,
+                acc, m, total, of_values, out, lse, sinks, sequence, head, token, block * (2 * MANY) + WHICH * MANY,
+                q_start, q_len, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, DV, WIDTH, RAGGED,
+                HAS_SINKS, HAS_LSE, SCALES, PACK, S_LAYOUT, O_LAYOUT,
             )  # fmt: skip
 
 
@@ -373,15 +397,21 @@ def attend(
 def store_rows(
     acc, m, total, of_values, out, lse, sinks, sequence, head, token, first, q_start, q_len, stride_ob, stride_ot,
     stride_oh, stride_lb, stride_lh, stride_lt, DV: gl.constexpr, WIDTH: gl.constexpr, RAGGED: gl.constexpr,
-    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, SCALES: gl.constexpr, O_LAYOUT: gl.constexpr,
+    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, SCALES: gl.constexpr, PACK: gl.constexpr, S_LAYOUT: gl.constexpr,
+    O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Add the sink to the denominator, divide, write the rows that the sequence has."""
     row: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    row_s: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
+    MANY: gl.constexpr = 64 // PACK
     batch = sequence
     if RAGGED:
         batch = sequence * 0
     if HAS_SINKS:
-        sink = gl.load(sinks + head).to(gl.float32) * LOG2E
+        sink_of = sinks + head
+        if PACK > 1:
+            sink_of += gl.arange(0, 64, row_s) // MANY
+        sink = gl.load(sink_of).to(gl.float32) * LOG2E
         top = gl.maximum(m, sink)
         kept = gl.exp2(m - top)
         total = total * kept + gl.exp2(sink - top)
@@ -393,10 +423,12 @@ def store_rows(
     if SCALES > 0:
         share = share * of_values
     result = acc * gl.convert_layout(share, row)[:, None]
-    rows = first + gl.arange(0, 64, row)
+    rows = first + within_head(gl.arange(0, 64, row), PACK)
     columns = gl.arange(0, DV, gl.SliceLayout(0, O_LAYOUT))
     out += batch.to(gl.int64) * stride_ob + q_start.to(gl.int64) * stride_ot + head.to(gl.int64) * stride_oh
     where = rows.to(gl.int64) * stride_ot
+    if PACK > 1:
+        where += (gl.arange(0, 64, row) // MANY).to(gl.int64) * stride_oh
     kept = (rows < q_len)[:, None]
     if WIDTH < DV:
         kept = kept & (columns < WIDTH)[None, :]  # what is behind a head's values is another's
@@ -404,6 +436,8 @@ def store_rows(
     if HAS_LSE:
         lse += batch.to(gl.int64) * stride_lb + head.to(gl.int64) * stride_lh
         value = gl.where(some, (m + gl.log2(total)) * LN2, float("-inf"))
+        if PACK > 1:
+            lse += (gl.arange(0, 64, row_s) // MANY).to(gl.int64) * stride_lh
         gl.store(lse + (q_start + token).to(gl.int64) * stride_lt, value, mask=token < q_len)
 
 
@@ -426,7 +460,7 @@ def prefill_kernel(
     D0: gl.constexpr, D1: gl.constexpr, DV: gl.constexpr, WIDTH: gl.constexpr, HAS_LEFT: gl.constexpr,
     HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
     SCALED: gl.constexpr, SCALES: gl.constexpr, NARROW: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr, OWN: gl.constexpr,
+    Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr, OWN: gl.constexpr, PACK: gl.constexpr,
 ):  # fmt: skip
     """Programs take tiles in turns.
 
@@ -441,6 +475,8 @@ def prefill_kernel(
         SCALED: `score_scale` is not positive, so that it does not commute with the maximum.
         SCALES: 0: keys and values are as the queries; else float8, 1: their factors are in `score_scale` and
             `value_scale`; 2: besides, `k_scale` and `v_scale` have one each; 3: one for each KV head.
+        PACK: a tile has 128 / PACK queries of each of PACK heads that share keys; blocks of the queries' descriptors
+            have as many rows as a warpgroup has queries of a head.
         OWN: a warpgroup takes only those steps of a tile that its rows see.
         NARROW: the queries are bfloat16 and become float16, as keys and values of float8 do.
     """
@@ -505,7 +541,7 @@ def prefill_kernel(
                 num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
                 stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1,
                 DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE, OWN,
+                STAGES, Q_STAGES, PINGPONG, LATE, OWN, PACK,
             )),
             (attend, (
                 q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
@@ -513,7 +549,7 @@ def prefill_kernel(
                 num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
                 stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1,
                 DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE, OWN,
+                STAGES, Q_STAGES, PINGPONG, LATE, OWN, PACK,
             )),
             (load_tiles, (
                 q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, raw_k, raw_k1, raw_v, q_full, q_empty,
@@ -522,12 +558,13 @@ def prefill_kernel(
                 total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
                 q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
                 window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, RAW_STAGES, Q_STAGES,
+                PACK,
             )),
             (convert_tiles, (
                 raw_k, raw_k1, raw_v, k_bufs, k_bufs1, v_bufs, raw_k_full, raw_k_empty, raw_v_full, raw_v_empty, k_full,
                 k_empty, v_full, v_empty, k_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens,
                 total, window_left, window_right, HEADS, GROUP, RAGGED, PAGE, D1, HAS_LEFT, HAS_RIGHT, SCALES, BLOCK_N,
-                STAGES, RAW_STAGES,
+                STAGES, RAW_STAGES, PACK,
             )),
         ], [4, 1, 4], [216, 24, 56])  # fmt: skip
     else:
@@ -539,7 +576,7 @@ def prefill_kernel(
                 num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
                 stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1,
                 DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE, OWN,
+                STAGES, Q_STAGES, PINGPONG, LATE, OWN, PACK,
             )),
             (attend, (
                 q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
@@ -547,7 +584,7 @@ def prefill_kernel(
                 num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
                 stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1,
                 DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE, OWN,
+                STAGES, Q_STAGES, PINGPONG, LATE, OWN, PACK,
             )),
             (load_tiles, (
                 q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full,
@@ -555,6 +592,6 @@ def prefill_kernel(
                 cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens,
                 total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
                 q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
-                window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, STAGES, Q_STAGES,
+                window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, STAGES, Q_STAGES, PACK,
             )),
         ], [4, 1], [240, 24])  # fmt: skip

@@ -6,7 +6,9 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import OneOf, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.ops.attention.problem import ANY, FEW, MANY, ONE
+from kernelhub.dispatch.standing import untested
+from kernelhub.ops.attention.problem import ANY, FEW, FP8, MANY, ONE
+from kernelhub.ops.mla.attention.problem import KV_SCALES
 
 _WRITTEN = "the width that it is written for"
 
@@ -42,7 +44,7 @@ KERNELS = (
         constraints=(
             *MACHINE,
             dtype_in("q_dtype", "bfloat16"),
-            SameValue("q_dtype", "kv_dtype", why="float8 is not written"),
+            SameValue("q_dtype", "kv_dtype", why="gluon.decode_listed_fp8 takes float8"),
             OneOf("head_dim", (576,), why=_WRITTEN),
             OneOf("value_dim", (512,), why=_WRITTEN),
             OneOf("sparse", (True,), why="it walks lists of tokens"),
@@ -54,5 +56,27 @@ KERNELS = (
         deterministic=True,
         source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",
         standings=standings(32, "gluon_more_h200.json"),
+    ),
+    Kernel(
+        op="mla_attention",
+        name="gluon.decode_listed_fp8",
+        target="kernelhub.backends.gluon.mla.listed_adapter:ListedFloat8",
+        summary="the same over latents in float8, which four warps load and make float16 of",
+        band=Band.TUNED,
+        constraints=(
+            *MACHINE,
+            dtype_in("q_dtype", "bfloat16"),
+            dtype_in("kv_dtype", FP8),
+            OneOf("head_dim", (576,), why=_WRITTEN),
+            OneOf("value_dim", (512,), why=_WRITTEN),
+            OneOf("sparse", (True,), why="it walks lists of tokens"),
+            OneOf("q_len", (ONE, FEW, MANY, ANY)),
+            anything("num_heads", "page_size"),
+        ),
+        features=frozenset({"sparse", "ragged", "causal", "sinks", "lse", *(f"kv_scale={form}" for form in KV_SCALES)}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",
+        standings=(untested("hopper"),),
     ),
 )

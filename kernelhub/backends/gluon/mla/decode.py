@@ -51,6 +51,8 @@ PIECE_ROWS = gl.constexpr(gl.SliceLayout(1, PIECES))
 # Signals between the warpgroups, and the vectors that they pass.
 M_READY, BETA_READY, EVEN_READY, ODD_READY, SUMS_READY = map(gl.constexpr, range(5))
 M0, ALPHA, BETA, M1 = map(gl.constexpr, range(4))
+# How rows that lists name come into shared memory: by cp.async, or by threads, as float16 of float8.
+GATHERED, CONVERTED = gl.constexpr(1), gl.constexpr(2)
 
 
 @gluon.jit
@@ -99,8 +101,8 @@ def score_half(q_half, k_half, full, s, phase, USE: gl.constexpr, LISTED: gl.con
     """Add the products of half of the latent to scores, 64 columns at a time as they arrive."""
     for piece in gl.static_range(4):
         mbarrier.wait(full.index(piece), phase)
-        if LISTED:
-            fence_async_shared()  # threads copied the rows
+        if LISTED == GATHERED:
+            fence_async_shared()  # on this side: the copies ended on their own
         q = q_half.slice(piece * 64, 64, dim=1)
         k = k_half.slice(piece * 64, 64, dim=1)
         if USE or piece > 0:
@@ -121,7 +123,7 @@ def score(
     if ODD:
         s = score_half(q_right.index(none), k_right.index(1 + none), full_r, s, phase, False, LISTED)
         mbarrier.wait(full_r.index(4), phase)
-        if LISTED:
+        if LISTED == GATHERED:
             fence_async_shared()
         s = warpgroup_mma(qr, k_rope.index(1 + none).permute((1, 0)), s, is_async=True)
         s = score_half(q_left.index(none), k_left.index(1 + none), full_l, s, phase, True, LISTED)
@@ -129,7 +131,7 @@ def score(
         s = score_half(q_left.index(none), k_left.index(none), full_l, s, phase, False, LISTED)
         s = score_half(q_right.index(none), k_right.index(none), full_r, s, phase, True, LISTED)
         mbarrier.wait(full_r.index(4), phase)
-        if LISTED:
+        if LISTED == GATHERED:
             fence_async_shared()
         s = warpgroup_mma(qr, k_rope.index(none).permute((1, 0)), s, is_async=True)
     return s
@@ -137,17 +139,20 @@ def score(
 
 @gluon.jit
 def scaled(
-    s, scale, key, kv_len, position, unseen, hidden, hidden_ready, done, CAUSAL: gl.constexpr, MASK: gl.constexpr,
-    LISTED: gl.constexpr
+    s, scale, key, kv_len, position, unseen, hidden, hidden_ready, done, ODD: gl.constexpr, CAUSAL: gl.constexpr,
+    MASK: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """Scores of the 64 keys from `key` on in units of log2; -inf where a row does not see a key.
 
     `unseen` is the first key that some row does not see. LISTED: `hidden` is -inf for each key that no row sees.
     """
-    x = s * scale
+    if LISTED == CONVERTED:
+        x = s * (scale * hidden.index(2).load(ROW_S))[:, None]
+    else:
+        x = s * scale
     if LISTED:
-        mbarrier.wait(hidden_ready, done & 1)
-        x = x + hidden.load(COL_S)[None, :]
+        mbarrier.wait(hidden_ready.index(ODD), done & 1)
+        x = x + hidden.index(ODD).load(COL_S)[None, :]
     elif MASK:  # noqa: SIM102  known when it is compiled
         if key + 64 > unseen:
             column = key + gl.arange(0, 64, COL_S)
@@ -186,7 +191,7 @@ def step_even(x, acc, m, total, p_even, p_odd, k_left, vecs, bars, empty_l, phas
     if LAST:
         clear_from(k_left.index(0), tail)
     pending = warpgroup_mma(
-        gl.convert_layout(p.to(gl.bfloat16), P_LAYOUT),
+        gl.convert_layout(p.to(k_left.dtype), P_LAYOUT),
         k_left.index(0),
         acc * gl.convert_layout(alpha, ROW_O)[:, None],
         is_async=True,
@@ -194,7 +199,7 @@ def step_even(x, acc, m, total, p_even, p_odd, k_left, vecs, bars, empty_l, phas
     mbarrier.wait(bars.index(BETA_READY), phase)
     beta = vecs.index(BETA).load(ROW_S)
     m1 = vecs.index(M1).load(ROW_S)
-    p_even.store((p * beta[:, None]).to(gl.bfloat16))
+    p_even.store((p * beta[:, None]).to(k_left.dtype))
     fence_async_shared()
     mbarrier.arrive(bars.index(EVEN_READY), count=1)
     acc = warpgroup_mma_wait(0, deps=(pending,))
@@ -221,7 +226,7 @@ def step_odd(x, acc, total, p_even, p_odd, k_right, vecs, bars, empty_r, phase, 
     p = gl.exp2(x - m1[:, None])
     factor = alpha * beta
     total = total * factor + gl.sum(p, 1)
-    half = p.to(gl.bfloat16)
+    half = p.to(k_right.dtype)
     p_odd.store(half)
     fence_async_shared()
     mbarrier.arrive(bars.index(ODD_READY), count=1)
@@ -246,9 +251,10 @@ def step_odd(x, acc, total, p_even, p_odd, k_right, vecs, bars, empty_r, phase, 
 @gluon.jit
 def attend_even(
     q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l, full_r, empty_l,
-    empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob,
-    stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place, slot_rows,
-    HEADS: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, LISTED: gl.constexpr,
+    empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, value_scale, row, tokens,
+    stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place,
+    slot_rows, HEADS: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    LISTED: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 0: even pages, the left half of the sums."""
     done = 0
@@ -276,9 +282,10 @@ def attend_even(
                     kv_len,
                     position,
                     unseen,
-                    hidden.index(0),
-                    hidden_ready.index(0),
+                    hidden,
+                    hidden_ready,
                     done,
+                    0,
                     CAUSAL,
                     CAUSAL,
                     LISTED,
@@ -302,9 +309,10 @@ def attend_even(
                 kv_len,
                 position,
                 unseen,
-                hidden.index(0),
-                hidden_ready.index(0),
+                hidden,
+                hidden_ready,
                 done,
+                0,
                 CAUSAL,
                 True,
                 LISTED,
@@ -319,7 +327,7 @@ def attend_even(
             store_rows(
                 acc, m, whole, out, lse, part_out, part_lse, sinks, sequence, row, tokens, stride_ob, stride_ot,
                 stride_oh, stride_lb, stride_lh, stride_lt, (low == 0) & (high * 128 >= kv_len),
-                place + (low == 0).to(gl.int32) * slot_rows, 0, HEADS, HAS_SINKS, HAS_LSE,
+                place + (low == 0).to(gl.int32) * slot_rows, value_scale, 0, HEADS, HAS_SINKS, HAS_LSE, LISTED,
             )  # fmt: skip
             walked += 1
 
@@ -327,9 +335,10 @@ def attend_even(
 @gluon.jit
 def attend_odd(
     q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l, full_r, empty_l,
-    empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens, stride_ob,
-    stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place, slot_rows,
-    HEADS: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, LISTED: gl.constexpr,
+    empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, value_scale, row, tokens,
+    stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at, place,
+    slot_rows, HEADS: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    LISTED: gl.constexpr,
 ):  # fmt: skip
     """Warpgroup 1: odd pages, the right half of the sums."""
     done = 0
@@ -356,9 +365,10 @@ def attend_odd(
                     kv_len,
                     position,
                     unseen,
-                    hidden.index(1),
-                    hidden_ready.index(1),
+                    hidden,
+                    hidden_ready,
                     done,
+                    1,
                     CAUSAL,
                     CAUSAL,
                     LISTED,
@@ -380,9 +390,10 @@ def attend_odd(
                 kv_len,
                 position,
                 unseen,
-                hidden.index(1),
-                hidden_ready.index(1),
+                hidden,
+                hidden_ready,
                 done,
+                1,
                 CAUSAL,
                 True,
                 LISTED,
@@ -393,7 +404,7 @@ def attend_odd(
             store_rows(
                 acc, m, whole, out, lse, part_out, part_lse, sinks, sequence, row, tokens, stride_ob, stride_ot,
                 stride_oh, stride_lb, stride_lh, stride_lt, (low == 0) & (high * 128 >= kv_len),
-                place + (low == 0).to(gl.int32) * slot_rows, 1, HEADS, HAS_SINKS, HAS_LSE,
+                place + (low == 0).to(gl.int32) * slot_rows, value_scale, 1, HEADS, HAS_SINKS, HAS_LSE, LISTED,
             )  # fmt: skip
             walked += 1
 
@@ -413,8 +424,8 @@ def add_sums(total, vecs, bars, empty_q, phase, ODD: gl.constexpr):
 @gluon.jit
 def store_rows(
     acc, m, total, out, lse, part_out, part_lse, sinks, sequence, row, tokens, stride_ob, stride_ot, stride_oh,
-    stride_lb, stride_lh, stride_lt, whole, place, ODD: gl.constexpr, HEADS: gl.constexpr,
-    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
+    stride_lb, stride_lh, stride_lt, whole, place, value_scale, ODD: gl.constexpr, HEADS: gl.constexpr,
+    HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr, LISTED: gl.constexpr,
 ):  # fmt: skip
     """Write half the columns of a tile: the result if `whole`, or a part from row `place` on and its log2-sum-exp."""
     rows = row + gl.arange(0, 64, ROW_S)
@@ -431,7 +442,10 @@ def store_rows(
             total = total * kept + gl.exp2(sink - top)
         some = total > 0.0
         total = gl.where(some, total, 1.0)
-        result = acc * gl.convert_layout(kept / total, ROW_O)[:, None]
+        share = kept / total
+        if LISTED == CONVERTED:
+            share = share * value_scale
+        result = acc * gl.convert_layout(share, ROW_O)[:, None]
         where = (rows_o // HEADS).to(gl.int64) * stride_ot + (rows_o % HEADS).to(gl.int64) * stride_oh
         where += sequence.to(gl.int64) * stride_ob
         gl.store(out + where[:, None] + columns[None, :], result.to(out.dtype.element_ty), mask=valid[:, None])
@@ -442,7 +456,10 @@ def store_rows(
     else:
         some = total > 0.0
         total = gl.where(some, total, 1.0)
-        result = acc * gl.convert_layout(1.0 / total, ROW_O)[:, None]
+        share = 1.0 / total
+        if LISTED == CONVERTED:
+            share = share * value_scale
+        result = acc * gl.convert_layout(share, ROW_O)[:, None]
         part = place + gl.arange(0, 64, ROW_O)
         gl.store(part_out + part.to(gl.int64)[:, None] * 512 + columns[None, :], result, mask=valid[:, None])
         if not ODD:
@@ -455,18 +472,20 @@ def shared_memory(q_half, q_rope_desc, FILLERS: gl.constexpr, LISTED: gl.constex
     """Buffers and barriers of a program. FILLERS arrive at the barrier of each 64 columns of keys once they are full.
 
     Right halves have one more, for the rotary part. What only lists need stands for something else without them.
+    CONVERTED: keys and probabilities are float16, and `hidden` has a third vector, of the queries' factors.
     """
+    dtype: gl.constexpr = gl.float16 if LISTED == CONVERTED else gl.bfloat16
     q_left = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
     q_right = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [64, 64], q_rope_desc.layout)
-    k_left = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], q_half.layout)
-    k_right = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 256], q_half.layout)
-    k_rope = gl.allocate_shared_memory(gl.bfloat16, [2, 64, 64], q_rope_desc.layout)
-    p_even = gl.allocate_shared_memory(gl.bfloat16, [64, 64], q_rope_desc.layout)
+    k_left = gl.allocate_shared_memory(dtype, [2, 64, 256], q_half.layout)
+    k_right = gl.allocate_shared_memory(dtype, [2, 64, 256], q_half.layout)
+    k_rope = gl.allocate_shared_memory(dtype, [2, 64, 64], q_rope_desc.layout)
+    p_even = gl.allocate_shared_memory(dtype, [64, 64], q_rope_desc.layout)
     vecs = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
     hidden = vecs
     if LISTED:
-        hidden = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR)
+        hidden = gl.allocate_shared_memory(gl.float32, [1 + LISTED, 64], VECTOR)
     full_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     empty_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     full_l0 = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
@@ -531,22 +550,22 @@ def decode_kernel(
     (
         q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, hidden, full_q, empty_q, full_l0, full_l1,
         full_r0, full_r1, empty_l, empty_r, hidden_ready, bars,
-    ) = shared_memory(q_half, q_rope_desc, 1, False)  # fmt: skip
+    ) = shared_memory(q_half, q_rope_desc, 1, 0)  # fmt: skip
     row = tile * 64
     slot_rows = tiles * 64
     place = part * 2 * slot_rows + row
     gl.warp_specialize([
         (attend_even, (
             q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l0, full_r0,
-            empty_l, empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens,
-            stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at,
-            place, slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE, False,
+            empty_l, empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, 1.0, row,
+            tokens, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last,
+            first_at, place, slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE, 0,
         )),
         (attend_odd, (
             q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l1, full_r1,
-            empty_l, empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, row, tokens,
-            stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at,
-            place, slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE, False,
+            empty_l, empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, seq_lens, scale, 1.0, row,
+            tokens, stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last,
+            first_at, place, slot_rows, HEADS, CAUSAL, HAS_SINKS, HAS_LSE, 0,
         )),
         (load_pages, (
             q_half, q_rope_desc, kv_piece, q_left, q_right, q_rope, k_left.index(0), k_rope.index(0), full_q,

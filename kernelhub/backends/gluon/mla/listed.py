@@ -20,7 +20,7 @@ from kernelhub.backends.gluon.language import (
     mbarrier,
     tma_load,
 )
-from kernelhub.backends.gluon.mla.decode import attend_even, attend_odd, shared_memory
+from kernelhub.backends.gluon.mla.decode import GATHERED, attend_even, attend_odd, shared_memory
 from kernelhub.backends.gluon.mla.schedule import part_of_program, segment
 
 COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
@@ -158,22 +158,22 @@ def listed_kernel(
     (
         q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, hidden, full_q, empty_q, full_l0, full_l1,
         full_r0, full_r1, empty_l, empty_r, hidden_ready, bars,
-    ) = shared_memory(q_half, q_rope_desc, COPIERS, True)  # fmt: skip
+    ) = shared_memory(q_half, q_rope_desc, COPIERS, GATHERED)  # fmt: skip
     row = tile * 64
     slot_rows = tiles * 64
     place = part * 2 * slot_rows + row
     gl.warp_specialize([
         (attend_even, (
             q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l0, full_r0,
-            empty_l, empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, None, scale, row, 1,
+            empty_l, empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, None, scale, 1.0, row, 1,
             stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at,
-            place, slot_rows, HEADS, False, HAS_SINKS, HAS_LSE, True,
+            place, slot_rows, HEADS, False, HAS_SINKS, HAS_LSE, GATHERED,
         )),
         (attend_odd, (
             q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, bars, full_q, empty_q, full_l1, full_r1,
-            empty_l, empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, None, scale, row, 1,
+            empty_l, empty_r, hidden, hidden_ready, out, lse, part_out, part_lse, sinks, None, scale, 1.0, row, 1,
             stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, room, begin, end, first, last, first_at,
-            place, slot_rows, HEADS, False, HAS_SINKS, HAS_LSE, True,
+            place, slot_rows, HEADS, False, HAS_SINKS, HAS_LSE, GATHERED,
         )),
         (gather_rows, (
             cache, q_half, q_rope_desc, q_left, q_right, q_rope, k_left, k_right, k_rope, hidden, hidden_ready, full_q,

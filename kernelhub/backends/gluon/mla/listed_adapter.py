@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.gluon.mla.listed import listed_kernel
+from kernelhub.backends.gluon.mla.listed_float8 import listed_float8_kernel
 from kernelhub.backends.gluon.mla.merge import merge_kernel
-from kernelhub.backends.shared.operands import adjacent, aligned, on_device_of
+from kernelhub.backends.shared.operands import adjacent, aligned, contiguous_copy, on_device_of
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
@@ -18,6 +21,7 @@ from kernelhub.ops.mla.attention.problem import MlaProblem
 _LOG2E = math.log2(math.e)
 _ROWS = 64  # of a tile
 _LATENT, _WIDTH = 512, 576
+_VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 class Listed(MlaAdapter):
@@ -26,12 +30,15 @@ class Listed(MlaAdapter):
     def __init__(self, problem: MlaProblem) -> None:
         super().__init__(problem)
         finish = {"HEADS": problem.num_heads, "HAS_SINKS": problem.sinks, "HAS_LSE": problem.lse}
-        self._decode = Launcher(
-            listed_kernel, {**finish, "CAUSAL": problem.causal, "RAGGED": problem.ragged, "PAGE": problem.page_size}
+        self._decode = self._launcher(
+            {**finish, "CAUSAL": problem.causal, "RAGGED": problem.ragged, "PAGE": problem.page_size}
         )
         self._merge = Launcher(merge_kernel, finish, num_warps=1)
         self._tiles = -(-problem.num_heads // _ROWS)
         self._parts = max(1, problem.device.num_sms // self._tiles)
+
+    def _launcher(self, static: dict[str, Any]) -> Launcher:
+        return Launcher(listed_kernel, static)
 
     def launch(
         self,
@@ -55,7 +62,7 @@ class Listed(MlaAdapter):
         cache_room = step.max_pages * problem.page_size if kv_cache.shape[0] else 0
         if not cache_room:  # nothing is seen, but there has to be an address
             kv_cache = kv_cache.new_zeros(1, problem.page_size, _WIDTH)
-        cache = aligned(kv_cache)
+        cache, units = self._rows(aligned(kv_cache))
         lists, lengths, table = adjacent(topk_indices), adjacent(step.seq_lens), adjacent(step.block_table)
         room, tiles, parts = lists.shape[1], self._tiles, self._parts
         slots = 2 * parts * tiles * _ROWS
@@ -82,19 +89,19 @@ class Listed(MlaAdapter):
                 part_out,
                 part_lse,
                 sinks,
+                *self._kv_scale(values, part_lse),
                 lists,
                 table,
                 lengths,
                 offsets,
-                values.scale * _LOG2E,
+                *self._scales(values),
                 count,
                 step.num_seqs,
                 tokens,
                 q_rows,
                 lists.stride(0),
                 table.stride(0),
-                cache.stride(0) // 8,
-                cache.stride(1) // 8,
+                *units,
                 cache.shape[0] - 1,
                 cache_room,
                 room,
@@ -123,8 +130,52 @@ class Listed(MlaAdapter):
         if lse is not None and result_lse is not None and result_lse.data_ptr() != lse.data_ptr():
             lse.copy_(result_lse.unflatten(1, (-1, tokens)).transpose(0, 1))
 
+    def _rows(self, cache: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """The cache as the kernel reads it, and how far pages and rows are apart."""
+        return cache, (cache.stride(0) // 8, cache.stride(1) // 8)
+
+    def _kv_scale(self, values: MlaValues, nothing: Tensor) -> tuple[Tensor, ...]:
+        """The scale of the cache that is on the device, if the kernel takes one; `nothing` in the place of none."""
+        return ()
+
+    def _scales(self, values: MlaValues) -> tuple[float, ...]:
+        """Factors of scores and of results."""
+        return (values.scale * _LOG2E,)
+
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         return 2 * self._parts * self._tiles * _ROWS * (_LATENT + 1) * 4
+
+
+class ListedFloat8(Listed):
+    """The same over latents in float8."""
+
+    # Of a thread of the second warpgroup and of one that converts; what three groups leave of 504 is the first's, 216.
+    # So neither warpgroup spills in its loop; with 3.9.0 and 208 the second spills 5 to 9 words.
+    registers = (216, 72) if _VERSION >= (3, 9) else (208, 80)
+
+    def _launcher(self, static: dict[str, Any]) -> Launcher:
+        multiply, convert = self.registers
+        more = {
+            "SCALE_ON_DEVICE": self.problem.kv_scale == "tensor",
+            "MULTIPLY_WITH": multiply,
+            "CONVERT_WITH": convert,
+        }
+        return Launcher(listed_float8_kernel, {**static, **more})
+
+    def _rows(self, cache: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        page, row = cache.stride(0), cache.stride(1)
+        unit = math.gcd(page, row)
+        if cache.shape[0] * (page // unit) >= 1 << 31:
+            cache = contiguous_copy(cache)
+            page, row, unit = cache.stride(0), _WIDTH, _WIDTH
+        return cache.view(torch.int32), (unit // 16, page // unit, row // unit)
+
+    def _kv_scale(self, values: MlaValues, nothing: Tensor) -> tuple[Tensor, ...]:
+        return (values.kv_scale if isinstance(values.kv_scale, Tensor) else nothing,)
+
+    def _scales(self, values: MlaValues) -> tuple[float, ...]:
+        of_cache = 1.0 if values.kv_scale is None or isinstance(values.kv_scale, Tensor) else float(values.kv_scale)
+        return values.scale * of_cache * _LOG2E, of_cache
 
 
 def _flat_out(out: Tensor, count: int, heads: int) -> Tensor:

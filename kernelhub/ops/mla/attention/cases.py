@@ -161,6 +161,16 @@ class MlaAttentionCases(AttendingCases):
         many = MlaModel("64 rows", 40, 64, 16)
         yield Case(label="long, 64 rows", make=_make(many, long | {"q_lens": 2}))
         yield Case(label="long, fp8", make=_make(SMALL, long, kv_scale="tensor"))
+        lse = {"return_lse": True}
+        for label, inputs, more, kv_scale in (
+            ("decode", self.decode | {"topk": 64, "page_size": 64}, {}, "value"),
+            ("uniform, lse", self.uniform | {"topk": 20, "page_size": 16}, lse, "tensor"),
+            ("ragged, sinks", self.ragged | {"topk": 20, "page_size": 64}, sinks, "value"),
+            ("long, sinks, lse", long | {"topk": 400}, sinks | lse, "tensor"),
+            ("empty sequences, all keys", empty | {"topk": 7, "page_size": 1}, lse | {"causal": False}, "tensor"),
+        ):
+            make = _make(REAL, inputs, more, kv_scale=kv_scale)
+            yield Case(label=f"{label}, sparse fp8 of DeepSeek", make=make)
         yield Case(label="sparse fp8", make=_make(SMALL, self.ragged | {"topk": 24, "page_size": 16}, kv_scale="value"))
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
