@@ -14,8 +14,12 @@ _PLAIN: dict[str, Any] = {"head_dim_qk": 128, "head_dim_vo": 128, "num_q_heads":
 _EVERYTHING = {"causal": True, "window_left": True, "softcap": True, "sinks": True, "lse": True}
 _64 = {"head_dim_qk": 64, "head_dim_vo": 64}
 _FP8: dict[str, Any] = {"kv_dtype": "float8_e4m3fn", "page_size": 64, "causal": True}
+_FLOAT16: dict[str, Any] = {"q_dtype": "float16", "kv_dtype": "float16"}
+_E5M2: dict[str, Any] = {"kv_dtype": "float8_e5m2", "kv_scale": "value"}
 _DENSE_FP8: dict[str, Any] = {"kv_dtype": "float8_e4m3fn", "causal": True}
 _96 = {"head_dim_qk": 96, "head_dim_vo": 96}
+_256 = {"head_dim_qk": 256, "head_dim_vo": 256}
+_192 = {"head_dim_qk": 192, "head_dim_vo": 128, "num_kv_heads": 32}
 
 
 def _case(name: str, facets: dict[str, Any], paged: bool = False) -> Case:
@@ -54,4 +58,14 @@ CASES = [
         {**_DENSE_FP8, "kv_scale": "head", "ragged": True, "q_len": ANY, **_EVERYTHING},
     ),
     _case("gluon prefill, fp8, everything, 64", {**_FP8, "kv_scale": "head", **_EVERYTHING, **_64}, paged=True),
+    _case("gluon prefill, 256", {"causal": True, **_256}),
+    _case(
+        "gluon prefill, everything, 256, pages of 16",
+        {"ragged": True, "q_len": ANY, "page_size": 16, **_EVERYTHING, **_256},
+        paged=True,
+    ),
+    _case("gluon prefill, 192 for 128", {"causal": True, **_192}),
+    _case("gluon prefill, everything, 192 for 128", {"ragged": True, "q_len": ANY, **_EVERYTHING, **_192}),
+    _case("gluon prefill, fp16, pages of 32", {"causal": True, "page_size": 32, **_FLOAT16}, paged=True),
+    _case("gluon prefill, e5m2, pages of 128", {**_FP8, **_E5M2, "softcap": True, "page_size": 128}, paged=True),
 ]

@@ -41,5 +41,7 @@ CASES = [
     Case("fp8 rows, 4096 rows, bias", functools.partial(_launch, 4096, {"scaling": "row", "bias": True})),
     Case("fp8 rows, 128 rows", functools.partial(_launch, 128, {"scaling": "row", "out_dtype": "float16"})),
     Case("fp8 blocks in e8m0, 4096 rows", functools.partial(_launch, 4096, {"scaling": "block", **_EXPONENTS})),
+    Case("fp8 tensor, 4096 rows", functools.partial(_launch, 4096, {"scaling": "tensor"})),
+    Case("fp8 tensor, 128 rows, bias", functools.partial(_launch, 128, {"scaling": "tensor", "bias": True})),
     Case("fp8 blocks, float32", functools.partial(_launch, 4096, {"scaling": "block", "out_dtype": "float32"})),
 ]

@@ -38,6 +38,7 @@ def _launch(adapter: Any, rows: int, facets: dict[str, Any], device: DeviceFacts
     adapter(problem).launch(operands, empty((*lead, n), getattr(torch, problem.out_dtype)))
 
 
+_FLOAT16 = {"a_dtype": "float16", "b_dtype": "float16", "out_dtype": "float16"}
 _BLOCKS = {"a_scale": "group", "b_scale": "block"}
 CASES = [
     Case("grouped fp8 blocks, 16384 rows", functools.partial(_launch, GroupedFp8, 16384, _BLOCKS)),
@@ -47,5 +48,10 @@ CASES = [
     Case("grouped bf16, 4096 rows", functools.partial(_launch, GroupedHalves, 4096, {})),
     Case("grouped bf16, float32", functools.partial(_launch, GroupedHalves, 16384, {"out_dtype": "float32"})),
     Case("grouped bf16, masked, bias", functools.partial(_launch, GroupedHalves, 128, {"masked": True, "bias": True})),
+    Case(
+        "grouped fp8 by tensor",
+        functools.partial(_launch, GroupedFp8, 4096, {"a_scale": "tensor", "b_scale": "tensor"}),
+    ),
+    Case("grouped fp16, 4096 rows", functools.partial(_launch, GroupedHalves, 4096, _FLOAT16)),
     Case("grouped fp8 by channel", functools.partial(_launch, GroupedFp8, 16384, {"b_scale": "channel"})),
 ]

@@ -141,14 +141,6 @@ def load_tiles(
 
 
 @gluon.jit
-def tanh(x):
-    """tanh without libdevice, exact at both ends."""
-    e = gl.exp2(gl.abs(x) * (2.0 * LOG2E))
-    y = 1.0 - 2.0 / (e + 1.0)
-    return gl.where(x < 0, -y, y)
-
-
-@gluon.jit
 def scores(
     x, n, position, kv_len, score_scale, softcap, window_left, window_right, BLOCK_N: gl.constexpr,
     MASK: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr,
@@ -156,7 +148,8 @@ def scores(
 ):  # fmt: skip
     """Products as scores in units of log2, or without their factor unless SCALED; -inf where a row sees no key."""
     if HAS_SOFTCAP:
-        x = tanh(x * score_scale) * softcap
+        # tanh without libdevice, exact at both ends.
+        x = softcap - (2.0 * softcap) / (gl.exp2(x * (score_scale * (2.0 * LOG2E))) + 1.0)
     elif SCALED:
         x = x * score_scale
     if MASK:
