@@ -358,6 +358,12 @@ class TestBrokenThings:
         fact = about(ask("doctor", "--json"), "CC=no-such-compiler")
         assert (fact["status"], "gcc" in fact["remedy"]) == ("note", True)
 
+    def test_without_a_compiler_a_checkout_says_what_runs_on_a_cpu(self, ask, monkeypatch):
+        monkeypatch.setenv("CXX", "no-such-compiler")
+        fact = about(ask("doctor", "--json"), "CXX=no-such-compiler")
+        assert (fact["status"], fact["meaning"]) == ("note", "torch's operators run on this CPU")
+        assert "g++" in fact["remedy"]
+
     def test_a_torch_that_does_not_import_is_a_problem_and_no_crash(self, ask_shell, tmp_path):
         before = f"sys.modules.pop('torch', None); sys.path.insert(0, {str(tmp_path)!r})"
         folder = tmp_path / "torch"
