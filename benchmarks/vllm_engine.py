@@ -568,6 +568,8 @@ def show(runs: dict[str, Any]) -> str:
     """Tables of the runs: starts, decode, prompts, errors, agreement."""
     lines = ["run | start, s | ms a decode step, p50 (p99), tokens/s of the whole run"]
     for tag, row in runs.items():
+        if "options" not in row:
+            continue  # of another benchmark, in a file of several
         lines.append(f"{tag} | {row['start_s']}")
         lines += [
             f"    decode {at['batch']} x {at['tokens']}: {at.get('step_ms_p50')} ({at.get('step_ms_p99')}), "
@@ -584,7 +586,7 @@ def show(runs: dict[str, Any]) -> str:
         lines += [f"    {name}: {row[name]}" for name in ("linear", "calls") if row.get(name)]
         if row["errors_of_kernelhub"]:
             lines.append(f"    errors: {row['errors_of_kernelhub']}")
-    told = {tag: row["tokens"] for tag, row in runs.items() if "tokens" in row}
+    told = {tag: row["tokens"] for tag, row in runs.items() if "best" in row.get("tokens", {})}
     for one in told:
         for other in told:
             if one < other and _weights(runs[one]) == _weights(runs[other]):

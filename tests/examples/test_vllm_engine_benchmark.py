@@ -228,3 +228,11 @@ def test_the_classes_that_serve_quantised_layers_are_counted(bench) -> None:
     model.one.scheme = SimpleNamespace(kernel=pytest)
     model.other.quant_method = SimpleNamespace(fp8_linear=Path())
     assert bench.linear_kernels([model]) == {"module": 1, type(Path()).__name__: 1}
+
+
+def test_the_recorded_runs_are_shown_without_those_of_other_benchmarks(bench) -> None:
+    recorded = json.loads((Path(bench.__file__).parent / "results" / "vllm_h200.json").read_text())
+    shown = bench.show(recorded).splitlines()
+    named = [line.partition(" | ")[0] for line in shown[1:] if not line.startswith(" ")]
+    assert named[0] == "first machine: llama8b-CUSTOM-first"
+    assert not any("nano-vllm" in name for name in named)
