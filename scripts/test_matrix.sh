@@ -40,7 +40,7 @@ CORE_TESTS=(
 
 for version in 3.6.0 3.9.0; do
     if environment "triton-$version" "${PYTHON:-python3}" torch==2.13.0 "triton==$version"; then
-        run "triton-$version" tests/backends --ignore tests/backends/test_torch.py --ignore tests/backends/test_cpp.py
+        run "triton-$version" tests/backends tests/gluon --ignore tests/backends/test_torch.py --ignore tests/backends/test_cpp.py
     fi
 done
 for pair in 2.8.0:python3.10 2.11.0:python3.12 2.14.0:python3.13; do
