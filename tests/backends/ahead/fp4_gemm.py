@@ -46,7 +46,7 @@ def _launch(facets: dict[str, Any], rows: int, device: DeviceFacts) -> None:
     nvfp4_b = one if problem.b_format == "nvfp4" else None
     # The product of a weight that is decoded first is torch's, which a build without CUDA cannot ask for.
     product = _empty(rows, n, dtype=torch.float32)
-    with mock.patch.object(decoded, "_product", return_value=product):
+    with mock.patch.object(decoded, "multiplied", return_value=product):
         Fp4Gemm(problem).launch(Activations(a, a_scale, nvfp4_a), Weights(codes, scale, nvfp4_b), bias, out)
 
 
