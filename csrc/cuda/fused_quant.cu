@@ -199,7 +199,8 @@ INLINE void run(bool vectors, const Parameters& p) {
   float y[EACH][N];
   Held<T, N> kept[EACH];
 #pragma unroll
-  for (int i = 0; i < EACH; i++) kept[i] = load(vectors, p.x + row * p.x_row, p.x_column, begin + (i * LANES + lane) * N, WIDTH);
+  for (int i = 0; i < EACH; i++)
+    kept[i] = load(vectors, p.x + row * p.x_row, p.x_column, begin + (i * LANES + lane) * N, WIDTH);
 #if OPERATION == 0
   float squares = 0.0f;
 #if RESIDUAL

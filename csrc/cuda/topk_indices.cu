@@ -107,7 +107,7 @@ template <bool VECTORS> struct Slice {
     });
   }
 
- private:
+private:
   INLINE_METHOD void load(u32 from, float (&to)[N]) const {
     if (VECTORS) {
       Vector<float, N> got = {lowest(), lowest(), lowest(), lowest()};
@@ -147,7 +147,8 @@ INLINE const u32* add_up(const Team<true>& team, Room<true>& room, int digit) {
   for (u32 i = first + threadIdx.x; i < first + part; i += blockDim.x) {
     u32 counts[MOST_BLOCKS];
 #pragma unroll
-    for (u32 block = 0; block < MOST_BLOCKS; block++) counts[block] = block < team.blocks ? team.in(room, block).bins[digit][i] : 0;
+    for (u32 block = 0; block < MOST_BLOCKS; block++)
+      counts[block] = block < team.blocks ? team.in(room, block).bins[digit][i] : 0;
     u32 sum = 0;
 #pragma unroll
     for (u32 block = 0; block < MOST_BLOCKS; block++) sum += counts[block];

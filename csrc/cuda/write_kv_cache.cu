@@ -148,7 +148,7 @@ template <int N> struct Plain {
   }
   INLINE_METHOD Held<T, N> read(const Parameters& p, i64 token) const {
     return held<T, N>(is_value ? p.v + token * p.v_token + head * p.v_head + column * p.v_column
-                                    : p.k + token * p.k_token + head * p.k_head + column * p.k_column);
+                               : p.k + token * p.k_token + head * p.k_head + column * p.k_column);
   }
   INLINE_METHOD void write(const Parameters& p, i64 page, i64 place, const Held<T, N>& got) const {
     Stored* to = is_value
@@ -210,8 +210,7 @@ template <int N, int EACH> INLINE void rotate_and_write(const Parameters& p) {
           head -= q_heads;
           float scale = SCALE == 0 ? 1.0f : scale_of(p.k_scale_at, p.k_scale, head);
           i64 page = quotient(slot, PAGE), place = slot - page * PAGE;
-          Stored* row =
-              (Stored*)p.k_cache + page * p.kc_page + place * p.kc_place + head * p.kc_head + first * kc_column;
+          Stored* row = (Stored*)p.k_cache + page * p.kc_page + place * p.kc_place + head * p.kc_head + first * kc_column;
           store<N>(row, x[i], scale);
           store<N>(row + apart * kc_column, y[i], scale);
         }

@@ -21,9 +21,9 @@ enum {
   MAX_STEPS = 8,
   MAX_FORMS = 4,
   MAX_RESULTS = 8,
-  MAX_CALLS = 64,       /* of an op, whole ones */
-  MAX_MISSED = 256,     /* of an op, signatures of calls that are counted */
-  LEARNED_AFTER = 4,    /* calls, a power of two */
+  MAX_CALLS = 64,    /* of an op, whole ones */
+  MAX_MISSED = 256,  /* of an op, signatures of calls that are counted */
+  LEARNED_AFTER = 4, /* calls, a power of two */
   MAX_RANK = 5,
   MAP_BYTES = 128,       /* CUtensorMap */
   INVALID_CONTEXT = 201, /* CUDA_ERROR_INVALID_CONTEXT */
@@ -90,7 +90,7 @@ typedef struct { /* changed by atomic additions */
   int64_t live, nodes, made, launches, updates, evicted, refused, status;
 } GraphCounts;
 
-typedef struct { /* memory for the temporaries of a stream's sequences, which come one after the other */
+typedef struct {   /* memory for the temporaries of a stream's sequences, which come one after the other */
   uint64_t stream; /* its number, which no other stream gets */
   long device;     /* which the number of a default stream may not tell apart */
   uint64_t bytes, address;
@@ -136,7 +136,7 @@ typedef struct {
   PyObject* runtime; /* has launch_enter_hook and launch_exit_hook; or None */
   PyObject* nested;  /* the descriptor of a tensor's `is_nested` */
   descrgetfunc nested_of;
-  PyObject* counters; /* (device, stream) -> the address of its counters, or 0 */
+  PyObject* counters;                    /* (device, stream) -> the address of its counters, or 0 */
   void* (*pointer_of)(PyObject* tensor); /* torch's own, for tensors that have memory; or NULL */
   GraphFunctions graphs;
   uint64_t graph_after; /* launches of a sequence before it becomes a graph; 0: none does */
@@ -148,10 +148,10 @@ typedef struct {
 } Driver;
 
 static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"launch",    "encode",   "tensor",  "data_ptr",    "stream_of", "failed",
-                          "enter",     "current",  "runtime", "allocate",    "release",   "nested",
-                          "capturing", "counters", "graphs",  "graph_after", "graph_least",
-                          "pointer_of", "graph_shared", NULL};
+  static char* names[] = {"launch",      "encode",      "tensor",     "data_ptr",     "stream_of",
+                          "failed",      "enter",       "current",    "runtime",      "allocate",
+                          "release",     "nested",      "capturing",  "counters",     "graphs",
+                          "graph_after", "graph_least", "pointer_of", "graph_shared", NULL};
   Driver* self = (Driver*)object;
   unsigned long long launch, encode, capturing, graph_after = 0, pointer_of = 0;
   int graph_least = 1, graph_shared = 0;
@@ -159,8 +159,8 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested, *counters;
   if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!KiKp", names, &launch, &encode, &tensor, &data_ptr,
                                    &stream_of, &failed, &enter, &current, &runtime, &allocate, &release, &nested,
-                                   &capturing, &counters, &PyTuple_Type, &graphs, &graph_after, &graph_least, &pointer_of,
-                                   &graph_shared))
+                                   &capturing, &counters, &PyTuple_Type, &graphs, &graph_after, &graph_least,
+                                   &pointer_of, &graph_shared))
     return -1;
   if (self->tensor != NULL) {
     PyErr_SetString(PyExc_TypeError, "a Driver is made once");
@@ -1424,10 +1424,9 @@ static int known_init(PyObject* object, PyObject* args, PyObject* named) {
   State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
   PyObject *driver, *holds, *places, *apart, *same;
   Py_ssize_t count, fresh = 0;
-  if (state == NULL ||
-      !PyArg_ParseTupleAndKeywords(args, named, "O!OnO!O!O!|pn", names, state->driver_type, &driver, &holds, &count,
-                                   &PyTuple_Type, &places, &PyTuple_Type, &apart, &PyTuple_Type, &same, &self->checked,
-                                   &fresh))
+  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!OnO!O!O!|pn", names, state->driver_type, &driver,
+                                                    &holds, &count, &PyTuple_Type, &places, &PyTuple_Type, &apart,
+                                                    &PyTuple_Type, &same, &self->checked, &fresh))
     return -1;
   Py_ssize_t tensors = PyTuple_Size(places);
   if (self->driver != NULL || ((Driver*)driver)->tensor == NULL || count < 1 || count > MAX_OPERANDS || tensors < 1 ||
@@ -1690,15 +1689,16 @@ static PyObject* forms_launch(PyObject* object, PyObject* const* given, Py_ssize
 
 /* ---- Calls: whole calls of an op, by their arguments -------------------------------------------------------------
  *
- * A call whose arguments are those of one before, but for the memory of its tensors, needs none of the op's Python: what
- * its function would look up is in a `Call`. Which calls are worth one is found out by counting those that have none. */
+ * A call whose arguments are those of one before, but for the memory of its tensors, needs none of the op's Python:
+ * what its function would look up is in a `Call`. Which calls are worth one is found out by counting those that have
+ * none. */
 
 typedef struct {
   PyObject_HEAD
   Known* known;
-  int16_t sources[MAX_OPERANDS]; /* of the known call's operands: an argument, then results that are made; -1: None */
-  int16_t results[MAX_RESULTS];  /* the same of what is returned */
-  Py_ssize_t num_results;        /* 0: one, and no tuple */
+  int16_t sources[MAX_OPERANDS];  /* of the known call's operands: an argument, then results that are made; -1: None */
+  int16_t results[MAX_RESULTS];   /* the same of what is returned */
+  Py_ssize_t num_results;         /* 0: one, and no tuple */
   PyObject *made, *tick, *failed; /* functions: of each result that is made, of the count of calls, of an exception */
   uint64_t signature;
   Py_ssize_t num_flat;
@@ -1751,17 +1751,17 @@ static int call_init(PyObject* object, PyObject* args, PyObject* named) {
   State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
   PyObject *known, *sources, *results, *made, *tick, *failed;
   int single;
-  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!O!O!pO!OO", names, state->known_type, &known,
-                                                    &PyTuple_Type, &sources, &PyTuple_Type, &results, &single,
-                                                    &PyTuple_Type, &made, &tick, &failed))
+  if (state == NULL ||
+      !PyArg_ParseTupleAndKeywords(args, named, "O!O!O!pO!OO", names, state->known_type, &known, &PyTuple_Type,
+                                   &sources, &PyTuple_Type, &results, &single, &PyTuple_Type, &made, &tick, &failed))
     return -1;
   Known* of = (Known*)known;
   Py_ssize_t count = PyTuple_Size(results);
   if (self->known != NULL || of->driver == NULL || of->checked || of->sequence == NULL ||
       PyTuple_Size(sources) != of->num_operands || count < 1 || count > MAX_RESULTS || (single && count != 1) ||
       PyTuple_Size(made) > MAX_RESULTS) {
-    PyErr_Format(PyExc_ValueError, "made once, of a known call that launches, with all its operands, for 1 to %d results",
-                 MAX_RESULTS);
+    PyErr_Format(PyExc_ValueError,
+                 "made once, of a known call that launches, with all its operands, for 1 to %d results", MAX_RESULTS);
     return -1;
   }
   if (read_indices(sources, -1, 2 * MAX_OPERANDS, self->sources) < 0 ||
@@ -1947,7 +1947,8 @@ static void let_go(const Arguments* given) {
   for (Py_ssize_t at = 0; given->lists && at < given->count; at++) Py_DECREF(given->flat[at]);
 }
 
-/* What a call returns, launched: NULL with an exception, or without one if it is not this call or launched otherwise. */
+/* What a call returns, launched: NULL with an exception, or without one if it is not this call or launched otherwise.
+ */
 static PyObject* call_again(Call* self, const Arguments* given) {
   PyObject *made[MAX_RESULTS] = {NULL}, *operands[MAX_OPERANDS], *tensors[MAX_OPERANDS], *result = NULL;
   uint64_t found[MAX_OPERANDS], addresses[MAX_OPERANDS];
@@ -1993,7 +1994,8 @@ done:
   return result;
 }
 
-/* Whether nothing but its arguments decides on a call: it is outside of all contexts, and of forward differentiation. */
+/* Whether nothing but its arguments decides on a call: it is outside of all contexts, and of forward differentiation.
+ */
 static int undisturbed(Calls* self) {
   if (PyList_Size(self->contexts_used) > 0) {
     PyObject* contexts = PyObject_CallObject(self->contexts, NULL);
@@ -2116,7 +2118,7 @@ static PyObject* calls_flat(PyObject* object, PyObject* const* given, Py_ssize_t
 static PyObject* calls_clear(PyObject* object, PyObject* nothing) {
   (void)nothing;
   forget_calls((Calls*)object);
-  memset(((Calls*)object)->missed, 0, sizeof ((Calls*)object)->missed);
+  memset(((Calls*)object)->missed, 0, sizeof((Calls*)object)->missed);
   Py_RETURN_NONE;
 }
 
