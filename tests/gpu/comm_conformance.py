@@ -43,6 +43,7 @@ from kernelhub.ops.fused_quant.reference import normalised
 from tests.runtime.world import _free_port
 
 HIDDEN = 2048
+WIDTHS = (4096, 7168, 2880, 5120, 8192, 1023)  # of models, and an odd one: each has its own launch
 EPS = 1e-5
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
 
@@ -59,6 +60,7 @@ class Scenes:
         self.device = torch.device("cuda", rank)
         self.group = dist.group.WORLD
         self.plans: dict[torch.dtype, Any] = {}
+        self.hidden = HIDDEN
         self.form: dict[str, Any] = {} if format is None else form_of(format, self.device)
         self.scales = {name: value for name, value in self.form.items() if name != "format"}
 
@@ -90,7 +92,7 @@ class Scenes:
         return torch.randint(-8, 9, shape, generator=chosen, device=self.device).to(dtype)
 
     def shape(self, rows: int) -> tuple[int, ...]:
-        return (rows * self.size if self.op == "reduce_scatter" else rows, HIDDEN)
+        return (rows * self.size if self.op == "reduce_scatter" else rows, self.hidden)
 
     def operands(self, rows: int, dtype: torch.dtype, seed: int, rank: int | None = None) -> list[Any]:
         rank = self.rank if rank is None else rank
@@ -98,7 +100,7 @@ class Scenes:
         if self.op != "all_reduce_rms_norm":
             return [x]
         residual = self.integers(self.shape(rows), dtype, 1000 * seed + 998)
-        return [x, residual, self.integers((HIDDEN,), dtype, 1000 * seed + 999), EPS]
+        return [x, residual, self.integers((self.hidden,), dtype, 1000 * seed + 999), EPS]
 
     def wanted(self, rows: int, dtype: torch.dtype, seed: int) -> tuple[Tensor, ...]:
         """The results, exact but for the norm, in float64."""
@@ -139,7 +141,7 @@ class Scenes:
 
     def sizes(self, dtype: torch.dtype) -> list[int]:
         """Rows of messages on both sides of each bucket's edge that the kernel has, and small ones."""
-        row = HIDDEN * dtype.itemsize * (self.size if self.op == "reduce_scatter" else 1)
+        row = self.hidden * dtype.itemsize * (self.size if self.op == "reduce_scatter" else 1)
         plan = self.plan(dtype)
         edges = [size // row for name, size in MESSAGE_BYTES.items() if plan.kernels.get(name) == self.kernel]
         rows = {0, 1, 3, *(edge + step for edge in edges for step in (-1, 0, 1))} - {-1}
@@ -188,6 +190,24 @@ class Scenes:
                 wrong += [
                     f"{name}: {dtype} {count}" for name, got in found.items() if not torch.equal(got.double(), want)
                 ]
+        return wrong
+
+    def widths(self) -> list[str]:
+        """Rows of other widths, few and many, twice each."""
+        if self.op != "all_reduce_rms_norm":
+            return []
+        wrong, plans = [], self.plans
+        for hidden in WIDTHS:
+            self.hidden, self.plans = hidden, {}
+            dtypes = DTYPES if hidden == WIDTHS[0] else DTYPES[:1]
+            for dtype in [dtype for dtype in dtypes if self.plan(dtype) is not None]:
+                for rows in (1, 3, 16, 64, 200):
+                    given = self.operands(rows, dtype, rows)
+                    found = [self.run(dtype, *given) for _ in range(2)]
+                    wrong += [
+                        f"{dtype} {rows} rows of {hidden}" for result in found if self.wrong(result, rows, dtype, rows)
+                    ]
+        self.hidden, self.plans = HIDDEN, plans
         return wrong
 
     def same_bits(self) -> list[str]:
@@ -301,7 +321,10 @@ class Scenes:
             )
             write(answers)
             return
-        scenes = (self.sums, self.odd_widths, self.same_bits, self.graphs, self.delayed, self.side_streams, self.many)
+        scenes = (
+            *(self.sums, self.odd_widths, self.widths, self.same_bits),
+            *(self.graphs, self.delayed, self.side_streams, self.many),
+        )
         seconds = answers["seconds"] = {}
         for scene in scenes:
             began = time.monotonic()
