@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.triton.gemm.fp4.decode import finish_kernel
+from kernelhub.backends.triton.gemm.fp8.decode import decode_kernel
 from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product_kernel
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import GraphLevel
@@ -143,7 +145,8 @@ class TestSyncs:
             fp8_gemm_inputs(tokens=tokens + 3, n=640, k=2048, scaling=scaling, device="cuda")
             for tokens in (2, 101, 700)
         ]
-        caches = [kernel.device_caches[torch.cuda.current_device()][0] for kernel in (product_kernel, add_parts_kernel)]
+        kernels = (product_kernel, add_parts_kernel, decode_kernel, finish_kernel)
+        caches = [kernel.device_caches[torch.cuda.current_device()][0] for kernel in kernels]
         for arguments in calls:
             kernelhub.fp8_gemm(**arguments, backend=TRITON)
         compiled = [len(cache) for cache in caches]
