@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.triton.gemm.fp8 import decoded
+from kernelhub.backends.triton.gemm import decoded
 from kernelhub.backends.triton.gemm.fp8.adapter import DECODED_FROM
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import compare

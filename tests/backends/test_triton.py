@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 import torch
 
+from kernelhub.backends.triton.gemm import decoded
 from kernelhub.backends.triton.gemm.fp4 import adapter as fp4_adapter
-from kernelhub.backends.triton.gemm.fp4 import decoded as fp4_decoded
 from kernelhub.testing import KernelCase, OpContract
 from tests.conftest import HAS_GPU
 from tests.contract.attention import Contract, DenseContract, PagedContract
@@ -188,7 +188,7 @@ class TestFp4GemmDecoded(Fp4GemmContract):
     @pytest.fixture(autouse=True)
     def few_are_many(self, monkeypatch):
         monkeypatch.setattr(fp4_adapter, "DECODED_FROM", 1)
-        monkeypatch.setattr(fp4_decoded, "_MOST_BYTES", 1)
+        monkeypatch.setattr(decoded, "_MOST_BYTES", 1)
 
     def test_a_weight_of_several_stretches(self) -> None:
         for n in (2050, 2080):

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.triton.gemm.fp4.decode import decode_kernel, finish_kernel
+from kernelhub.backends.triton.gemm.finish import finish_kernel
+from kernelhub.backends.triton.gemm.fp4.decode import decode_kernel
 from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
 from kernelhub.evidence.cases import CASES
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs

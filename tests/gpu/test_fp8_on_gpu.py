@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.backends.triton.gemm.fp4.decode import finish_kernel
+from kernelhub.backends.triton.gemm.finish import finish_kernel
 from kernelhub.backends.triton.gemm.fp8.decode import decode_kernel
 from kernelhub.backends.triton.gemm.fp8.product import add_parts_kernel, product_kernel
 from kernelhub.dispatch.hub import HUB

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from kernelhub.backends.triton.gemm.fp4 import decoded
+from kernelhub.backends.triton.gemm import decoded
 from kernelhub.backends.triton.gemm.fp4.adapter import Fp4Gemm
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N
 from kernelhub.ops.gemm.fp4.adapter import Activations, Weights
