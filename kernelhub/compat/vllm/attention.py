@@ -10,6 +10,7 @@ memory order. Keys and values are views of it, without a copy. vLLM's own kernel
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -31,8 +32,9 @@ from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, gra
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
-from kernelhub.ops.attention.paged_attention import paged_attention
+from kernelhub.ops.attention.paged_attention import paged_attention, repeats_of
 from kernelhub.ops.attention.problem import ANY, FEW_TOKENS, ONE
+from kernelhub.ops.layer_calls import LayerCalls, no_call
 
 _FP8 = torch.float8_e4m3fn
 _FP8_CACHES = ("fp8", "fp8_e4m3")
@@ -53,6 +55,7 @@ class KernelhubMetadata:
             numbers, or more.
         causal: queries attend to no later keys.
         starts, longest: `query_start_loc` and `max_query_len` of a step whose sequences differ; else None.
+        form: what a call depends on beside its layer and its tensors; None for a step whose sequences differ.
     """
 
     num_actual_tokens: int
@@ -65,10 +68,12 @@ class KernelhubMetadata:
     causal: bool
     starts: Tensor | None = field(init=False)
     longest: int | None = field(init=False)
+    form: tuple[int, int, bool] | None = field(init=False)
 
     def __post_init__(self) -> None:
         equal = self.queries > 0
         self.starts, self.longest = (None, None) if equal else (self.query_start_loc, self.max_query_len)
+        self.form = (self.num_actual_tokens, self.queries, self.causal) if equal else None
 
 
 class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
@@ -144,6 +149,14 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
         self._quantized = kv_cache_dtype in _FP8_CACHES
         self._cache: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
+        self._calls: LayerCalls
+        self._layer: tuple[Tensor | None, ...] = (None, None, None)  # cache and scales that `_launch` was made with
+        self._launch: Callable[..., bool] = no_call
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if not name.startswith("_"):  # as `sinks`
+            object.__setattr__(self, "_launch", no_call)
 
     def forward(
         self,
@@ -162,14 +175,21 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
             raise refused("quantised output of attention")
         if attn_metadata is None:  # vLLM profiles memory
             return output.zero_()
+        if (not self._quantized or self._has_scales(layer)) and self._launch(
+            query, output, kv_cache, attn_metadata.form, attn_metadata.block_table, attn_metadata.seq_lens
+        ):
+            return output
+        return self._attend(layer, query, kv_cache, attn_metadata, output)
+
+    def _attend(self, layer: Any, query: Tensor, kv_cache: Tensor, step: KernelhubMetadata, output: Tensor) -> Tensor:
         try:
-            self._attend(layer, query, kv_cache, attn_metadata, output)
+            self._call(layer, query, kv_cache, step, output)
         except NotWarmed as error:
-            ENGINE.serve(lambda: self._attend(layer, query, kv_cache, attn_metadata, output), error)
+            ENGINE.serve(lambda: self._call(layer, query, kv_cache, step, output), error)
         return output
 
-    def _attend(self, layer: Any, query: Tensor, kv_cache: Tensor, step: KernelhubMetadata, output: Tensor) -> None:
-        tokens = step.num_actual_tokens
+    def _call(self, layer: Any, query: Tensor, kv_cache: Tensor, step: KernelhubMetadata, output: Tensor) -> None:
+        tokens, given = step.num_actual_tokens, (query, output)
         _, _, k_cache, v_cache = self._parts if kv_cache is self._cache else self._parts_of(kv_cache)
         out = output if output.ndim == 3 else output.view(-1, self.num_heads, self.head_size)
         if query.shape[0] != tokens:
@@ -196,6 +216,37 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
             layer._v_scale if self._quantized else None,
             out=out,
         )
+        if step.form is not None:
+            self._learn(layer, kv_cache, step, given, query, out)
+
+    def _learn(
+        self,
+        layer: Any,
+        kv_cache: Tensor,
+        step: KernelhubMetadata,
+        given: tuple[Tensor, Tensor],
+        query: Tensor,
+        out: Tensor,
+    ) -> None:
+        """Let calls like one that was made be made at once. `given` are queries and output as vLLM gave them."""
+        scales = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
+        _, _, k_cache, v_cache = self._parts_of(kv_cache)
+        more = [one for one in (self.sinks, *scales) if one is not None]
+        kept = k_cache, v_cache, *more
+        if self._launch is no_call or kv_cache is not self._layer[0] or not self._has_scales(layer):
+            features = self.scale, self._window, self._softcap, self._quantized, self.sinks is None
+            self._calls = LayerCalls.of(paged_attention.op, (self.num_heads, self.head_size, *features))
+            self._layer, self._launch = (kv_cache, *scales), self._calls.layer(kv_cache, kept)
+            if step.form in self._calls:
+                return
+        if self._calls.is_due(step.form):
+            repeats = repeats_of(query, step.causal, self._window, self._softcap, self.sinks, self.scale, *scales)
+            shared = step.block_table, step.seq_lens
+            self._calls.learn(step.form, repeats, given, kept, shared, (*more, query, k_cache, v_cache, out, *shared))
+
+    def _has_scales(self, layer: Any) -> bool:
+        """Whether a layer has the scales that it was learned with."""
+        return not self._quantized or (layer._k_scale is self._layer[1] and layer._v_scale is self._layer[2])
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
@@ -226,6 +277,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
 def forget(layer: KernelhubImpl) -> None:
     """Drop a layer's references to its last cache."""
     layer._cache, layer._parts = None, ()
+    layer._layer, layer._launch = (None, None, None), no_call
 
 
 def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:
