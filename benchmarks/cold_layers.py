@@ -8,6 +8,7 @@ too: operators of torch, modules of Python's library, and a copy of `--megabytes
 place of the driver (see `host_stub`), so what the driver takes is missing. Forms:
 
     vllm    `forward` of kernelhub's attention layer of vLLM, whose own modules are stand-ins
+    mla     `forward_mqa` of the layer of latent attention
     call    `paged_attention` with the tensors that `forward` gives it
     empty   a function that returns its last argument
 
@@ -20,7 +21,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
+import itertools
 import json
 import logging
 import os
@@ -30,7 +33,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -39,27 +42,27 @@ import torch
 from calls import _on_gpu
 from host_stub import install_stub
 
-HEADS, KV_HEADS, WIDTH, PAGE, LENGTH = 32, 8, 128, 16, 1024
-STEPS = 40
-FORMS = ("vllm", "call", "empty")
+HEADS, KV_HEADS, WIDTH = 32, 8, 128
+LATENT_HEADS, LATENT, ROTARY = 16, 512, 64
+PAGE, PAGES = 16, 64
+SKIPPED, STEPS = 10, 40
+Steps = Callable[[], Iterable[Callable[[], Any]]]
 
 
-def layers_of_vllm(count: int, tokens: int) -> Callable[[], list[tuple[Any, ...]]]:
-    """A function that makes the metadata of a step; returns each layer with its cache and the metadata."""
-    vllm_stand_ins()
+def attention_layers(tokens: int, layers: int, form: str) -> Steps:
+    """Calls of `forward` of dense attention, or of the op that it calls."""
+    import kernelhub
+
     module = importlib.import_module("kernelhub.compat.vllm.attention")
-    pages = LENGTH // PAGE
-    layers = []
-    for _ in range(count):
+    made = []
+    for _ in range(layers):
         impl = module.KernelhubImpl(HEADS, WIDTH, WIDTH**-0.5, KV_HEADS)
-        cache = torch.empty(tokens * pages, PAGE, KV_HEADS, 2 * WIDTH, dtype=torch.bfloat16).transpose(1, 2)
-        layers.append((types.SimpleNamespace(impl=impl, _k_scale=None, _v_scale=None), cache))
-    table = torch.arange(tokens * pages, dtype=torch.int32).view(tokens, pages)
-    lengths = torch.full((tokens,), LENGTH, dtype=torch.int32)
-    starts, slots = torch.arange(tokens + 1, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int64)
+        cache = torch.empty(tokens * PAGES, PAGE, KV_HEADS, 2 * WIDTH, dtype=torch.bfloat16).transpose(1, 2)
+        made.append((types.SimpleNamespace(impl=impl), cache))
+    table, lengths, starts, slots = metadata_of(tokens)
     builder = module.KernelhubMetadataBuilder(None, [], None, torch.device("cpu"))
 
-    def step() -> list[tuple[Any, ...]]:
+    def step() -> Iterator[Callable[[], Any]]:
         common = types.SimpleNamespace(
             num_actual_tokens=tokens,
             num_reqs=tokens,
@@ -71,17 +74,60 @@ def layers_of_vllm(count: int, tokens: int) -> Callable[[], list[tuple[Any, ...]
             causal=True,
         )
         metadata = builder.build(0, common)
-        return [(layer, cache, metadata) for layer, cache in layers]
+        for layer, cache in made:
+            qkv = torch.empty(tokens, (HEADS + 2 * KV_HEADS) * WIDTH, dtype=torch.bfloat16)
+            q = qkv.split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], dim=-1)[0].view(-1, HEADS, WIDTH)
+            out = torch.empty(tokens, HEADS * WIDTH, dtype=torch.bfloat16).view(-1, HEADS, WIDTH)
+            if form == "vllm":
+                given = layer, q, None, None, cache, metadata
+                yield functools.partial(layer.impl.forward, *given, output=out)
+            else:
+                given = q, *layer.impl._parts_of(cache)[2:], metadata.block_table, metadata.seq_lens
+                yield functools.partial(kernelhub.paged_attention, *given, scale=layer.impl.scale, out=out)
 
     return step
 
 
-def tensors_of(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """q and out as vLLM's layer makes them: views of fresh tensors."""
-    qkv = torch.empty(tokens, (HEADS + 2 * KV_HEADS) * WIDTH, dtype=torch.bfloat16)
-    q = qkv.split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], dim=-1)[0].view(-1, HEADS, WIDTH)
-    out = torch.empty(tokens, HEADS * WIDTH, dtype=torch.bfloat16).view(-1, HEADS, WIDTH)
-    return q, out
+def latent_layers(tokens: int, layers: int, form: str) -> Steps:
+    """Calls of `forward_mqa` of latent attention."""
+    module = importlib.import_module("kernelhub.compat.vllm.mla")
+    names = "alibi_slopes", "sliding_window", "logits_soft_cap", "kv_sharing_target_layer_name"
+    given: dict[str, Any] = {
+        "attn_type": module.AttentionType.DECODER,
+        "kv_cache_dtype": "auto",
+        "kv_lora_rank": LATENT,
+    }
+    given |= dict.fromkeys(names)
+    made = []
+    for _ in range(layers):
+        impl = module.KernelhubMlaImpl(LATENT_HEADS, LATENT + ROTARY, 0.1, 1, **given)
+        cache = torch.empty(tokens * PAGES, PAGE, LATENT + ROTARY, dtype=torch.bfloat16)
+        made.append((types.SimpleNamespace(impl=impl), cache))
+    table, lengths, _, _ = metadata_of(tokens)
+
+    def step() -> Iterator[Callable[[], Any]]:
+        decode = types.SimpleNamespace(block_table=table[:], seq_lens=lengths[:])
+        metadata = types.SimpleNamespace(causal=True, decode=decode)
+        for layer, cache in made:
+            q = torch.empty(tokens, LATENT_HEADS, LATENT + ROTARY, dtype=torch.bfloat16)
+            yield functools.partial(layer.impl.forward_mqa, q, cache, metadata, layer)
+
+    return step
+
+
+def empty_calls(tokens: int, layers: int, form: str) -> Steps:
+    """Calls of nothing."""
+    return lambda: (functools.partial(lambda *given: given[-1], *range(6)) for _ in range(layers))
+
+
+def metadata_of(tokens: int) -> tuple[torch.Tensor, ...]:
+    """Block table, lengths, offsets of queries and slots of a step."""
+    table = torch.arange(tokens * PAGES, dtype=torch.int32).view(tokens, PAGES)
+    lengths = torch.full((tokens,), PAGES * PAGE, dtype=torch.int32)
+    return table, lengths, torch.arange(tokens + 1, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int64)
+
+
+FORMS = {"vllm": attention_layers, "mla": latent_layers, "call": attention_layers, "empty": empty_calls}
 
 
 class Others:
@@ -109,35 +155,17 @@ class Others:
         self._to.copy_(self._from)
 
 
-def measure(form: str, tokens: int, count: int, others: Callable[[], None] | None) -> list[float]:
+def measure(form: str, tokens: int, layers: int, others: Callable[[], None] | None) -> list[float]:
     """Nanoseconds of each call."""
-    import kernelhub
-
-    step, found, clock = layers_of_vllm(count, tokens), [], time.perf_counter_ns
-    if form == "empty":
-        calls = [lambda *given: given[-1]] * count
-    for at in range(STEPS + 10):
-        for layer, (one, cache, metadata) in enumerate(step()):
+    step, found, clock = FORMS[form](tokens, layers, form), [], time.perf_counter_ns
+    for at in range(SKIPPED + STEPS):
+        for call in step():
             if others is not None:
                 others()
-            q, out = tensors_of(tokens)
-            if form == "vllm":
-                forward = one.impl.forward
-                began = clock()
-                forward(one, q, None, None, cache, metadata, output=out)
-                ended = clock()
-            elif form == "call":
-                k, v = one.impl._parts_of(cache)[2:]
-                scale, call = one.impl.scale, kernelhub.paged_attention
-                began = clock()
-                call(q, k, v, metadata.block_table, metadata.seq_lens, scale=scale, out=out)
-                ended = clock()
-            else:
-                call = calls[layer]
-                began = clock()
-                call(one, q, None, None, cache, metadata, out)
-                ended = clock()
-            if at >= 10:
+            began = clock()
+            call()
+            ended = clock()
+            if at >= SKIPPED:
                 found.append(float(ended - began))
     return found
 
@@ -145,12 +173,9 @@ def measure(form: str, tokens: int, count: int, others: Callable[[], None] | Non
 def vllm_stand_ins() -> None:
     """Modules in the place of vLLM's, with what kernelhub's layer imports."""
     logging.disable(logging.WARNING)  # that this vLLM has no worker
-    if "vllm" in sys.modules:
-        return
-    names = (
-        "vllm", "vllm._custom_ops", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backend", "vllm.v1.worker",
-        "vllm.v1.worker.gpu_worker",
-    )  # fmt: skip
+    attention, worker = ("vllm.model_executor", "layers", "attention", "mla_attention"), "vllm.v1.worker.gpu_worker"
+    names = ["vllm", "vllm._custom_ops", "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backend", "vllm.v1.worker"]
+    names += [worker, *itertools.accumulate(attention, "{}.{}".format)]
     for name in names:
         module = types.ModuleType(name)
         module.__path__ = []  # type: ignore[attr-defined]
@@ -162,6 +187,19 @@ def vllm_stand_ins() -> None:
     backend.MultipleOf = lambda base: base
     for name in ("AttentionBackend", "AttentionImpl", "AttentionMetadataBuilder"):
         setattr(backend, name, type(name, (), {"__init__": lambda self, *given, **named: None}))
+    latent: Any = sys.modules[names[-1]]
+    latent.QueryLenSupport = Enum("QueryLenSupport", ["UNIFORM"])
+    latent.MLACommonBackend, latent.MLACommonMetadataBuilder = (
+        backend.AttentionBackend,
+        backend.AttentionMetadataBuilder,
+    )
+    latent.MLACommonImpl = type("MLACommonImpl", (), {"__init__": _latent})
+
+
+def _latent(
+    self: Any, num_heads: int, head_size: int, scale: float, *given: Any, kv_lora_rank: int, **named: Any
+) -> None:
+    self.scale, self.kv_lora_rank = scale, kv_lora_rank
 
 
 def here(forms: tuple[str, ...], tokens: int, layers: int, megabytes: float) -> dict[str, dict[str, float]]:
@@ -170,9 +208,10 @@ def here(forms: tuple[str, ...], tokens: int, layers: int, megabytes: float) -> 
 
     torch.set_num_threads(1)
     install_stub()
-    kernelhub.configure(paged_attention="triton")
+    vllm_stand_ins()
+    kernelhub.configure(paged_attention="triton", mla_attention="triton")
     others, found = Others(megabytes), {}
-    with _on_gpu(kernelhub.paged_attention.op), torch.inference_mode():
+    with _on_gpu(kernelhub.paged_attention.op), _on_gpu(kernelhub.mla_attention.op), torch.inference_mode():
         for form in forms:
             warm, cold = (statistics.median(measure(form, tokens, layers, between)) for between in (None, others))
             found[form] = {"warm": warm, "cold": cold}

@@ -89,6 +89,7 @@ def _passes(module: str, **variables: str) -> None:
         "received",
         "quantising",
         "pointers",
+        "modelling",
     }
     assert {line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("passed ")} == scenarios
 

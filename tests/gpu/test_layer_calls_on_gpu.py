@@ -11,6 +11,8 @@ import kernelhub
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.attention.paged_attention import paged_attention, repeats_of
 from kernelhub.ops.layer_calls import LayerCalls
+from kernelhub.ops.mla.attention.op import mla_attention
+from kernelhub.ops.mla.attention.op import repeats_of as mla_repeats_of
 
 pytestmark = pytest.mark.gpu
 
@@ -152,3 +154,30 @@ def test_settings_and_counts(layers) -> None:
         assert not layers[0](queries(4), destination(), *step)
     kernelhub.configure(paged_attention="torch")
     assert not layers[0](queries(4), destination(), *step)
+
+
+@pytest.mark.parametrize("kernel", ["triton", "gluon"])
+def test_latent_layers(kernel) -> None:
+    kernelhub.configure(mla_attention=kernel)
+    caches = [torch.randn(PAGES, 64, 576, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    calls = LayerCalls.of(mla_attention.op, "test")
+    launches, quick = [calls.layer(cache, (cache,)) for cache in caches], 0
+    for at in range(30):
+        sequences = (4, 4, 2)[at % 3]
+        table, lens = step_of(sequences)
+        lens *= 64 // PAGE
+        for layer, cache in enumerate(caches):
+            q = torch.randn(sequences, 16, 576, device="cuda", dtype=torch.bfloat16)
+            out = torch.full((sequences, 16, 512), float("nan"), device="cuda", dtype=torch.bfloat16)
+            if launches[layer](q, out, cache, sequences, table, lens):
+                quick += 1
+            else:
+                mla_attention(q, cache, table, lens, scale=0.1, out=out)
+                launches[layer] = calls.layer(cache, (cache,))
+                if calls.is_due(sequences):
+                    operands = q, cache, out, table, lens
+                    calls.learn(sequences, mla_repeats_of(0.1, 512), (q, out), (cache,), (table, lens), operands)
+            with kernelhub.use(mla_attention=kernel):
+                want = mla_attention(q, cache, table, lens, scale=0.1)
+            assert torch.equal(out, want), (at, layer)
+    assert quick > 60

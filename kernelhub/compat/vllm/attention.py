@@ -10,7 +10,6 @@ memory order. Keys and values are views of it, without a copy. vLLM's own kernel
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -27,6 +26,7 @@ from vllm.v1.attention.backend import (
 )
 
 from kernelhub.compat.start import DECODE, MIXED, SPECULATIVE
+from kernelhub.compat.vllm.layers import Remembering
 from kernelhub.compat.vllm.refusal import REMEDY, refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.dispatch.explain import explain
@@ -34,7 +34,6 @@ from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.paged_attention import paged_attention, repeats_of
 from kernelhub.ops.attention.problem import ANY, FEW_TOKENS, ONE
-from kernelhub.ops.layer_calls import LayerCalls, no_call
 
 _FP8 = torch.float8_e4m3fn
 _FP8_CACHES = ("fp8", "fp8_e4m3")
@@ -117,7 +116,7 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         )
 
 
-class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
+class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
     """One layer."""
 
     def __init__(
@@ -149,14 +148,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
         self._quantized = kv_cache_dtype in _FP8_CACHES
         self._cache: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
-        self._calls: LayerCalls
-        self._layer: tuple[Tensor | None, ...] = (None, None, None)  # cache and scales that `_launch` was made with
-        self._launch: Callable[..., bool] = no_call
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-        if not name.startswith("_"):  # as `sinks`
-            object.__setattr__(self, "_launch", no_call)
+        self._scales: tuple[Tensor | None, Tensor | None] = (None, None)  # that calls were learned with
 
     def forward(
         self,
@@ -216,37 +208,27 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
             layer._v_scale if self._quantized else None,
             out=out,
         )
-        if step.form is not None:
-            self._learn(layer, kv_cache, step, given, query, out)
-
-    def _learn(
-        self,
-        layer: Any,
-        kv_cache: Tensor,
-        step: KernelhubMetadata,
-        given: tuple[Tensor, Tensor],
-        query: Tensor,
-        out: Tensor,
-    ) -> None:
-        """Let calls like one that was made be made at once. `given` are queries and output as vLLM gave them."""
-        scales = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
-        _, _, k_cache, v_cache = self._parts_of(kv_cache)
+        if step.form is None:
+            return
+        scales = self._scales = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
         more = [one for one in (self.sinks, *scales) if one is not None]
-        kept = k_cache, v_cache, *more
-        if self._launch is no_call or kv_cache is not self._layer[0] or not self._has_scales(layer):
-            features = self.scale, self._window, self._softcap, self._quantized, self.sinks is None
-            self._calls = LayerCalls.of(paged_attention.op, (self.num_heads, self.head_size, *features))
-            self._layer, self._launch = (kv_cache, *scales), self._calls.layer(kv_cache, kept)
-            if step.form in self._calls:
-                return
-        if self._calls.is_due(step.form):
-            repeats = repeats_of(query, step.causal, self._window, self._softcap, self.sinks, self.scale, *scales)
-            shared = step.block_table, step.seq_lens
-            self._calls.learn(step.form, repeats, given, kept, shared, (*more, query, k_cache, v_cache, out, *shared))
+        features = self.scale, self._window, self._softcap, self._quantized, self.sinks is None
+        shared = step.block_table, step.seq_lens
+        self._learn(
+            paged_attention.op,
+            (self.num_heads, self.head_size, *features),
+            kv_cache,
+            (k_cache, v_cache, *more),
+            step.form,
+            given,
+            shared,
+            lambda: repeats_of(query, step.causal, self._window, self._softcap, self.sinks, self.scale, *scales),
+            (*more, query, k_cache, v_cache, out, *shared),
+        )
 
     def _has_scales(self, layer: Any) -> bool:
-        """Whether a layer has the scales that it was learned with."""
-        return not self._quantized or (layer._k_scale is self._layer[1] and layer._v_scale is self._layer[2])
+        """Whether a layer has the scales that its calls were learned with."""
+        return layer._k_scale is self._scales[0] and layer._v_scale is self._scales[1]
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
@@ -277,7 +259,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
 def forget(layer: KernelhubImpl) -> None:
     """Drop a layer's references to its last cache."""
     layer._cache, layer._parts = None, ()
-    layer._layer, layer._launch = (None, None, None), no_call
+    layer._forget()
 
 
 def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:

@@ -80,7 +80,7 @@ class Model:
         self._stub.take()
         calls, counts = len(self.met), counted_calls()
         assert layer.impl.forward(layer, q, None, None, cache, step, output=out) is out
-        pointers = {struct.unpack("<Q", value)[0] for one in self._stub.take() for value in one.parameters}
+        found = pointers(self._stub)
         k_cache = layer.impl._parts_of(cache)[2]
         tensors = [q, out, k_cache, layer.impl._parts_of(cache)[3], step.block_table, step.seq_lens]
         if self.sinks:
@@ -88,7 +88,7 @@ class Model:
         if self.fp8:
             tensors += [layer._k_scale, layer._v_scale]
         for tensor in tensors:
-            assert tensor.data_ptr() in pointers, "launched with another tensor"
+            assert tensor.data_ptr() in found, "launched with another tensor"
         assert counted_calls() == counts + 1
         return len(self.met) == calls
 
@@ -414,16 +414,80 @@ def leaks(stub: Stub) -> None:
         stub.take()
 
 
+def latent(stub: Stub) -> None:
+    """Layers of latent attention: results of their own, other caches and steps, several queries, settings."""
+    on_stub(stub, [8] * 2)
+    runtime.recognise_in_c(runtime.native())
+    op, module = kernelhub.mla_attention, importlib.import_module("kernelhub.compat.vllm.mla")
+    kernelhub.configure(mla_attention="triton")
+    names = "alibi_slopes", "sliding_window", "logits_soft_cap", "kv_sharing_target_layer_name"
+    given = {"attn_type": "decoder", "kv_cache_dtype": "auto", "kv_lora_rank": 64, **dict.fromkeys(names)}
+    impls = [module.KernelhubMlaImpl(4, 96, 0.1, 1, **given) for _ in range(3)]
+    pages = [torch.zeros(PAGES, PAGE, 96, dtype=torch.bfloat16) for _ in impls]
+    table, half = torch.zeros(2, 3, dtype=torch.int32), {"dtype": torch.bfloat16}
+    metadata = SimpleNamespace(
+        causal=True, decode=SimpleNamespace(block_table=table, seq_lens=torch.full((2,), 20, dtype=torch.int32))
+    )
+    with believed_on_gpu(op.op):
+        plan = op.prepare(
+            torch.zeros(2, 4, 96, **half), pages[0], table, table[:, 0].contiguous(), scale=0.1, value_dim=64
+        )
+        with counted(type(plan.adapter)) as met:
+            op.op._forget()
+
+            def run(at: int, q: Any = None, cache: Any = None) -> tuple[Any, bool]:
+                q = torch.zeros(2, 4, 96, **half) if q is None else q
+                cache = pages[at] if cache is None else cache
+                stub.take()
+                calls, counts = len(met), counted_calls()
+                out, lse = impls[at].forward_mqa(q, cache, metadata, None)
+                found = pointers(stub)
+                assert {q.data_ptr(), out.data_ptr(), cache.data_ptr()} <= found
+                assert lse is None and out.shape == (*q.shape[:2], 64) and counted_calls() == counts + 1  # noqa: PT018
+                return out, len(met) == calls
+
+            for _ in range(4):
+                for at in range(3):
+                    run(at)
+            made = [run(at) for at in range(3)]
+            assert all(quick for _, quick in made)
+            assert all(impl._launch is not no_call for impl in impls)
+            assert len({out.data_ptr() for out, _ in made}) == 3
+            other = torch.zeros_like(pages[0])
+            run(0, cache=other)
+            assert run(0)[0] is not run(0, cache=other)[0]
+            run(0, torch.zeros(2, 96, 4, **half).transpose(1, 2))
+            run(0, torch.zeros(6, 4, 96, **half))
+            with pytest.raises(InvalidArgument):
+                run(0, torch.zeros(2, 4, 96))
+            with pytest.raises((InvalidArgument, RuntimeError)):
+                run(0, torch.zeros(3, 4, 96, **half))
+            metadata.decode = SimpleNamespace(block_table=table.clone(), seq_lens=metadata.decode.seq_lens.clone())
+            assert all(run(at)[1] for at in (1, 2))
+            impls[1].scale = 0.2
+            assert not run(1)[1]
+            HUB.forget_selections()
+            assert not run(2)[1]
+            module.forget(impls[2])
+            assert impls[2]._launch is no_call
+    kernelhub.configure()
+
+
+def pointers(stub: Stub) -> set[int]:
+    return {struct.unpack("<Q", value)[0] for one in stub.take() for value in one.parameters}
+
+
 def graphs(stub: Stub) -> None:
     """The same as CUDA graphs: what the driver is given is what a plain launch would be."""
     install_launcher(stub, graph_after=1, least=1)
     steps(stub)
     process(stub)
+    latent(stub)
     stub.take_graph_calls()
     install_launcher(stub)
 
 
-SCENARIOS = (steps, speculation, operands, caches, metadata, process, errors, wrong, threads, leaks, graphs)
+SCENARIOS = (steps, speculation, operands, caches, metadata, process, errors, wrong, threads, leaks, latent, graphs)
 
 
 def main(names: list[str]) -> None:
