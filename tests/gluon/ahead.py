@@ -54,9 +54,21 @@ def report(kernel: Any) -> dict[str, Any]:
         "spill_load_bytes": int(spilled[2]) if spilled else 0,
         "serialised": sorted(set(re.findall(r"C75\d\d", log))),
         **{name: len(re.findall(pattern, ptx)) for name, pattern in _PTX.items()},
+        "idle_barriers": idle_barriers(kernel.asm["ttgir"]),
         "listed": bool(listing),
         "loops": loops(listing),
     }
+
+
+def idle_barriers(ttgir: str) -> list[str]:
+    """Barriers that no warp group uses, so that other data share their memory."""
+    specialized = re.search(r"ttg\.warp_specialize\(([^)]*)\)", ttgir)
+    used = set(re.findall(r"%[\w#]+", specialized[1])) if specialized else set()
+    for view, whole in reversed(re.findall(r"(%[\w#]+) = ttg\.memdesc_index (%[\w#]+)\[", ttgir)):
+        if view in used:
+            used.add(whole)
+    made = re.findall(r"(%[\w#]+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<(?:\d+x)?1xi64", ttgir)
+    return sorted(set(made) - used)
 
 
 def sass(cubin: bytes) -> str:

@@ -1,10 +1,12 @@
 """Gluon kernels for long: random lengths and features, each call repeated, and every repetition has the same bits.
 
     python -m tests.gluon.soak [--kernels OP/KERNEL ...] [--calls 20000] [--draws 20] [--seconds 120] [--json FILE]
+    python -m tests.gluon.soak --together --draws 4
 
 Each draw has lengths, zero among them, and features of its own. Its first result is compared with the reference, and
 those of calls / draws repetitions with the first one. Each kernel runs in a process that ends after `--seconds`: one
-that hangs costs no more. Prints an object for each kernel; it fails if one was wrong, differed, or did not end.
+that hangs costs no more. With `--together` all of them run at once, so the GPU switches between them within launches.
+Prints an object for each kernel; it fails if one was wrong, differed, or did not end.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -258,8 +261,8 @@ def _in_a_process(op: str, kernel: str, options: argparse.Namespace) -> dict[str
         answer = subprocess.run(command, capture_output=True, text=True, timeout=options.seconds)
     except subprocess.TimeoutExpired:
         return {"op": op, "kernel": kernel, "error": f"did not end in {options.seconds} s"}
-    if answer.returncode:
-        return {"op": op, "kernel": kernel, "error": answer.stderr.strip()[-600:]}
+    if not answer.stdout.strip():
+        return {"op": op, "kernel": kernel, "error": answer.stderr.strip()[-600:] or f"exit {answer.returncode}"}
     return dict(json.loads(answer.stdout.splitlines()[-1]))
 
 
@@ -271,19 +274,25 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120, help="most, of each kernel")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="write the objects there, after each kernel")
-    parser.add_argument("--here", action="store_true", help="in this process, without a limit")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--here", action="store_true", help="in this process, without a limit")
+    where.add_argument("--together", action="store_true", help="all kernels at once")
     options = parser.parse_args()
-    found = []
-    for name in options.kernels:
+
+    def soaked(name: str) -> dict[str, Any]:
         op, _, kernel = name.partition("/")
         if options.here:
-            found.append(_one(op, kernel, options.calls, options.draws, options.seed))
-        else:
-            found.append(_in_a_process(op, kernel, options))
-        print(json.dumps(found[-1]), flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n")
-    return any(one.get("error") or one.get("wrong") or one.get("unequal") for one in found)
+            return _one(op, kernel, options.calls, options.draws, options.seed)
+        return _in_a_process(op, kernel, options)
+
+    found = []
+    with ThreadPoolExecutor(len(options.kernels) if options.together else 1) as threads:
+        for one in threads.map(soaked, options.kernels):
+            found.append(one)
+            print(json.dumps(one), flush=True)
+            if options.json:
+                options.json.write_text(json.dumps(found, indent=1) + "\n")
+    return any("error" in one or one["wrong"] or one["unequal"] for one in found)
 
 
 if __name__ == "__main__":

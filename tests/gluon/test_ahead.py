@@ -44,6 +44,7 @@ def test_launches_compile_to_what_they_were_written_for(every: bool) -> None:
         assert row["record"] is not None, row
         assert row["shared_memory_bytes"] <= MOST_SHARED, row
         assert row["serialised"] == [], row
+        assert row["idle_barriers"] == [], row
         if row["kernel"] in WITHOUT_PRODUCTS:
             assert row["spill_store_bytes"] == 0, row
             continue

@@ -3,6 +3,11 @@
 
 3.8 renamed the copies by TMA, and 3.9 those by cp.async and `_reinterpret`; the old names raise in 3.9. Arguments whose
 names changed (the bytes of `mbarrier.expect` in 3.7.1) are passed by position.
+
+Allocate and initialise no barrier that a variant of a kernel does not use. The compiler sees that the barrier is dead
+and gives its memory to other data. While other processes' kernels took turns on an H200, that memory changed long after
+the barrier was initialised: results were wrong in one of 100 calls, or a launch never ended (`shared_gpu_h200.json`).
+What is used lives until the end of the launch. `tests/gluon/ahead.py` reports barriers that nothing uses.
 """
 
 from __future__ import annotations

@@ -490,9 +490,13 @@ def prefill_kernel(
             k_bufs1 = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D1], k_rest.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    turn = q_full  # neither is used unless it is replaced: see `language.py` for barriers that nothing uses
+    q_ready = q_full
+    if PINGPONG:
+        turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    if NARROW:
+        q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     cleared = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    q_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
@@ -500,8 +504,10 @@ def prefill_kernel(
     scratch = gl.allocate_shared_memory(gl.float32, [2, 64], VECTOR)
     mbarrier.init(cleared, count=2)
     for w in gl.static_range(2):
-        mbarrier.init(turn.index(w), count=1)
-        mbarrier.init(q_ready.index(w), count=1)
+        if PINGPONG:
+            mbarrier.init(turn.index(w), count=1)
+        if NARROW:
+            mbarrier.init(q_ready.index(w), count=1)
     for w in gl.static_range(2 * Q_STAGES):
         mbarrier.init(q_full.index(w), count=1)
         mbarrier.init(q_empty.index(w), count=1)

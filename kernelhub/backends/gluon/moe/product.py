@@ -296,13 +296,18 @@ def experts_kernel(
     b_bufs = gl.allocate_shared_memory(b_desc.dtype, [2 * STAGES, 128, 128], b_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    known = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
-    maxima = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
-    for w in gl.static_range(2):
-        mbarrier.init(turn.index(w), count=1)
-    for w in gl.static_range(4):
-        mbarrier.init(known.index(w), count=1)
+    turn = full  # none of them is used unless it is replaced: see `language.py` for barriers that nothing uses
+    known = full
+    maxima = full
+    if TURNS:
+        turn = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        for w in gl.static_range(2):
+            mbarrier.init(turn.index(w), count=1)
+    if FIRST:
+        known = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
+        maxima = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
+        for w in gl.static_range(4):
+            mbarrier.init(known.index(w), count=1)
     for s in gl.static_range(STAGES):
         mbarrier.init(full.index(s), count=129 if FIRST else 1)
         mbarrier.init(empty.index(s), count=2)
