@@ -307,17 +307,20 @@ class Op(Generic[ProblemT]):
         def call(*arguments: Any) -> Any:
             return self.function(**dict(zip(self.parameters, arguments, strict=True)))
 
-        self._forget_calls()
+        self._forget_layers()  # which belong to `Calls` of before; `before` stays, since it may be of the first call
         self._calls = calls_of(call, HUB.contexts_used)
         self.again = self._calls.again
 
     def _forget_calls(self) -> None:
         self.before = None
         self.befores.clear()
-        for calls in self.layers.values():
-            calls.clear()
+        self._forget_layers()
         if self._calls is not None:
             self._calls.clear()
+
+    def _forget_layers(self) -> None:
+        for calls in self.layers.values():
+            calls.clear()
 
     def _forget(self) -> None:
         self._forget_calls()

@@ -142,7 +142,8 @@ def test_what_differs_is_noticed(layers) -> None:
     for wrong in (q.half(), q[:, :16], q[:3]):
         with pytest.raises((InvalidArgument, kernelhub.errors.NoKernel)):
             layers[0](wrong, torch.empty_like(packed), *step)
-    assert check(layers[0], 4, step)
+    for _ in range(2):
+        check(layers[0], 4, step)
 
 
 def test_settings_and_counts(layers) -> None:

@@ -72,6 +72,11 @@ class Model:
         q = wide[:, : HEADS * WIDTH].view(rows, HEADS, WIDTH)
         return q, torch.zeros(rows, HEADS * WIDTH, dtype=torch.bfloat16)
 
+    def arguments(self, step: Any) -> tuple[Any, ...]:
+        """Of the op's call that the first layer makes."""
+        keys, values = self.layers[0].impl._parts_of(self.layers[0].cache)[2:]
+        return self.operands(step.num_actual_tokens)[0], keys, values, step.block_table, step.seq_lens
+
     def run(self, layer: Any, step: Any, q: Any = None, out: Any = None, cache: Any = None) -> bool:
         """A call, which has to get its very tensors and be counted; whether it reached no adapter."""
         made = self.operands(step.num_actual_tokens)
@@ -122,7 +127,7 @@ def modelling(stub: Stub, **options: Any) -> Iterator[Model]:
         probe = torch.zeros(2, HEADS, WIDTH, dtype=torch.bfloat16)
         caches = torch.zeros(2, PAGES, PAGE, KV_HEADS, WIDTH, dtype=torch.bfloat16)
         table = torch.zeros(2, 3, dtype=torch.int32)
-        adapter = type(op.prepare(probe, *caches, table, table[:, 0].contiguous()).adapter)
+        adapter = type(kernelhub.paged_attention.prepare(probe, *caches, table, table[:, 0].contiguous()).adapter)
         with counted(adapter) as met:
             small = adapter._launch_anew
 
@@ -414,6 +419,28 @@ def leaks(stub: Stub) -> None:
         stub.take()
 
 
+def loading(stub: Stub) -> None:
+    """The first call of a process loads the launcher; calls like it are made at once, as those of later kernels are."""
+    with modelling(stub) as model:
+        step, op = model.step(), kernelhub.paged_attention.op
+        op._calls, op.again = None, None
+        HUB.known_of = HUB.calls_of = HUB.layers_of = None
+        adapter = type(kernelhub.paged_attention.prepare(*model.arguments(step), scale=0.2).adapter)
+        anew = adapter._launch_anew
+
+        def first(self: Any, *operands: Any) -> None:
+            if HUB.layers_of is None:
+                runtime.recognise_in_c(runtime.native())
+            anew(self, *operands)
+
+        adapter._launch_anew = first
+        try:
+            model.learn(step)
+        finally:
+            adapter._launch_anew = anew
+        assert op.before is not None
+
+
 def latent(stub: Stub) -> None:
     """Layers of latent attention: results of their own, other caches and steps, several queries, settings."""
     on_stub(stub, [8] * 2)
@@ -487,7 +514,21 @@ def graphs(stub: Stub) -> None:
     install_launcher(stub)
 
 
-SCENARIOS = (steps, speculation, operands, caches, metadata, process, errors, wrong, threads, leaks, latent, graphs)
+SCENARIOS = (
+    steps,
+    speculation,
+    operands,
+    caches,
+    metadata,
+    process,
+    errors,
+    wrong,
+    threads,
+    leaks,
+    loading,
+    latent,
+    graphs,
+)
 
 
 def main(names: list[str]) -> None:
