@@ -208,7 +208,9 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
             layer._v_scale if self._quantized else None,
             out=out,
         )
-        if step.form is None:
+        if step.form is None or not (
+            self._is_due(kv_cache, step.form) or (self._quantized and not self._has_scales(layer))
+        ):
             return
         scales = self._scales = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
         more = [one for one in (self.sinks, *scales) if one is not None]

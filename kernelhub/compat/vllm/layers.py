@@ -27,6 +27,10 @@ class Remembering:
         if not name.startswith("_"):  # as `sinks` and `scale`
             object.__setattr__(self, "_launch", no_call)
 
+    def _is_due(self, cache: Tensor, form: Hashable) -> bool:
+        """Whether a call that was made is to be learned: of a new cache, or where `LayerCalls.is_due`."""
+        return self._launch is no_call or self._kept[0] is not cache or self._calls.is_due(form)
+
     def _learn(
         self,
         op: Op[Any],
@@ -39,7 +43,7 @@ class Remembering:
         repeats: Callable[[], Repeats | None],
         operands: Sequence[Tensor],
     ) -> None:
-        """Let later calls like one that was made be made at once.
+        """Let later calls like one that was made be made at once, if `_is_due`.
 
         Args:
             op: that made it.
@@ -52,17 +56,22 @@ class Remembering:
             repeats: makes what makes such calls.
             operands: of that.
         """
-        if self._launch is no_call or not _same((cache, *tensors), self._kept):
+        if self._launch in (no_call, _unlaunched) or not _same((cache, *tensors), self._kept):
             self._calls = LayerCalls.of(op, values)
             self._kept, self._launch = (cache, *tensors), self._calls.layer(cache, tensors)
-            if form in self._calls:
+            if self._launch is no_call:  # without the launcher; it is looked for where a call is due
+                self._launch = _unlaunched
+            if form in self._calls or not self._calls.is_due(form):
                 return
-        if self._calls.is_due(form):
-            self._calls.learn(form, repeats(), given, tensors, step, operands)
+        self._calls.learn(form, repeats(), given, tensors, step, operands)
 
     def _forget(self) -> None:
         """Drop all references to the cache."""
         self._kept, self._launch = (), no_call
+
+
+def _unlaunched(*arguments: Any) -> bool:
+    return False
 
 
 def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -144,7 +144,7 @@ class KernelhubMlaImpl(Remembering, MLACommonImpl):  # type: ignore[misc]
         )
         if into is None:
             return made.flatten(0, 1) if made.ndim == 4 else made
-        if q is given:
+        if q is given and self._is_due(cache, q.shape[0]):
             scale, width, shared = self.scale, self.kv_lora_rank, (step.block_table, step.seq_lens)
             self._learn(
                 mla_attention.op,
