@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -105,6 +106,7 @@ def practical_roof(reads: int, writes: int, device: torch.device, cold: bool = T
     Torch's `copy_` is a node of the graph that copies memory, and `mul` a kernel of torch; both read and write half of
     the bytes. The others are kernelhub's simplest kernel, with so many vectors of 16 bytes a thread and so many threads
     a block, "streamed" past the caches or not; they read and write as many bytes each as the call, and need NVRTC.
+    Those that are "ahead" overlap, as kernelhub's CUDA kernels do.
 
     Args:
         reads: bytes that are read.
@@ -124,12 +126,13 @@ def practical_roof(reads: int, writes: int, device: torch.device, cold: bool = T
         "mul": [lambda to=to, given=given: torch.mul(given, 1, out=to) for to, given in evens],
     }
     vectors = from_bytes // _VECTOR, to_bytes // _VECTOR
-    for streamed in (0, 1) if _compiles() else ():
-        for each, threads in _SHAPES:
-            constants = {"EACH": each, "STREAMED": streamed}
+    own = itertools.product((0, 1), (0, 1), _SHAPES) if _compiles() else ()
+    for ahead, streamed, (each, threads) in own:
+        if not ahead or library.overlap(facts(device).capability):
+            constants = {"EACH": each, "STREAMED": streamed, "OVERLAPS": ahead}
             kernel = library.library(str(_SOURCE), constants, facts(device)).kernel("copy", "2P" + "2q")
             launch = functools.partial(kernel, device.index, -(-max(vectors) // (each * threads)), threads)
-            name = f"{each} x {threads}{' streamed' if streamed else ''}"
+            name = f"{each} x {threads}{' streamed' if streamed else ''}{' ahead' if ahead else ''}"
             ways[name] = [functools.partial(launch, given, to, *vectors) for given, to in pairs]
     all_us = {name: graph_us(calls, least, 5) for name, calls in ways.items()}
     by = min(all_us, key=lambda name: all_us[name])

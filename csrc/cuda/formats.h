@@ -18,9 +18,22 @@ INLINE u32 bits_of(float x) { return __float_as_uint(x); }
 INLINE float float_of(u32 bits) { return __uint_as_float(bits); }
 #endif
 
+#ifndef OVERLAPS
+#define OVERLAPS 0  // whether blocks may be placed before the launch before has ended
+#endif
+
 constexpr int WARP = 32;
 constexpr float E4M3_MAX = 448.0f, E2M1_MAX = 6.0f;
 constexpr float LEAST_SCALE = 1.17549435e-38f, LEAST_NVFP4_SCALE = 0.001953125f;  // 2^-126, 2^-9
+
+// First in every kernel, before any access to memory: the next launch may place its blocks, and this one waits until all
+// of the launches before it are done and what they wrote is seen.
+INLINE void follow_launches() {
+#if !defined(KERNELHUB_EMULATED) && OVERLAPS
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // N elements that one instruction moves: up to 16 bytes, aligned to their size.
 template <typename T, int N> struct alignas(sizeof(T) * N) Vector {
@@ -275,7 +288,8 @@ INLINE float larger(float x, float y) { return fmaxf(x, y); }  // of NaN and a n
 
 // x / scale rounded to nearest, for many x of one scale. y = RN(1 / scale) gives q = RN(x y), at most 1.5 units off. A
 // first q + (x - q scale) y is faithful, a second one rounds right (Markstein 1990), if remainders are exact and nothing
-// overflows: |x| up to 1024 scale, scale from 2^-90 to 2^120. Smaller scales and their x are multiplied by 2^64.
+// overflows: |x| up to 1024 scale, scale from 2^-90 to 2^120. Smaller scales are multiplied by `lift`, 2^64; if
+// `lifted`, so must be their x.
 struct Divisor {
   float scale, reciprocal, lift;
   bool lifted;
@@ -286,7 +300,6 @@ struct Divisor {
     reciprocal = 1.0f / scale;
   }
   INLINE_METHOD float of(float x) const {
-    if (lifted) x *= lift;
     float q = x * reciprocal;
     q = fmaf(fmaf(q, scale, -x), -reciprocal, q);
     return fmaf(fmaf(q, scale, -x), -reciprocal, q);

@@ -30,14 +30,17 @@ INLINE float infinite() { return float_of(0x7F800000); }
 
 INLINE float lse_of(float given) { return given == infinite() ? -infinite() : given; }
 
-// The weighted sum, 0 where no part has a key. What a part without keys contains may be NaN.
-INLINE float merged(float x, float y, float weight_x, float weight_y, float share) {
-  float sum = (weight_x == 0.0f ? 0.0f : x * weight_x) + (weight_y == 0.0f ? 0.0f : y * weight_y);
-  return share == 0.0f ? 0.0f : sum * share;
+// What a part without keys contains may be NaN, and counts as 0.
+template <int N> INLINE void weighted(Held<T, N>& of, float weight, float (&x)[N]) {
+  if (weight == 0.0f) of = {};
+  widen_all(of, x);
+#pragma unroll
+  for (int i = 0; i < N; i++) x[i] *= weight;
 }
 
 // A thread asks for its first vectors before it uses the lse.
 template <int N> INLINE void merge(const Parameters& p) {
+  follow_launches();
   i64 row = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / LANES;
   int lane = threadIdx.x % LANES;
   bool there = row < p.rows;
@@ -64,14 +67,16 @@ template <int N> INLINE void merge(const Parameters& p) {
   float share = total == 0.0f ? 0.0f : 1.0f / total;
   if (HAS_LSE && lane == 0)
     p.lse_out[batch * p.lo_batch + head * p.lo_head + token * p.lo_token] = total == 0.0f ? -infinite() : top + logf(total);
+  weight_x *= share;
+  weight_y *= share;
   Stored* out = p.out + batch * p.o_batch + token * p.o_token + head * p.o_head;
   for (int column = lane * N; column < WIDTH; column += LANES * N) {
     if (column >= LANES * N) read(column);
     float value[N], other[N];
-    widen_all(of_a, value);
-    widen_all(of_b, other);
+    weighted(of_a, weight_x, value);
+    weighted(of_b, weight_y, other);
 #pragma unroll
-    for (int i = 0; i < N; i++) value[i] = merged(value[i], other[i], weight_x, weight_y, share);
+    for (int i = 0; i < N; i++) value[i] += other[i];
 #if SCALE == 0
     Held<T, N> made;
     narrow_all(value, made);

@@ -54,62 +54,68 @@ template <int M> INLINE void limit(float (&x)[M]) {
 }
 
 INLINE u8 code_of(float x, const Divisor& by) {
-  u16 pair = e4m3_pair(by.of(x), 0.0f);
+  u16 pair = e4m3_pair(by.of(by.lifted ? x * by.lift : x), 0.0f);
   return (u8)pair;
 }
 
-template <int M> INLINE void codes_of(const float (&x)[M], const Divisor& by, Vector<u8, M>& made) {
+template <int M> INLINE void codes_of(float (&x)[M], const Divisor& by, Held<u8, M>& made) {
+  if (by.lifted) {
 #pragma unroll
-  for (int i = 0; i < M; i += 2) {
-    u16 pair = e4m3_pair(by.of(x[i]), by.of(x[i + 1]));
-    made.at[i] = (u8)pair;
-    made.at[i + 1] = (u8)(pair >> 8);
+    for (int i = 0; i < M; i++) x[i] *= by.lift;
   }
+#pragma unroll
+  for (int i = 0; i < M; i += 4)
+    made.words[i / 4] = e4m3_pair(by.of(x[i]), by.of(x[i + 1])) | (u32)e4m3_pair(by.of(x[i + 2]), by.of(x[i + 3])) << 16;
 }
 
-// A group of 128 by 128 / N lanes, N elements each, and EACH groups by a thread. Rows are aligned, and whole vectors long.
-template <int EACH> INLINE void groups_by_vectors(const Parameters& p) {
-  constexpr int LANES = GROUP / N;
+// A group of 128 by lanes that have WIDE vectors of it each. Rows are aligned, and whole vectors long.
+template <int WIDE> INLINE void groups_by_vectors(const Parameters& p) {
+  follow_launches();
+  constexpr int LANES = GROUP / N / WIDE;
   u32 across = (u32)((p.columns + GROUP - 1) / GROUP);
-  int lane = threadIdx.x % LANES;
-  i64 rows[EACH];
-  u32 of_row[EACH];
-  bool there[EACH];
-  Held<T, N> kept[EACH] = {};
+  u32 group = (blockIdx.x * blockDim.x + threadIdx.x) / LANES;  // the host sees to it that this is enough
+  u32 row = group / across, of_row = group - row * across, lane = threadIdx.x % LANES;
+  u32 columns = row < p.rows ? (u32)p.columns : 0;
+  Held<T, N> kept[WIDE] = {};
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    u32 group = ((blockIdx.x * EACH + i) * blockDim.x + threadIdx.x) / LANES;  // the host sees to it that this is enough
-    u32 quotient = group / across;
-    rows[i] = quotient;
-    of_row[i] = group - quotient * across;
-    there[i] = rows[i] < p.rows && of_row[i] * GROUP + lane * N < p.columns;
-    if (there[i]) kept[i] = held<T, N>(p.x + rows[i] * p.x_row + of_row[i] * GROUP + lane * N);
+  for (int i = 0; i < WIDE; i++) {
+    u32 column = of_row * GROUP + (i * LANES + lane) * N;
+    if (column < columns) kept[i] = held<T, N>(p.x + row * p.x_row + column);
   }
+  float x[WIDE][N], top = 0.0f;
 #pragma unroll
-  for (int i = 0; i < EACH; i++) {
-    float x[N];
-    widen_all(kept[i], x);
-    float top = largest_of_lanes<LANES>(magnitude(x));
-    if (top > Largest<T>::value) {
-      limit(x);
-      top = Largest<T>::value;
-    }
-    float scale = scale_of(top);
-    if (!there[i]) continue;
-    Vector<u8, N> made;
-    codes_of(x, Divisor(scale), made);
-    put<u8, N>(p.codes + rows[i] * p.c_row + of_row[i] * GROUP + lane * N, made);
-    if (lane == 0) store(p.scale + rows[i] * p.s_row + of_row[i] * p.s_column, scale);
+  for (int i = 0; i < WIDE; i++) {
+    widen_all(kept[i], x[i]);
+    top = larger(top, magnitude(x[i]));
   }
+  top = largest_of_lanes<LANES>(top);
+  if (top > Largest<T>::value) {
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) limit(x[i]);
+    top = Largest<T>::value;
+  }
+  float scale = scale_of(top);
+  Divisor by(scale);
+#pragma unroll
+  for (int i = 0; i < WIDE; i++) {
+    u32 column = of_row * GROUP + (i * LANES + lane) * N;
+    Held<u8, N> made;
+    codes_of(x[i], by, made);
+    if (column < columns) put<u8, N>(p.codes + row * p.c_row + column, made);
+  }
+  if (lane == 0 && columns) store(p.scale + row * p.s_row + of_row * p.s_column, scale);
 }
 
-extern "C" __global__ void __launch_bounds__(256) groups_of_1(const Parameters p) { groups_by_vectors<1>(p); }
-extern "C" __global__ void __launch_bounds__(256) groups_of_4(const Parameters p) { groups_by_vectors<4>(p); }
-EMULATED(groups_of_1, Parameters)
-EMULATED(groups_of_4, Parameters)
+extern "C" __global__ void __launch_bounds__(128) groups_by_1(const Parameters p) { groups_by_vectors<1>(p); }
+extern "C" __global__ void __launch_bounds__(128) groups_by_2(const Parameters p) { groups_by_vectors<2>(p); }
+extern "C" __global__ void __launch_bounds__(128) groups_by_4(const Parameters p) { groups_by_vectors<4>(p); }
+EMULATED(groups_by_1, Parameters)
+EMULATED(groups_by_2, Parameters)
+EMULATED(groups_by_4, Parameters)
 
 // A group by a warp, any strides.
 extern "C" __global__ void __launch_bounds__(256) groups_by_elements(const Parameters p) {
+  follow_launches();
   constexpr int OF_LANE = GROUP / WARP;
   i64 across = (p.columns + GROUP - 1) / GROUP;
   i64 group = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
@@ -135,6 +141,7 @@ EMULATED(groups_by_elements, Parameters)
 
 // A row by a block that keeps it in registers, KEPT vectors a thread.
 template <int KEPT> INLINE void row_by_vectors(const Parameters& p) {
+  follow_launches();
   __shared__ float room[WARP];
   i64 row = blockIdx.x;
   Held<T, N> kept[KEPT] = {};
@@ -161,7 +168,7 @@ template <int KEPT> INLINE void row_by_vectors(const Parameters& p) {
 #pragma unroll
   for (int i = 0; i < KEPT; i++) {
     i64 column = ((i64)i * blockDim.x + threadIdx.x) * N;
-    Vector<u8, N> made;
+    Held<u8, N> made;
     codes_of(x[i], by, made);
     if (column < p.columns) put<u8, N>(p.codes + row * p.c_row + column, made);
   }
@@ -177,6 +184,7 @@ EMULATED(row_of_4, Parameters)
 
 // A row by a block that reads it twice, any strides and widths.
 extern "C" __global__ void __launch_bounds__(1024) row_by_elements(const Parameters p) {
+  follow_launches();
   __shared__ float room[WARP];
   i64 row = blockIdx.x;
   float top = 0.0f;

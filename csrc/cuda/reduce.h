@@ -38,26 +38,26 @@ INLINE u32 sum_until(u32 x) {
   return x;
 }
 
-// Over a block of whole warps, known to all threads. `room` has 32 elements of shared memory, and may be used again
-// once all threads have passed another barrier.
+// Over a block of whole warps, known to all threads; `x` of the largest is a number that is not negative. `room` has 32
+// elements of shared memory, and may be used again once all threads have passed another barrier.
+INLINE float largest_of_warp(float x) { return float_of(most_of_warp(bits_of(x))); }
+
 INLINE float largest_of_block(float x, float* room) {
-  x = largest_of_lanes<WARP>(x);
+  x = largest_of_warp(x);
   if (blockDim.x <= WARP) return x;
-  if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
+  int lane = threadIdx.x % WARP;
+  if (lane == 0) room[threadIdx.x / WARP] = x;
   __syncthreads();
-  x = room[0];
-  for (int warp = 1; warp < (int)blockDim.x / WARP; warp++) x = larger(x, room[warp]);
-  return x;
+  return largest_of_warp(lane < (int)blockDim.x / WARP ? room[lane] : 0.0f);
 }
 
 INLINE float sum_of_block(float x, float* room) {
   x = sum_of_lanes<WARP>(x);
   if (blockDim.x <= WARP) return x;
-  if (threadIdx.x % WARP == 0) room[threadIdx.x / WARP] = x;
+  int lane = threadIdx.x % WARP;
+  if (lane == 0) room[threadIdx.x / WARP] = x;
   __syncthreads();
-  x = room[0];
-  for (int warp = 1; warp < (int)blockDim.x / WARP; warp++) x += room[warp];
-  return x;
+  return sum_of_lanes<WARP>(lane < (int)blockDim.x / WARP ? room[lane] : 0.0f);
 }
 
 // Sum over the threads of a block before one; `total` over all. `room` has 32 elements, and may be used again at once.

@@ -83,6 +83,7 @@ INLINE bool is_chosen(int group, float best) {
 
 // VECTORS: a lane's experts are read in vectors. Each group then has LANES * EACH experts.
 template <bool VECTORS> INLINE void route(const Parameters& p) {
+  follow_launches();
   constexpr int N = !VECTORS ? 1 : EACH * SIZE % 16 == 0 ? 16 / SIZE : EACH * SIZE % 8 == 0 ? 8 / SIZE : 4 / SIZE;
   i64 token = ((i64)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
   if (token >= p.tokens) return;  // all lanes of a warp have the same

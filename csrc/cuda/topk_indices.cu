@@ -232,6 +232,7 @@ template <bool VECTORS> INLINE Chosen chosen_in(const Slice<VECTORS>& slice, u32
 }
 
 template <bool VECTORS, bool CLUSTER> INLINE void select(const Parameters& p) {
+  follow_launches();
   SHARED_BY_CLUSTER(Room<CLUSTER>, room);
   Team<CLUSTER> team;
   i64 which = blockIdx.x / team.blocks;

@@ -68,36 +68,49 @@ INLINE i64 quotient(i64 of, u32 by) { return of >> 32 ? of / by : (u32)of / by; 
 INLINE float scale_of(const float* at, float value, int head) { return SCALE == 3 ? at[head] : SCALE == 2 ? *at : value; }
 
 #if !ROPE
-// N elements at a time: a program of the grid takes as many vectors as it has threads.
-template <int N> INLINE void write(const Parameters& p) {
+// N elements at a time, EACH times.
+template <int N, int EACH> INLINE void write(const Parameters& p) {
+  follow_launches();
   constexpr int KEYS = K_WIDTH / N, VALUES = V_WIDTH / N, HEAD = KEYS + VALUES, TOKEN = HEADS * HEAD;
-  i64 at = (i64)blockIdx.x * blockDim.x + threadIdx.x;
-  i64 token = at / TOKEN;
-  if (token >= p.tokens) return;
-  int rest = (int)(at - token * TOKEN), head = rest / HEAD, column = rest % HEAD;
-  bool is_key = column < KEYS;
-  if (!is_key) column -= KEYS;
-  column *= N;
-  i64 slot = p.slots[token * p.slot_step];
-  const T* from = is_key ? p.k + token * p.k_token + head * p.k_head + column * p.k_column
-                         : p.v + token * p.v_token + head * p.v_head + column * p.v_column;
-  Held<T, N> got = held<T, N>(from);
-  if (slot < 0 || slot >= p.num_slots) return;
-  i64 page = slot / PAGE, place = slot % PAGE;
-  Stored* to = is_key ? (Stored*)p.k_cache + page * p.kc_page + place * p.kc_place + head * p.kc_head + column * p.kc_column
-                      : (Stored*)p.v_cache + page * p.vc_page + place * p.vc_place + head * p.vc_head + column * p.vc_column;
-  float scale = SCALE == 0 ? 1.0f
-                : is_key   ? scale_of(p.k_scale_at, p.k_scale, head)
-                           : scale_of(p.v_scale_at, p.v_scale, head);
-  store<N>(to, got, scale);
+  i64 slots[EACH];
+  int heads[EACH], columns[EACH];
+  bool are_keys[EACH];
+  Held<T, N> got[EACH];
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    i64 at = ((i64)blockIdx.x * EACH + i) * blockDim.x + threadIdx.x, token = quotient(at, TOKEN);
+    int rest = (int)(at - token * TOKEN), head = rest / HEAD, column = rest % HEAD;
+    bool is_key = column < KEYS;
+    column = (is_key ? column : column - KEYS) * N;
+    heads[i] = head, columns[i] = column, are_keys[i] = is_key, slots[i] = -1;
+    if (token >= p.tokens) continue;
+    slots[i] = p.slots[token * p.slot_step];
+    got[i] = held<T, N>(is_key ? p.k + token * p.k_token + head * p.k_head + column * p.k_column
+                               : p.v + token * p.v_token + head * p.v_head + column * p.v_column);
+  }
+#pragma unroll
+  for (int i = 0; i < EACH; i++) {
+    i64 slot = slots[i], head = heads[i], column = columns[i];
+    if (slot < 0 || slot >= p.num_slots) continue;
+    i64 page = quotient(slot, PAGE), place = slot - page * PAGE;
+    Stored* to = are_keys[i]
+                     ? (Stored*)p.k_cache + page * p.kc_page + place * p.kc_place + head * p.kc_head + column * p.kc_column
+                     : (Stored*)p.v_cache + page * p.vc_page + place * p.vc_place + head * p.vc_head + column * p.vc_column;
+    float scale = SCALE == 0    ? 1.0f
+                  : are_keys[i] ? scale_of(p.k_scale_at, p.k_scale, (int)head)
+                                : scale_of(p.v_scale_at, p.v_scale, (int)head);
+    store<N>(to, got[i], scale);
+  }
 }
 
-extern "C" __global__ void __launch_bounds__(256) write_elements(const Parameters p) { write<1>(p); }
+extern "C" __global__ void __launch_bounds__(256) write_elements(const Parameters p) { write<1, 1>(p); }
 EMULATED(write_elements, Parameters)
 
 #if K_WIDTH % (16 / SIZE) == 0 && V_WIDTH % (16 / SIZE) == 0
-extern "C" __global__ void __launch_bounds__(256) write_vectors(const Parameters p) { write<16 / SIZE>(p); }
+extern "C" __global__ void __launch_bounds__(256) write_vectors(const Parameters p) { write<16 / SIZE, 1>(p); }
+extern "C" __global__ void __launch_bounds__(256) write_twice(const Parameters p) { write<16 / SIZE, 2>(p); }
 EMULATED(write_vectors, Parameters)
+EMULATED(write_twice, Parameters)
 #endif
 #else
 
@@ -164,6 +177,7 @@ template <int N> struct Plain {
 // `lanes` threads of each of `parts` blocks share a token. A thread turns the same columns of EACH heads at a time, and
 // asks for what it turns and its first other vector before it uses the position.
 template <int N, int EACH> INLINE void rotate_and_write(const Parameters& p) {
+  follow_launches();
   constexpr u32 PAIRS = HALF / N, ACROSS = PAIRS < 256 ? PAIRS : 256, OTHERS = Plain<N>::OF_TOKEN;
   u32 lanes = (u32)p.lanes, parts = (u32)p.parts, of_block = 0, lane = threadIdx.x, block = blockIdx.x, part = 0;
   if (lanes < blockDim.x) of_block = threadIdx.x / lanes, lane = threadIdx.x % lanes;

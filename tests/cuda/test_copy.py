@@ -42,7 +42,7 @@ def test_a_copy_reads_and_writes_as_many_vectors_as_it_is_asked_to(each: int, re
 def test_nvrtc_compiles_it(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings", reason='without NVRTC nothing is compiled: pip install "cuda-bindings[all]"')
     for streamed in (0, 1):
-        constants = {"EACH": 4, "STREAMED": streamed}
+        constants = {"EACH": 4, "STREAMED": streamed, "OVERLAPS": 1}
         made = nvrtc.compiled(str(SOURCE), constants, simulated("H200").capability, tmp_path)
         assert made.startswith(b"\x7fELF")
 

@@ -12,15 +12,21 @@ import torch
 
 import kernelhub
 from kernelhub.backends.cuda import library
+from kernelhub.backends.cuda.fused_quant import rows
 from kernelhub.backends.cuda.indexer.topk import TopK, blocks_and_threads
+from kernelhub.backends.cuda.kv_cache import write as kv
 from kernelhub.backends.cuda.kv_cache.write import Write, spread
+from kernelhub.backends.cuda.mla import concat as mla
 from kernelhub.backends.cuda.nvrtc import SOURCES
-from kernelhub.ops.fused_quant.inputs import norm_inputs
+from kernelhub.backends.cuda.quant import fp8
+from kernelhub.ops.fused_quant.inputs import activation_inputs, norm_inputs
+from kernelhub.ops.fused_quant.problem import ActivationProblem
 from kernelhub.ops.indexer.inputs import topk_inputs
 from kernelhub.ops.indexer.problem import TopKProblem
 from kernelhub.ops.kv_cache.inputs import write_kv_cache_inputs
 from kernelhub.ops.kv_cache.problem import KvCacheProblem
 from kernelhub.ops.kv_cache.rope import Rope
+from kernelhub.ops.mla.concat.inputs import concat_inputs
 from kernelhub.ops.quant.inputs import activations
 from kernelhub.probes.device import simulated
 from kernelhub.testing import cases
@@ -168,7 +174,7 @@ def test_blocks_share_rows_only_while_all_have_a_place(rows: int, columns: int) 
 @pytest.mark.parametrize("few", [True, False])
 def test_a_thread_turns_one_head_of_few_tokens_and_four_of_many(few: bool) -> None:
     arguments = write_kv_cache_inputs(tokens=40, num_kv_heads=2, num_q_heads=7, rope="neox", skipped=4)
-    assert spread(8, 9, 40, 132 if few else 2).few == few
+    assert spread(8, 9, 40, 132 if few else 2).heads == (1 if few else 4)
     want = {name: value.clone() for name, value in arguments.items() if isinstance(value, torch.Tensor)}
     kernelhub.write_kv_cache(**arguments | want, backend="torch.rope_scatter")
     facts = simulated("H200") if few else dataclasses.replace(simulated("H200"), num_sms=2)
@@ -177,6 +183,67 @@ def test_a_thread_turns_one_head_of_few_tokens_and_four_of_many(few: bool) -> No
     turned = Rope(*(arguments[name] for name in ("positions", "cos_sin_cache", "q")))
     Write(problem).launch(*(arguments[name] for name in names), None, None, turned)
     assert all(torch.equal(arguments[name], want[name]) for name in ("q", "k_cache", "v_cache"))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+@pytest.mark.parametrize("wide", [1, 2, 4])
+@pytest.mark.parametrize(("rows", "columns"), [(9, 1024), (5, 1160), (1, 136)])
+def test_groups_are_the_same_however_much_of_one_a_thread_has(
+    wide: int, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fp8, "wide_of", lambda vectors, num_sms: wide)
+    x = activations(rows, columns)
+    x[0, :130], x[-1, 5], x[-1, 7] = 0.0, torch.inf, torch.nan
+    want, want_scale = kernelhub.quantize_fp8.reference(x, "group")
+    got, scale = kernelhub.quantize_fp8(x, "group", backend="emulated.quantize")
+    assert torch.equal(bits(got), bits(want))
+    assert torch.equal(scale, want_scale)
+
+
+@pytest.mark.parametrize("times", mla._TIMES)
+def test_keys_are_joined_alike_however_many_vectors_a_thread_has(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mla, "times_of", lambda vectors, num_sms: times)
+    for tokens in (1, 7):
+        arguments = concat_inputs(tokens=tokens, num_heads=5)
+        want = kernelhub.concat_mla_k.reference(**arguments)
+        assert torch.equal(kernelhub.concat_mla_k(**arguments, backend="emulated.concat"), want)
+
+
+@pytest.mark.parametrize("times", kv._TIMES)
+def test_tokens_are_written_alike_however_many_vectors_a_thread_has(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv, "times_of", lambda vectors, num_sms: times)
+    for tokens, kv_dtype in ((1, None), (13, None), (13, torch.float8_e4m3fn)):
+        arguments = write_kv_cache_inputs(tokens=tokens, num_kv_heads=3, num_q_heads=1, kv_dtype=kv_dtype, skipped=1)
+        want = kernelhub.write_kv_cache.reference(**arguments)
+        got = kernelhub.write_kv_cache(**arguments, backend="emulated.write")
+        assert all(torch.equal(bits(one), bits(other)) for one, other in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize(("each", "lanes"), [(1, 160), (2, 96), (4, 64)])
+def test_norms_are_the_same_however_many_vectors_a_thread_has(
+    each: int, lanes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "layout_of", lambda vectors, whole, few: rows.Layout(each, lanes, 1, 1))
+    arguments = norm_inputs(tokens=3, width=1160)
+    results = kernelhub.rms_norm_quant(**arguments, backend="emulated.rows")
+    for got, want in zip(results, kernelhub.rms_norm_quant.reference(**arguments), strict=True):
+        assert torch.allclose(got.float(), want.float(), rtol=2**-3 if got.itemsize == 1 else 1e-5, atol=2**-9)
+
+
+@pytest.mark.parametrize("num_sms", [1, 132])
+def test_activations_are_the_same_by_blocks_of_every_size(num_sms: int) -> None:
+    facts = dataclasses.replace(simulated("H200"), num_sms=num_sms)
+    arguments = activation_inputs(tokens=3, width=1160)
+    want, want_scale = kernelhub.silu_and_mul_quant.reference(**arguments)
+    out, scale = torch.empty_like(want), torch.full_like(want_scale, -1.0)
+    rows.Activation(ActivationProblem(device=facts, width=1160)).launch(arguments["x"], None, out, scale)
+    assert torch.allclose(scale, want_scale, rtol=1e-5)
+    assert torch.allclose(out.float(), want.float(), rtol=2**-3, atol=2**-9)
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 10_000])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -68,6 +70,9 @@ CONSTANTS: dict[str, dict[str, str | int]] = {
         "LANES": 256,
         "ROWS": 1,
         "CHUNKS": 1,
+        "FEW_LANES": 256,
+        "FEW_CHUNKS": 1,
+        "WIDE": 0,
     },
 }
 
@@ -238,6 +243,57 @@ def test_clusters_are_launched_with_their_size(monkeypatch: pytest.MonkeyPatch) 
     assert [(one.id, one.value.clusterDim.x) for one in config.attrs] == [
         (driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, 4)
     ]
+
+
+def test_launches_that_overlap_have_the_attribute(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    driver = pytest.importorskip("cuda.bindings.driver", reason="the driver's structs are those of cuda-bindings")
+    seen = []
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    made = library.Library("rows", b"", overlaps=True)
+    made.function = lambda name, device: driver.CUfunction(1)  # type: ignore[method-assign]
+    made.driver = SimpleNamespace(
+        **{name: getattr(driver, name) for name in dir(driver) if name.startswith("CU")},
+        cuLaunchKernel=None,
+        cuLaunchKernelEx=lambda *given: seen.append(given) or (driver.CUresult.CUDA_SUCCESS,),
+    )
+    for captured in (False, True):  # outside of graphs such a launch takes the host longer
+        monkeypatch.setattr(library, "captures", lambda captured=captured: captured)
+        made.kernel("rows", "q", 2)(0, 3, 64, 7)
+    made.kernel("rows", "q")(0, 3, 64, 7)
+    assert [len(config.attrs) for config, *_ in seen] == [1, 2, 1]
+    follows = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+    for config, *_ in seen[1:]:
+        assert config.attrs[-1].id == follows
+        assert config.attrs[-1].value.programmaticStreamSerializationAllowed == 1
+
+
+@pytest.mark.parametrize(
+    ("capability", "version", "overlaps"),
+    [((9, 0), 12030, 1), ((10, 0), 13000, 1), ((8, 9), 13000, 0), ((9, 0), 12020, 0)],
+)
+def test_launches_overlap_where_the_device_lets_them_and_the_driver_captures_them(
+    capability: tuple[int, int], version: int, overlaps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, str | int]] = []
+    monkeypatch.setattr(library, "_driver_version", lambda: version)
+    monkeypatch.setattr(library, "_library", lambda source, constants, of: seen.append(dict(constants)))
+    device = dataclasses.replace(simulated("H200"), capability=capability)
+    library.library("topk_indices.cu", {"K": 8}, device)
+    library.library("topk_indices.cu", {"K": 8, "OVERLAPS": 0}, device)
+    assert seen == [{"K": 8, "OVERLAPS": overlaps}, {"K": 8, "OVERLAPS": 0}]
+
+
+@pytest.mark.parametrize("source", CONSTANTS)
+def test_every_kernel_first_waits_for_the_launches_before_it(source: str) -> None:
+    """A launch may begin while what it reads is still being written, and what it writes still being read."""
+    text = (nvrtc.SOURCES / source).read_text()
+    firsts = re.findall(r"__global__ void [^{]*\{[\s\\]*(\w+)", text)
+    assert firsts
+    for first in set(firsts) - {"follow_launches"}:
+        assert re.search(rf"INLINE void {first}\([^)]*\) {{\n  follow_launches\(\);\n", text), first
 
 
 def test_all_kernels_of_a_source_are_loaded_at_once_so_that_no_size_loads_after_seal(

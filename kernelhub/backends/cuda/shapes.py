@@ -24,6 +24,11 @@ def blocks_for(threads: int, block: int) -> int:
     return -(-threads // block)
 
 
+def times_of(vectors: int, num_sms: int) -> int:
+    """Vectors that a thread moves: two where there are enough for all multiprocessors."""
+    return 2 if vectors >= 2048 * num_sms else 1
+
+
 def block_of(threads: int, num_sms: int) -> int:
-    """Threads of a block: few where there are so few that blocks would leave multiprocessors idle."""
-    return 256 if threads >= 256 * num_sms else 64
+    """Threads of a block: fewer where there are so few that blocks would leave multiprocessors idle."""
+    return 256 if threads >= 1024 * num_sms else 128

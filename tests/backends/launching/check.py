@@ -335,6 +335,18 @@ def struct_of_cuda(stub: Stub) -> None:
             assert (one.grid[0], one.block[0], one.function, one.stream) == (3, 96, 4321, OneDevice.stream_of(0))
             assert len(met) == min(count + 1, 2)
 
+        for cluster in (1, 2):  # overlap is asked for in graphs only, by calls that are repeated, too
+            following, again = of_cuda.Kernel(of, "rows", "2P" + "2q" + "f", cluster, overlaps=True), Repeated()
+            follow = lambda x, y, kernel=following: kernel(0, 3, 96, x, y, 1, 2, 0.5)  # noqa: E731
+            for captured in (0, 0, 0, 1, 0):
+                stub.capturing.value = captured
+                stub.take()
+                again.run("key", (x, y), follow, x, y)
+                (one,) = stub.take()
+                ids = [attribute[0] for attribute in one.attributes]
+                assert ids == [4, 5][: 2 * (cluster > 1)] + [6] * captured, ids
+        stub.capturing.value = 0
+
         address = x.data_ptr()
         for _ in range(4):  # an address without its tensor is that of one call
             repeated.run("address", (x, y), lambda x, y: met.append(kernel(0, 3, 96, address, y, -2, 7, 0.5)), x, y)

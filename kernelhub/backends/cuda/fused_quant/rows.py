@@ -13,6 +13,7 @@ from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.ops.fused_quant.adapter import ActivationAdapter, NormAdapter
 from kernelhub.ops.fused_quant.problem import (
     FORMATS,
+    FP8_GROUP,
     FP8_TOKEN,
     NVFP4,
     ActivationProblem,
@@ -22,6 +23,7 @@ from kernelhub.ops.fused_quant.problem import (
 
 _PACKING = "7P" + "12q" + "f"
 _BLOCK = 256  # threads of a block of several rows, or of stretches of rows
+_FEW_BLOCK = 128
 
 
 class Layout(NamedTuple):
@@ -40,14 +42,20 @@ class Layout(NamedTuple):
     chunks: int
 
 
-def layout_of(vectors: int, whole: bool) -> Layout:
-    """The layout for rows of so many vectors; `whole` if a block must see all of a row."""
+def layout_of(vectors: int, whole: bool, few: bool = False) -> Layout:
+    """The layout for rows of so many vectors; `whole` if a block must see all of a row.
+
+    On an H200 a norm of 7168 by group takes with 1, 2 and 4 vectors of a thread 109, 102 and 104 us for 8192 rows, and
+    4.4, 4.6 and 5.3 for 128. SiLU of 2048 takes with 128 and 256 threads 1.05 and 1.21 us for 8 rows, 22.9 and 22.5
+    for 8192 (benchmarks/results/small_ops_forms_h200.json).
+    """
     if vectors <= WARP:
         lanes = WARP  # all of a warp, so that groups do not span rows
         return Layout(1, lanes, _BLOCK // lanes, 1)
     if not whole:
-        return Layout(1, _BLOCK, 1, blocks_for(vectors, _BLOCK))
-    each = 1 if vectors <= _BLOCK else 2 if vectors <= 2 * _BLOCK else 4
+        lanes = _FEW_BLOCK if few else _BLOCK
+        return Layout(1, lanes, 1, blocks_for(vectors, lanes))
+    each = 1 if vectors <= _BLOCK else 2 if vectors <= 4 * _BLOCK else 4
     return Layout(each, WARP * blocks_for(blocks_for(vectors, each), WARP), 1, 1)
 
 
@@ -59,7 +67,9 @@ class _Rows:
         size = getattr(torch, problem.dtype).itemsize
         self._each, self._narrow = VECTOR_BYTES // size, problem.format == NVFP4
         whole = operation == 0 or problem.format == FP8_TOKEN
-        self._layout = layout_of(blocks_for(problem.width, self._each), whole)
+        vectors = blocks_for(problem.width, self._each)
+        self._row_vectors = vectors
+        self._layout, self._few = (layout_of(vectors, whole, few) for few in (False, True))
         common: dict[str, str | int] = {
             "OPERATION": operation,
             "ELEMENT": C_TYPES[problem.dtype],
@@ -72,11 +82,17 @@ class _Rows:
             "LANES": self._layout.lanes,
             "ROWS": self._layout.rows,
             "CHUNKS": self._layout.chunks,
+            "FEW_LANES": self._few.lanes,
+            "FEW_CHUNKS": self._few.chunks,
+            "WIDE": int(problem.format == FP8_GROUP),
         }
         made = library.library("fused_quant.cu", common | constants, problem.device)
         self._elements = made.kernel("rows_by_elements", _PACKING)
         whole_vectors = problem.width % self._each == 0
         self._vectors = made.kernel("rows_by_vectors", _PACKING) if whole_vectors else None
+        has_few = whole_vectors and self._few != self._layout
+        self._few_vectors = made.kernel("few_by_vectors", _PACKING) if has_few else None
+        self._most_few = _BLOCK * problem.device.num_sms  # vectors
 
     def launch(
         self,
@@ -113,6 +129,8 @@ class _Rows:
         kernel, rows, layout = self._elements, x.shape[0], self._layout
         if self._vectors is not None and all(part is None or in_vectors(part, self._each) for part in moved):
             kernel = self._vectors
+            if self._few_vectors is not None and rows * self._row_vectors <= self._most_few:
+                kernel, layout = self._few_vectors, self._few
         kernel(
             x.get_device(),
             blocks_for(rows, layout.rows) * layout.chunks,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.cuda import library
-from kernelhub.backends.cuda.shapes import BITS, C_TYPES, VECTOR_BYTES, blocks_for, in_vectors
+from kernelhub.backends.cuda.shapes import BITS, C_TYPES, VECTOR_BYTES, block_of, blocks_for, in_vectors, times_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.ops.attention.problem import FP8, QUANTISED
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
@@ -19,7 +19,9 @@ from kernelhub.ops.kv_cache.rope import Rope
 _SCALES = {None: 0, "value": 1, "tensor": 2, "head": 3}
 _PACKING, _ROPE_PACKING = "7P" + "17q" + "2f", "10P" + "27q" + "2f"
 _BLOCK = 256
-_HEADS = 4  # that a thread turns at once
+_FEW_BLOCK = 64
+_TIMES = {1: "vectors", 2: "twice"}  # vectors that a thread moves
+_TURNS = {1: "few", 4: "vectors"}  # heads that a thread turns at once
 
 
 class Spread(NamedTuple):
@@ -29,13 +31,13 @@ class Spread(NamedTuple):
         lanes: threads of a block for a token.
         parts: blocks for a token.
         tokens: of a block.
-        few: a thread turns one head.
+        heads: that a thread turns at once.
     """
 
     lanes: int
     parts: int
     tokens: int
-    few: bool
+    heads: int
 
 
 def spread(across: int, heads: int, tokens: int, num_sms: int) -> Spread:
@@ -44,13 +46,14 @@ def spread(across: int, heads: int, tokens: int, num_sms: int) -> Spread:
     On an H200 64 heads of q and 8 of keys take, by four and by one, 4.1 and 4.1 us with 128 tokens, 8.1 and 10.1 with
     512 (benchmarks/results/small_ops_h200.json).
     """
-    groups, of_block = blocks_for(heads, _HEADS), _BLOCK // across
-    few = tokens * groups * across < _BLOCK * num_sms
-    if few:
-        groups = heads
+    at_once = max(_TURNS)
+    if tokens * blocks_for(heads, at_once) * across < _BLOCK * num_sms:
+        at_once = 1
+    groups, of_block = blocks_for(heads, at_once), _BLOCK // across
     parts = blocks_for(groups, of_block)
     lanes = across * blocks_for(groups, parts)
-    return Spread(lanes, parts, max(1, min(_BLOCK // lanes, tokens // num_sms)), few)
+    most = _BLOCK if at_once > 1 else _FEW_BLOCK
+    return Spread(lanes, parts, max(1, min(most // lanes, tokens // num_sms)), at_once)
 
 
 class Write(KvCacheAdapter):
@@ -84,8 +87,8 @@ class Write(KvCacheAdapter):
         whole = all(width % self._each == 0 for width in widths)
         if problem.rope is not None:
             whole = whole and problem.rotary_dim % (2 * self._each) == 0
-        self._vectors = made.kernel("write_vectors", packing) if whole else None
-        self._few = made.kernel("write_few", packing) if whole and problem.rope is not None else None
+        names = _TIMES if problem.rope is None else _TURNS
+        self._kernels = {n: made.kernel(f"write_{name}", packing) for n, name in names.items()} if whole else {}
         self._per_token = heads * sum(widths)
         self._turned = problem.rotary_dim // 2  # of a head: a thread has two columns for each pair
 
@@ -118,26 +121,31 @@ class Write(KvCacheAdapter):
         rope: Rope | None,
     ) -> None:
         each, kernel = 1, self._elements
-        if self._vectors is not None and all(in_vectors(part, self._each) for part in (k, v, k_cache, v_cache)):
-            each, kernel = self._each, self._vectors
-        tokens = k.shape[0]
+        if self._kernels and all(in_vectors(part, self._each) for part in (k, v, k_cache, v_cache)):
+            each = self._each
+        tokens, num_sms = k.shape[0], max(1, self.problem.device.num_sms)
         more: tuple[Tensor | int, ...] = ()
         sizes: tuple[int, ...] = ()
         if rope is not None:
             positions, cos_sin_cache, q = rope
             if each > 1 and not (in_vectors(cos_sin_cache, 4) and (q is None or in_vectors(q, each))):
-                each, kernel = 1, self._elements
+                each = 1
             q_heads, strides = (0, (0, 0, 0)) if q is None else (q.shape[1], q.stride())
             more = (0 if q is None else q, positions, cos_sin_cache)
             across = min(self._turned // each, _BLOCK)
             heads = q_heads + self.problem.num_kv_heads
-            lanes, parts, of_block, few = spread(across, heads, tokens, max(1, self.problem.device.num_sms))
-            if few and each > 1 and self._few is not None:
-                kernel = self._few
+            lanes, parts, of_block, at_once = spread(across, heads, tokens, num_sms)
+            if each > 1:
+                kernel = self._kernels[at_once]
             sizes = (lanes, parts, q_heads, len(cos_sin_cache), *strides, positions.stride(0), *cos_sin_cache.stride())
             blocks, threads = blocks_for(tokens, of_block) * parts, of_block * lanes
         else:
-            blocks, threads = blocks_for(tokens * self._per_token // each, _BLOCK), _BLOCK
+            vectors, times = tokens * self._per_token // each, 1
+            threads = block_of(vectors, num_sms)
+            if each > 1:
+                times = times_of(vectors, num_sms)
+                kernel = self._kernels[times]
+            blocks = blocks_for(vectors, times * threads)
         kernel(
             k.get_device(),
             blocks,

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.cuda import library
-from kernelhub.backends.cuda.shapes import BITS, VECTOR_BYTES, blocks_for, in_vectors
+from kernelhub.backends.cuda.shapes import BITS, VECTOR_BYTES, blocks_for, in_vectors, times_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 from kernelhub.ops.mla.concat.problem import ConcatProblem
 
 _PACKING = "3P" + "9q"
 _BLOCK = 256
+_TIMES = {1: "vectors", 2: "twice"}  # vectors of a thread
 
 
 class Concat(ConcatAdapter):
@@ -32,7 +33,7 @@ class Concat(ConcatAdapter):
             constants = {"ELEMENT": BITS[size], "SIZE": size, "HEADS": problem.num_heads, "COPIES": copies}
             constants |= {"NOPE": problem.nope_dim, "ROPE": problem.rope_dim}
             made = library.library("concat_mla_k.cu", constants, problem.device)
-            vectors = made.kernel("concat_vectors", _PACKING) if whole else None
+            vectors = {n: made.kernel(f"concat_{name}", _PACKING) for n, name in _TIMES.items()} if whole else {}
             self._kernels.append((made.kernel("concat_elements", _PACKING), vectors))
 
     def launch(self, k_nope: Tensor | None, k_rope: Tensor, out: Tensor) -> None:
@@ -44,13 +45,15 @@ class Concat(ConcatAdapter):
     def _launch_anew(self, k_nope: Tensor | None, k_rope: Tensor, out: Tensor) -> None:
         problem, own = self.problem, out if k_nope is None else k_nope
         each, (kernel, vectors) = 1, self._kernels[k_nope is not None]
-        if vectors is not None and all(in_vectors(part, self._each) for part in (own, k_rope, out)):
-            each, kernel = self._each, vectors
         tokens = out.shape[0]
         written = problem.rope_dim + (0 if k_nope is None else problem.nope_dim)
+        if vectors and all(in_vectors(part, self._each) for part in (own, k_rope, out)):
+            threads = tokens * problem.num_heads * written // self._each
+            times = times_of(threads, problem.device.num_sms)
+            each, kernel = self._each * times, vectors[times]
         kernel(
             out.get_device(),
-            blocks_for(tokens * problem.num_heads * written // each, _BLOCK),
+            blocks_for(blocks_for(tokens * problem.num_heads * written, each), _BLOCK),
             _BLOCK,
             own,
             k_rope,
