@@ -156,22 +156,27 @@ def test_warm_up_calls_a_class_with_its_own_sizes(op: str, problem: Any, counts:
     assert len(forms_of([need_of(op, problem)])) == 2
 
 
-def test_groups_are_quantised_by_the_kernel_that_was_measured_faster() -> None:
-    machine = SimulatedMachine({"triton": "3.7.1", "cuda": "13.0.3"})
-    found = [
-        kernelhub.explain("quantize_fp8", device=device, machine=machine, granularity=granularity).selected
-        for device in ("H200", "A100")
-        for granularity in ("group", "token")
-    ]
-    assert found == ["cuda.quantize", "triton.quantize", "triton.quantize", "triton.quantize"]
+ROTATES = {"rope": "neox", "q": True, "rotary_dim": 128}
 
 
-def test_tokens_are_rotated_by_the_kernel_that_was_measured_faster() -> None:
+@pytest.mark.parametrize(
+    ("op", "facets", "on_hopper", "elsewhere"),
+    [
+        ("quantize_fp8", {"granularity": "group"}, "cuda.quantize", "triton.quantize"),
+        ("quantize_fp8", {"granularity": "token"}, "cuda.quantize", "triton.quantize"),
+        ("write_kv_cache", ROTATES, "cuda.rope_write", "triton.rope_write"),
+        ("write_kv_cache", {}, "cuda.write", "triton.write"),
+        ("write_kv_cache", {"kv_scale": "value"}, "cuda.write", "triton.write"),
+        ("rms_norm_quant", {"format": "fp8_group"}, "cuda.rows", "triton.rows"),
+        ("rms_norm_quant", {"format": "fp8_token"}, "cuda.rows", "triton.rows"),
+        ("rms_norm_quant", {"format": "none"}, "triton.rows", "triton.rows"),
+        ("silu_and_mul_quant", {"format": "fp8_group"}, "cuda.rows", "triton.rows"),
+        ("silu_and_mul_quant", {"format": "nvfp4"}, "triton.rows", "triton.rows"),
+        ("merge_attention_states", {}, "cuda.merge", "triton.merge"),
+        ("concat_mla_k", {}, "cuda.concat", "triton.concat"),
+    ],
+)
+def test_small_ops_run_in_the_kernel_that_was_measured_faster(op, facets, on_hopper, elsewhere) -> None:
     machine = SimulatedMachine({"triton": "3.7.1", "cuda": "13.0.3"})
-    rotates = {"rope": "neox", "q": True, "rotary_dim": 128}
-    found = [
-        kernelhub.explain("write_kv_cache", device=device, machine=machine, **facets).selected
-        for device in ("H200", "A100")
-        for facets in (rotates, {})
-    ]
-    assert found == ["cuda.rope_write", "triton.write", "triton.rope_write", "triton.write"]
+    for device, expected in (("H200", on_hopper), ("A100", elsewhere)):
+        assert kernelhub.explain(op, device=device, machine=machine, **facets).selected == expected, device

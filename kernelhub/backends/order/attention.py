@@ -158,6 +158,14 @@ ATTENTION = (
 
 MERGE_ATTENTION_STATES = (
     Line("cpu", "*", ("torch.merge", "triton.merge"), "Triton is only interpreted on a CPU"),
+    # In a graph, us, triton.merge / cuda.merge, 32 heads of 128, 8, 128, 1024 and 8192 tokens: 2.06 / 1.10, 3.98 /
+    # 2.44, 9.81 / 7.82, 59.6 / 49.9.
+    Line(
+        "hopper",
+        "*",
+        ("cuda.merge", "triton.merge", "flashinfer.merge", "torch.merge"),
+        "measured on an H200, torch 2.11.0, Triton 3.6.0, 2026-11-27 (benchmarks/results/small_ops_forms_h200.json)",
+    ),
     # 2 tensors of 8192 tokens, 128 heads of 128: 0.221, 0.980 and 2.71 ms.
     Line(
         "*",

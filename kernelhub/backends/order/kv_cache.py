@@ -10,21 +10,23 @@ ORDER = {
             ("torch.scatter", "torch.rope_scatter", "triton.write", "triton.rope_write"),
             "Triton is only interpreted on a CPU",
         ),
-        # H200, in a graph, us, caches cold, triton.rope_write / cuda.rope_write, 64 heads of q and 8 of keys: 1 token
-        # 1.99 / 2.07, 8 2.17 / 2.17, 128 4.74 / 4.10, 1024 17.0 / 13.8, 8192 106 / 86; 8 and 1 heads: 8 tokens 2.12 /
-        # 1.98, 1024 4.88 / 4.35, 8192 17.6 / 16.8. cuda.write was not timed there.
+        # H200, in a graph, us, triton.write / cuda.write, 8, 128, 1024 and 8192 tokens: bfloat16 1.60 / 1.07, 2.96 /
+        # 1.87, 4.57 / 3.69, 20.2 / 19.3, float8 3.38 / 1.48, 4.57 / 2.31, 6.21 / 4.13, 23.5 / 23.8. With
+        # rope, 64 heads of q and 8 of keys, triton.rope_write / cuda.rope_write: 2.20 /
+        # 1.65, 4.81 / 3.53, 16.0 / 12.9, 109 / 88; 8 and 1 heads, 1024 tokens 4.93 / 3.43.
         Line(
             "hopper",
             "*",
             (
-                "triton.write",
                 "cuda.write",
+                "triton.write",
                 "torch.scatter",
                 "cuda.rope_write",
                 "triton.rope_write",
                 "torch.rope_scatter",
             ),
-            "measured on an H200, torch 2.11.0, Triton 3.6.0, 2026-11-27 (benchmarks/results/small_ops_h200.json)",
+            "measured on an H200, torch 2.11.0, Triton 3.6.0, 2026-11-27 "
+            "(benchmarks/results/small_ops_forms_h200.json)",
         ),
         Line(
             "*",

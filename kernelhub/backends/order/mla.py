@@ -140,6 +140,14 @@ MLA_ATTENTION = (
 
 CONCAT_MLA_K = (
     Line("cpu", "*", ("torch.concat", "triton.concat"), "Triton is only interpreted on a CPU"),
+    # In a graph, us, triton.concat / cuda.concat, 128 heads, 8, 128, 1024 and 2048 tokens: 2.00 / 1.46, 4.56 / 4.32,
+    # 24.0 / 23.7, 45.2 / 43.5.
+    Line(
+        "hopper",
+        "*",
+        ("cuda.concat", "triton.concat", "flashinfer.concat", "torch.concat"),
+        "measured on an H200, torch 2.11.0, Triton 3.6.0, 2026-11-27 (benchmarks/results/small_ops_forms_h200.json)",
+    ),
     # 8192 tokens, 128 heads: 0.170 ms, 0.89 of the roof. Beside FlashInfer 0.6.18: 0.169 and 0.179; 64 tokens 0.006 and
     # 0.009.
     Line(

@@ -7,13 +7,13 @@ _INTERPRETED = "Triton is only interpreted on a CPU"
 _QUANTIZE = Line("cpu", "*", ("torch.quantize", "triton.quantize"), _INTERPRETED)
 _DEQUANTIZE = Line("cpu", "*", ("torch.dequantize", "triton.dequantize"), _INTERPRETED)
 
-# H200, in a graph, us, caches cold, triton.quantize / cuda.quantize, groups of 128, 7168 wide: 8 rows 2.06 / 1.77, 128
-# 3.43 / 3.10, 1024 10.2 / 9.6, 8192 57 / 52. By token Triton's is faster: 8 rows 2.21 / 2.66, 8192 53 / 56.
-_GROUPS_ON_HOPPER = Line(
+# H200, in a graph, us, triton.quantize / cuda.quantize, 7168 wide, 8, 128, 1024 and 8192 rows: groups of 128 1.96 /
+# 1.18, 3.05 / 2.67, 9.80 / 7.44, 58.2 / 46.9, by token 2.07 / 1.46, 3.21 / 2.63, 9.36 / 7.79, 54.3 / 47.4.
+_FP8_ON_HOPPER = Line(
     "hopper",
-    "groups",
+    "*",
     ("cuda.quantize", "triton.quantize", "torch.quantize", "flashinfer.quantize_fp8"),
-    "measured on an H200, torch 2.11.0, Triton 3.6.0, 2026-11-27 (benchmarks/results/small_ops_h200.json); "
+    "measured on an H200, torch 2.11.0, Triton 3.6.0, 2026-11-27 (benchmarks/results/small_ops_forms_h200.json); "
     + _OWN_BITS,
 )
 
@@ -22,7 +22,7 @@ ORDER = {
         f"quantize_{form}": (
             _QUANTIZE,
             Line("*", "*", ("triton.quantize", "torch.quantize", f"flashinfer.quantize_{form}"), _OWN_BITS),
-            *((_GROUPS_ON_HOPPER,) if form == "fp8" else ()),
+            *((_FP8_ON_HOPPER,) if form == "fp8" else ()),
         )
         for form in ("fp8", "mxfp8", "mxfp4")
     },

@@ -11,6 +11,7 @@ from kernelhub.ops.quant.problem import FLOATS, FP8_SCALES
 from kernelhub.probes.device import DeviceFacts
 
 NONE, FP8_TENSOR, FP8_TOKEN, FP8_GROUP, MXFP8, NVFP4 = "none", "fp8_tensor", "fp8_token", "fp8_group", "mxfp8", "nvfp4"
+SCALES, OTHERS = "scales", "others"  # regimes
 FORMATS = (NONE, FP8_TENSOR, FP8_TOKEN, FP8_GROUP, MXFP8, NVFP4)
 SCALED = (FP8_TOKEN, FP8_GROUP)  # whose scales have options
 
@@ -70,12 +71,19 @@ def form_contradiction(problem: Any, width: int) -> str | None:
     return None
 
 
+def regime(problem: FusedProblem) -> str:
+    """Order lines distinguish float8 with scales of its own from other forms, of which few are timed."""
+    return SCALES if problem.format in SCALED else OTHERS
+
+
 RMS_NORM_QUANT = OpRecord(
     name="rms_norm_quant",
     summary="RMSNorm, after an addition to the residual, as floats, float8 or float4 with scales",
     problem=NormProblem,
     complete=norm_complete,
     contradiction=contradiction,
+    regimes=(SCALES, OTHERS),
+    regime=regime,
 )
 SILU_AND_MUL_QUANT = OpRecord(
     name="silu_and_mul_quant",
@@ -83,4 +91,6 @@ SILU_AND_MUL_QUANT = OpRecord(
     problem=ActivationProblem,
     complete=complete,
     contradiction=contradiction,
+    regimes=(SCALES, OTHERS),
+    regime=regime,
 )
