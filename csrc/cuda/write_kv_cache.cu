@@ -38,26 +38,43 @@ typedef T Stored;
 typedef u8 Stored;
 #endif
 
+INLINE u16 pair_of(float low, float high) { return FORMAT == 1 ? e4m3_pair(low, high) : e5m2_pair(low, high); }
+
+// Division takes twice the time of all else. Where no element is NaN or far past the largest code, and the scale not near
+// the ends of its range, multiplications give the same bits: see `Divisor`.
+template <int N> INLINE void codes_of(float (&x)[N], float scale, Vector<u8, N>& made) {
+  bool usual = scale >= 8.2718061e-25f && scale <= 1.3292280e36f;  // 2^-80, 2^120
+#pragma unroll
+  for (int i = 0; i < N; i++) usual = usual && fabsf(x[i]) <= 1024.0f * scale;
+  if (usual) {
+    Divisor by(scale);
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      u16 pair = pair_of(by.of(x[i]), by.of(x[i + 1]));
+      made.at[i] = (u8)pair;
+      made.at[i + 1] = (u8)(pair >> 8);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < N; i += 2) {
+      float low = x[i] / scale, high = x[i + 1] / scale;
+      u16 pair = pair_of(low, high);
+      // The sign of NaN, which a pair does not keep.
+      made.at[i] = (u8)pair | (u8)((bits_of(low) >> 24) & 0x80);
+      made.at[i + 1] = (u8)(pair >> 8) | (u8)((bits_of(high) >> 24) & 0x80);
+    }
+  }
+}
+
 template <int N> INLINE void store(Stored* to, const Held<T, N>& from, float scale) {
 #if FORMAT == 0
   put<Stored, N>(to, from);
 #else
   float x[N];
   widen_all(from, x);
-#pragma unroll
-  for (int i = 0; i < N; i++) x[i] /= scale;
   Vector<u8, N> made;
-  if constexpr (N == 1) {
-    made.at[0] = FORMAT == 1 ? e4m3_by_hand(x[0]) : e5m2_by_hand(x[0]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; i += 2) {
-      u16 pair = FORMAT == 1 ? e4m3_pair(x[i], x[i + 1]) : e5m2_pair(x[i], x[i + 1]);
-      // The sign of NaN, which a pair does not keep.
-      made.at[i] = (u8)pair | (u8)((bits_of(x[i]) >> 24) & 0x80);
-      made.at[i + 1] = (u8)(pair >> 8) | (u8)((bits_of(x[i + 1]) >> 24) & 0x80);
-    }
-  }
+  if constexpr (N == 1) made.at[0] = FORMAT == 1 ? e4m3_by_hand(x[0] / scale) : e5m2_by_hand(x[0] / scale);
+  else codes_of(x, scale, made);
   put<u8, N>(to, made);
 #endif
 }

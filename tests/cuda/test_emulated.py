@@ -246,6 +246,19 @@ def test_activations_are_the_same_by_blocks_of_every_size(num_sms: int) -> None:
     assert torch.allclose(out.float(), want.float(), rtol=2**-3, atol=2**-9)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.013, 3e-39, 1e-27, 5e37, 448.0])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_codes_of_a_cache_are_those_of_a_division(dtype: torch.dtype, scale: float) -> None:
+    arguments = write_kv_cache_inputs(tokens=40, num_kv_heads=2, num_q_heads=1, kv_dtype=dtype, skipped=0)
+    k = arguments["k"]
+    k.view(torch.int16).copy_(torch.arange(k.numel()).view(k.shape) * 6 + 1)  # of all magnitudes, infinities and NaN
+    arguments["v"].copy_(torch.randn(k.shape) * 30)
+    arguments |= {"k_scale": scale, "v_scale": scale}
+    want = kernelhub.write_kv_cache.reference(**arguments)
+    got = kernelhub.write_kv_cache(**arguments, backend="emulated.write")
+    assert all(torch.equal(bits(one), bits(other)) for one, other in zip(got, want, strict=True))
+
+
 @pytest.mark.parametrize("tokens", [1, 40, 10_000])
 @pytest.mark.parametrize("heads", [1, 9, 72, 300])
 @pytest.mark.parametrize("across", [1, 6, 8, 100, 192, 256])
