@@ -2,7 +2,8 @@
 
 What an op asks of tensors depends on their forms, which `KnownForm` compares at once, and on where the memory of
 destinations is. With a form the extents are known too, so one address for each tensor decides: a destination is apart
-from all else, or in the place of the operand that it was in when its call was checked.
+from all else, or in the place of the operand that it was in when its call was checked, or as far from an operand with
+which it interleaves: queries that are rotated in place, and keys, are columns of one projection's result.
 
 A form has all sizes and strides, so there is one for each number of tokens. Learning takes far longer than a check: a
 form is learned when its key comes again, and anew at ever rarer times, since calls of one key may have several forms.
@@ -24,7 +25,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.whole_calls import WATCHED
 from kernelhub.ops.known_form import KnownForm
-from kernelhub.ops.operands import extent_of, transformed
+from kernelhub.ops.operands import extent_of, share_memory, transformed
 
 _MOST_CALLS = 256
 _MOST_MISSED = 4096
@@ -190,17 +191,22 @@ def places_of(tensors: Sequence[Tensor], written: Collection[int]) -> tuple[Apar
 
     Returns:
         For each destination and other tensor their indices, and the differences of their addresses, exclusive, within
-        which they may share memory; and the pairs that begin at one address.
+        which they may share memory, two such ranges for tensors that interleave; and the pairs that begin at one
+        address.
     """
     apart, same = [], []
     for one in written:
         for other, tensor in enumerate(tensors):
             if other == one or (other in written and other > one):
                 continue
-            if tensor.data_ptr() == tensors[one].data_ptr() and tensor.numel():
+            between = tensor.data_ptr() - tensors[one].data_ptr()
+            least, most = -extent_of(tensor), extent_of(tensors[one])
+            if not between and tensor.numel():
                 same.append((one, other))
+            elif least < between < most and not share_memory(tensors[one], tensor):  # at this distance they interleave
+                apart += [(one, other, least, between), (one, other, between, most)]
             else:
-                apart.append((one, other, -extent_of(tensor), extent_of(tensors[one])))
+                apart.append((one, other, least, most))
     return tuple(apart), tuple(same)
 
 

@@ -26,6 +26,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "rms_norm_quant": {"tokens": 3, "width": 256},
     "silu_and_mul_quant": {"tokens": 3, "width": 256},
     "write_kv_cache": {"tokens": 3},
+    "write_kv_cache, rotated": {"tokens": 3, "rope": "neox"},
     "write_mla_cache": {"tokens": 3},
     "concat_mla_k": {"tokens": 3},
     "route_experts": {"tokens": 3},
@@ -141,7 +142,8 @@ def others_than(tensor: Tensor, name: str, given: dict[str, Any]) -> Iterator[tu
             yield kind, make()
         except (RuntimeError, NotImplementedError, IndexError):
             continue  # torch has none of this dtype
-    if name.startswith("out") or name in ("residual_out", "k_cache", "v_cache"):
+    rotated = name == "q" and "cos_sin_cache" in given
+    if rotated or name.startswith("out") or name in ("residual_out", "k_cache", "v_cache"):
         for other, operand in given.items():
             if isinstance(operand, Tensor) and other != name and operand.is_contiguous():
                 room = operand.view(torch.uint8).flatten()
@@ -262,6 +264,27 @@ def test_a_destination_stays_in_the_place_of_its_operand() -> None:
     assert calls.holds(4, (other[:4], other[:4]))
     assert not calls.holds(4, (other[:4], other[4:]))
     assert not calls.holds(4, (other[:4], other[1:5]))
+
+
+@pytest.mark.usefixtures("comparing")
+def test_a_destination_stays_as_far_from_an_operand_with_which_it_interleaves() -> None:
+    """As queries that are rotated in place do, beside keys of the same rows."""
+    calls = KnownCalls()
+
+    def columns(first: int, second: int, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return rows.view(-1)[first:].as_strided((3, 4), (16, 1)), rows.view(-1)[second:].as_strided((3, 4), (16, 1))
+
+    rows = torch.zeros(5, 16)
+    for _ in range(2):
+        calls.learn(3, columns(0, 8, rows), 1)
+    assert calls.holds(3, columns(0, 8, rows))
+    assert calls.holds(3, columns(4, 12, torch.zeros(5, 16)))
+    for first, second in ((8, 0), (0, 7), (0, 4), (0, 9), (0, 10), (0, 0), (0, 2), (2, 0), (0, 18)):
+        assert not calls.holds(3, columns(first, second, rows)), (first, second)
+    assert calls.holds(3, (columns(0, 0, rows)[0], columns(0, 0, torch.zeros(5, 16))[0])), "in memory of its own"
+    for _ in range(2):
+        calls.learn("may overlap", columns(0, 2, rows), 1)
+    assert not calls.holds("may overlap", columns(0, 2, rows))
 
 
 @pytest.mark.usefixtures("comparing")

@@ -973,6 +973,7 @@ def small_calls_again(stub: Stub) -> None:
         ("rms_norm_quant", ("weight", "out_residual", "out_scale")),
         ("silu_and_mul_quant", ()),
         ("write_kv_cache", ("k", "k_cache", "slot_mapping")),
+        ("write_kv_cache, rotated", ("q", "k_cache", "positions", "cos_sin_cache")),
         ("write_mla_cache", ("k_rope", "kv_cache", "slot_mapping")),
         ("concat_mla_k", ("k_nope", "k_rope")),
         ("route_experts", ("logits", "out_weights", "out_ids")),
