@@ -34,7 +34,7 @@ INLINE void write(u32 *to, const Held<u32, 4> &made) {
 }
 
 extern "C" __global__ void __launch_bounds__(512) copy(const Parameters p) {
-  follow_launches();
+    follow_launches();
     Held<u32, 4> got[EACH] = {};
 #pragma unroll
     for (int i = 0; i < EACH; i++) {

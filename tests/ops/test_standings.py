@@ -25,6 +25,7 @@ RUNS = {
     "hopper": (
         "libraries_h200.json",
         "cuda_h100.json",
+        "cuda_h200.json",
         "nvlink_h100.json",
         "gluon_h100.json",
         "gluon_h200.json",

@@ -11,9 +11,9 @@ ORDER = {
             "Triton is only interpreted on a CPU",
         ),
         # H200, in a graph, us, triton.write / cuda.write, 8, 128, 1024 and 8192 tokens: bfloat16 1.60 / 1.07, 2.96 /
-        # 1.87, 4.57 / 3.69, 20.2 / 19.3, float8 3.38 / 1.48, 4.57 / 2.31, 6.21 / 4.13, 23.5 / 23.8. With
-        # rope, 64 heads of q and 8 of keys, triton.rope_write / cuda.rope_write: 2.20 /
-        # 1.65, 4.81 / 3.53, 16.0 / 12.9, 109 / 88; 8 and 1 heads, 1024 tokens 4.93 / 3.43.
+        # 1.87, 4.57 / 3.69, 20.2 / 19.3, float8 3.38 / 1.28, 4.57 / 2.09, 6.21 / 3.70, 23.5 / 21.1 (cuda.write
+        # to float8: cuda_h200.json, another run of that day). With rope, 64 heads of q and 8 of keys, triton.rope_write
+        # / cuda.rope_write: 2.20 / 1.65, 4.81 / 3.53, 16.0 / 12.9, 109 / 88; 8 and 1 heads, 1024 tokens 4.93 / 3.43.
         Line(
             "hopper",
             "*",

@@ -19,6 +19,6 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
-        standings=standings("topk_indices", 66, "2026-11-26"),
+        standings=standings("topk_indices", 66, date_on_h100="2026-11-26"),
     ),
 )

@@ -46,6 +46,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="RoFormer (2021), section 3.2.2",
-        standings=standings("write_kv_cache with rope", 20, "2026-11-26"),
+        standings=standings("write_kv_cache with rope", 20, date_on_h100="2026-11-26"),
     ),
 )

@@ -50,6 +50,6 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source="DeepSeek-V2 and V3 (2024), section 2.1.2",
-        standings=standings("route_experts", 56, "2026-11-26"),
+        standings=standings("route_experts", 56, date_on_h100="2026-11-26"),
     ),
 )
