@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
+from tests.gluon.ahead import idle_barriers
+
 MOST_SHARED = 232_448  # bytes that a block may have on sm_90
 WITHOUT_PRODUCTS = {"merge_kernel", "count_kernel", "place_kernel", "code_kernel", "sum_kernel"}
 LOADS_THAT_COST_NOTHING = 8  # of values that a loop does not change, where ptxas prefers that to a register
@@ -55,3 +57,18 @@ def test_launches_compile_to_what_they_were_written_for(every: bool) -> None:
         for loop in row["loops"]:
             assert loop["stores"] <= MOST_STORES, row
             assert loop["loads"] <= LOADS_ONCE_A_LIST.get(row["kernel"], LOADS_THAT_COST_NOTHING), row
+
+
+def test_a_barrier_that_no_warp_group_uses_is_reported() -> None:
+    text = """
+    %full = ttg.local_alloc : () -> !ttg.memdesc<4x1xi64, #shared1, #smem, mutable>
+    %empty = ttg.local_alloc : () -> !ttg.memdesc<4x1xi64, #shared1, #smem, mutable>
+    %known = ttg.local_alloc : () -> !ttg.memdesc<1xi64, #shared1, #smem, mutable>
+    %turn = ttg.local_alloc : () -> !ttg.memdesc<2x1xi64, #shared1, #smem, mutable>
+    %scratch = ttg.local_alloc : () -> !ttg.memdesc<2x64xf32, #shared2, #smem, mutable>
+    %turn_0 = ttg.memdesc_index %turn[%c0] : !ttg.memdesc<2x1xi64> -> !ttg.memdesc<1xi64>
+    %first = ttg.memdesc_index %empty[%c0] : !ttg.memdesc<4x1xi64> -> !ttg.memdesc<1xi64>
+    ttng.init_barrier %turn_0, 1
+    ttg.warp_specialize(%full, %first, %out) attributes {requestedRegisters = array<i32: 40>}
+    """
+    assert idle_barriers(text) == ["%known", "%turn"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -61,3 +64,17 @@ def test_calls_that_differ_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kernelhub, "fp8_gemm", unsteady)
     assert soak.soak("fp8_gemm", "fp8_gemm", "emulated", 0, 3, soak.EMULATED).unequal == 1
+
+
+def test_what_a_process_found_is_kept_when_it_fails(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    found = {"op": "fp8_gemm", "kernel": "fp8_gemm", "calls": 20, "draws": 1, "wrong": [], "unequal": 3, "s": 0.1}
+    answers = [
+        subprocess.CompletedProcess([], 1, json.dumps(found) + "\n", ""),
+        subprocess.CompletedProcess([], -9, "", ""),
+    ]
+    monkeypatch.setattr(subprocess, "run", lambda *given, **named: answers.pop(0))
+    for options in (["--draws", "1"], ["--together"]):
+        monkeypatch.setattr(sys, "argv", ["soak", "--kernels", "fp8_gemm/fp8_gemm", *options])
+        assert soak.main()
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [found, {"op": "fp8_gemm", "kernel": "fp8_gemm", "error": "exit -9"}]
