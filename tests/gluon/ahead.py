@@ -40,6 +40,8 @@ _PTX = {
     "copies": r"cp\.async\.c[ag]",
 }
 _PRODUCT = r"\b[HQ]GMMA"
+_BRANCH = re.compile(r"\bBRA\S* [^`]*`\((\.L_x_\d+)\)")
+_ENDS = re.compile(r"\*/\s+(BRA|BRX|JMX|EXIT|RET)\b(?!\.DIV|\.U)")  # without a predicate
 
 
 def report(kernel: Any) -> dict[str, Any]:
@@ -86,13 +88,10 @@ def loops(listing: str) -> list[dict[str, int]]:
     """The innermost loops that multiply: instructions, matrix products, registers that are stored and loaded."""
     lines = listing.split("\n")
     labels = {match[1]: at for at, line in enumerate(lines) if (match := re.match(r"\s*(\.L_x_\d+):", line))}
-    found = []
-    for at, line in enumerate(lines):
-        target = re.search(r"BRA `\((\.L_x_\d+)\)", line)
-        if target and labels.get(target[1], len(lines)) < at:
-            found.append((labels[target[1]], at))
-    long = [one for one in found if one[1] - one[0] > 15]
-    inner = [one for one in found if not any(one != o and one[0] <= o[0] and o[1] <= one[1] for o in long)]
+    targets = [labels.get(match[1]) if (match := _BRANCH.search(line)) else None for line in lines]
+    found = [(target, at) for at, target in enumerate(targets) if target is not None and target < at]
+    long = [one for one in found if one[1] - one[0] > 15 and _comes_round(*one, lines, targets)]
+    inner = [one for one in long if not any(one != o and one[0] <= o[0] and o[1] <= one[1] for o in long)]
     made = []
     for begin, end in sorted(inner):
         body = lines[begin:end]
@@ -101,6 +100,27 @@ def loops(listing: str) -> list[dict[str, int]]:
             stores, loads = (sum(bool(re.search(rf"\b{name}\b", text)) for text in body) for name in ("STL", "LDL"))
             made.append({"instructions": len(body), "products": products, "stores": stores, "loads": loads})
     return made
+
+
+def _comes_round(begin: int, end: int, lines: list[str], targets: list[int | None]) -> bool:
+    """Whether what begins at one line gets to the branch back to it, within those lines.
+
+    Else it is a wait that is written behind the rest, and goes back to where it was called for.
+    """
+    seen, left = set(), [begin]
+    while left:
+        at = left.pop()
+        if at == end:
+            return True
+        if at in seen or not begin <= at < end:
+            continue
+        seen.add(at)
+        target = targets[at]
+        if target is not None:
+            left.append(target)
+        if not _ENDS.search(lines[at]):
+            left.append(at + 1)
+    return False
 
 
 def main() -> None:
