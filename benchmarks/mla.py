@@ -135,6 +135,9 @@ def cases(device: torch.device, quick: bool) -> list[Callable[[], Case]]:
     few = ((1, 8192), (32, 4096))
     more = ((1, 1024), (1, 8192), (1, 32768), (8, 8192), (32, 1024), (32, 8192), (64, 4096), (128, 2048), (128, 8192))
     made = [lambda h=h, b=b, n=n: decode(h, b, n, device) for h in (128, 16) for b, n in (few if quick else more)]
+    if not quick:
+        float8 = ((1, 1024), (8, 8192), (32, 1024), (64, 4096), (128, 2048))
+        made += [lambda h=h, b=b, n=n: decode(h, b, n, device, kv_dtype=FP8) for h in (128, 16) for b, n in float8]
     for heads in (128, 16):
         for batch, kv_tokens in ((32, 4096),) if quick else ((1, 32768), (32, 8192), (128, 4096)):
             made.append(lambda h=heads, b=batch, n=kv_tokens: decode(h, b, n, device, kv_dtype=FP8))

@@ -548,6 +548,7 @@ class _Program:
             (language.copy_arrive, self._copy_arrive),
             (language.fence_async_shared, self._fence),
             (language.halves_of_float8, _halves_of_float8),
+            (language.bring_to_cache, _bring_to_cache),
             (language.warpgroup_mma, self._multiply),
             (language.warpgroup_mma_wait, self._multiply_wait),
         )
@@ -559,6 +560,16 @@ def _halves_of_float8(words: Any) -> tuple[Values, Values]:
     codes = torch.from_numpy(np.ascontiguousarray(np.asarray(words), np.int32)).view(torch.float8_e4m3fn)
     halves = codes.half().numpy().view(np.int32).reshape(*np.shape(words), 2)
     return values(halves[..., 0]), values(halves[..., 1])
+
+
+def _bring_to_cache(address: Pointer, nbytes: Any) -> None:
+    """Checks that what is brought is memory of the tensor."""
+    count = int(nbytes)
+    if count % 16 or count < 0:
+        raise EmulationError(f"{count} bytes cannot be brought into the cache")
+    if count:
+        address.load()
+        (address + (count // address.tensor.itemsize - 1)).load()
 
 
 def _argument(value: Any) -> Any:

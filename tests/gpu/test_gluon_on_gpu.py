@@ -8,7 +8,10 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.gluon.mla.adapter import DecodeFloat8
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
 from kernelhub.ops.models.shapes import AttentionModel
 from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.mla_attention import MlaContract
@@ -41,6 +44,40 @@ class TestDecode(MlaContract):
     widths = (512, 64)
     page_size = 64
     fewest_cases = 10
+
+
+class TestDecodeOfFloat8(MlaContract):
+    kernel = "gluon.decode_fp8"
+    widths = (512, 64)
+    page_size = 64
+    fewest_cases = 5
+    kv_scale = "tensor"
+
+
+class TestDecodeOfFloat8InTilesOf64(TestDecodeOfFloat8):
+    """What takes more than 16 rows of a sequence, with fewer, too."""
+
+    @pytest.fixture(autouse=True)
+    def no_few_rows(self, clean_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(DecodeFloat8, "few", False)
+
+
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("tokens", [None, 3])
+def test_decode_of_float8_of_any_lengths(heads: int, tokens: int | None) -> None:
+    """Few and many pages, odd numbers of them, sequences of none, shared by programs; always the same bits."""
+    for lengths in ((1, 0, 63, 64, 65, 127, 128, 129), (8191, 3, 0, 4097), (0, 0), (32001,), (700, 64) * 150):
+        arguments = mla_attention_inputs(
+            num_heads=heads, seq_lens=lengths, q_lens=tokens, kv_dtype=torch.float8_e4m3fn, device="cuda"
+        )
+        got, lse = kernelhub.mla_attention(**arguments, return_lse=True, backend="gluon.decode_fp8")
+        want, want_lse = kernelhub.mla_attention(**arguments, return_lse=True, backend="triton.split_kv")
+        assert compare_out(got, want, 4.5).ok
+        assert compare_lse(lse, want_lse) <= lse_tolerance(got.dtype)
+        for _ in range(20):
+            again, again_lse = kernelhub.mla_attention(**arguments, return_lse=True, backend="gluon.decode_fp8")
+            assert torch.equal(again, got)
+            assert torch.equal(again_lse, lse)
 
 
 class OfFloat8:

@@ -141,7 +141,7 @@ SWEEPS: dict[str, list[dict[str, Any]]] = {
             for heads in (16, 64)
             for q_len in ("one", "many")
         ),
-        {"sparse": True, "kv_dtype": "float8_e4m3fn", "kv_scale": "value"},
+        *({"sparse": sparse, "kv_dtype": "float8_e4m3fn", "kv_scale": "value"} for sparse in (False, True)),
     ],
     "expert_parallel_moe": [{}, {"weights": "fp8_block", "activation_dtype": "fp8_block"}],
     "fused_moe": [

@@ -29,6 +29,7 @@ RUNS = {
         "nvlink_h100.json",
         "gluon_h100.json",
         "gluon_h200.json",
+        "gluon_mla_h200.json",
         "gluon_more_h200.json",
         "gluon_tests_h200.json",
         "comm_h100.json",

@@ -72,8 +72,31 @@ def halves_of_float8(words):
     )
 
 
+@gluon.jit
+def bring_to_cache(address, nbytes):
+    """Ask for memory to be brought into the L2 cache: `nbytes`, a multiple of 16, by one thread of 128; none if 0."""
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred first, some;
+        .reg .b32 thread;
+        mov.u32 thread, %tid.x;
+        and.b32 thread, thread, 127;
+        setp.gt.s32 some, $2, 0;
+        setp.eq.and.u32 first, thread, 0, some;
+        @first cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.b32 $0, 0;
+        }""",
+        "=r,l,r",
+        [address, nbytes],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
 __all__ = [
     "TensorDescriptor",
+    "bring_to_cache",
     "copy_arrive",
     "copy_rows",
     "fence_async_shared",

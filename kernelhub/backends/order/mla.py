@@ -61,6 +61,13 @@ MLA_ATTENTION = (
     # On an H200 in graphs (gluon_more_h200.json), gluon.decode_listed and split_kv, lists of 2048: 128 heads, 1, 8,
     # 32 and 128 queries 0.019, 0.026, 0.062 and 0.187 ms, and 0.026, 0.043, 0.133 and 0.437; 64 heads 0.019, 0.021,
     # 0.047 and 0.117, and 0.026, 0.031, 0.077 and 0.226; 16 heads, 1 and 8 0.018 and 0.019, and 0.020 and 0.021.
+    # A float8 cache larger than L2, on an H200 in graphs (gluon_mla_h200.json), gluon.decode_fp8 and split_kv: 128
+    # heads, 32 x 8192 0.201 and 0.401 ms, 128 x 2048 0.228 and 0.400, 8 x 8192 0.068 and 0.116, 32 x 1024 0.051 and
+    # 0.074, 1 x 8192 0.031 and 0.038, 1 x 1024 0.023 and 0.023, 4 x 1024 0.027 and 0.024; 16 heads, 32 x 8192 0.076
+    # and 0.118, 8 x 8192 0.032 and 0.041, 32 x 1024 0.024 and 0.024, 1 x 1024 0.016 and 0.015. Nothing that is known
+    # beforehand tells few keys from many. bfloat16 caches larger than L2, gluon.decode and split_kv: 128 heads, 1 x
+    # 256 0.018 and 0.018, 1 x 1024 0.018 and 0.021, 4 x 1024 0.020 and 0.022; 16 heads, 1 x 256 0.015 and 0.015, 1 x
+    # 1024 0.016 and 0.017, 4 x 1024 0.018 and 0.019.
     Line(
         "hopper",
         "decode",
@@ -68,6 +75,7 @@ MLA_ATTENTION = (
             "flash_mla.dense",
             "flash_mla.sparse",
             "gluon.decode",
+            "gluon.decode_fp8",
             "gluon.decode_listed",
             "triton.split_kv",
             "flash_mla.sparse_padded",

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from kernelhub.backends.gluon.mla.adapter import Decode
+from kernelhub.backends.gluon.mla.adapter import Decode, DecodeFloat8
 from kernelhub.backends.gluon.mla.listed_adapter import Listed, ListedFloat8
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import PagedStep
@@ -33,12 +33,15 @@ def _launch(facets: dict[str, Any], device: DeviceFacts) -> None:
     values = MlaValues(0.1, empty(problem.num_heads) if problem.sinks else None, kv_scale)
     count = q.numel() // (problem.num_heads * 576)
     lists = empty(count, 2048, dtype=torch.int32) if problem.sparse else None
-    adapter = (ListedFloat8 if problem.kv_scale else Listed) if problem.sparse else Decode
+    dense = DecodeFloat8 if problem.kv_scale else Decode
+    adapter = (ListedFloat8 if problem.kv_scale else Listed) if problem.sparse else dense
     cache = empty(256, problem.page_size, 576, dtype=kv_dtype)
     adapter(problem).launch(q, cache, lists, step, values, empty(*q.shape[:-1], 512), lse)
 
 
-_FLOAT8 = {"sparse": True, "kv_dtype": "float8_e4m3fn", "kv_scale": "value"}
+_FLOAT8 = {"kv_dtype": "float8_e4m3fn", "kv_scale": "value"}
+_EVERYTHING = {"q_len": "few", "causal": True, "sinks": True, "lse": True, "num_heads": 16}
+_LISTED_FLOAT8 = {**_FLOAT8, "sparse": True}
 CASES = [
     Case("mla decode, 128 heads", functools.partial(_launch, {})),
     Case("mla decode, 16 heads", functools.partial(_launch, {"num_heads": 16, "lse": True})),
@@ -57,24 +60,25 @@ CASES = [
             _launch, {"q_len": "few", "causal": True, "sinks": True, "lse": True, "num_heads": 16, "sparse": True}
         ),
     ),
-    Case("mla decode of lists, float8, 128 heads", functools.partial(_launch, _FLOAT8)),
+    Case("mla decode, float8, 128 heads", functools.partial(_launch, _FLOAT8)),
+    Case("mla decode, float8, 16 heads", functools.partial(_launch, {**_FLOAT8, "num_heads": 16, "lse": True})),
+    *(
+        Case(
+            f"mla decode, float8, 2 tokens of {heads} heads, everything",
+            functools.partial(_launch, {**_FLOAT8, **_EVERYTHING, "num_heads": heads, "kv_scale": "tensor"}),
+        )
+        for heads in (8, 16, 64)
+    ),
+    Case("mla decode of lists, float8, 128 heads", functools.partial(_launch, _LISTED_FLOAT8)),
     Case(
         "mla decode of lists, float8, ragged",
-        functools.partial(_launch, {**_FLOAT8, "ragged": True, "q_len": "any", "causal": True, "page_size": 16}),
+        functools.partial(_launch, {**_LISTED_FLOAT8, "ragged": True, "q_len": "any", "causal": True, "page_size": 16}),
     ),
     Case(
         "mla decode of lists, float8, 2 tokens, everything",
         functools.partial(
             _launch,
-            {
-                **_FLOAT8,
-                "kv_scale": "tensor",
-                "q_len": "few",
-                "causal": True,
-                "sinks": True,
-                "lse": True,
-                "num_heads": 16,
-            },
+            {**_LISTED_FLOAT8, **_EVERYTHING, "kv_scale": "tensor"},
         ),
     ),
 ]

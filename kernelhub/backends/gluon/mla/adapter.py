@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.gluon.mla.decode import decode_kernel
+from kernelhub.backends.gluon.mla.decode_float8 import decode_float8_kernel
+from kernelhub.backends.gluon.mla.few_float8 import few_float8_kernel
 from kernelhub.backends.gluon.mla.merge import merge_kernel
-from kernelhub.backends.shared.operands import adjacent, contiguous_copy, is_aligned, on_device_of
+from kernelhub.backends.shared.operands import adjacent, aligned, contiguous_copy, is_aligned, on_device_of
 from kernelhub.backends.shared.repeated_mla import RepeatedMla
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaValues
@@ -18,8 +22,10 @@ from kernelhub.ops.mla.attention.problem import MlaProblem
 
 _LOG2E = math.log2(math.e)
 _ROWS = 64  # of a tile
+_FEW = 16  # rows of a sequence that have tiles of their own
 _PAGE = 64
 _LATENT, _WIDTH = 512, 576
+_VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 class Decode(RepeatedMla):
@@ -28,8 +34,11 @@ class Decode(RepeatedMla):
     def __init__(self, problem: MlaProblem) -> None:
         super().__init__(problem)
         finish = {"HEADS": problem.num_heads, "HAS_SINKS": problem.sinks, "HAS_LSE": problem.lse}
-        self._decode = Launcher(decode_kernel, {**finish, "CAUSAL": problem.causal})
+        self._decode = self._launcher({**finish, "CAUSAL": problem.causal})
         self._merge = Launcher(merge_kernel, finish, num_warps=1)
+
+    def _launcher(self, static: dict[str, Any]) -> Launcher:
+        return Launcher(decode_kernel, static)
 
     def launch_anew(
         self,
@@ -45,8 +54,10 @@ class Decode(RepeatedMla):
         tokens = 1 if q.ndim == 3 else q.shape[1]
         rows = tokens * heads
         queries, q_rows = _rows_of_queries(q, tokens, heads)
-        pages, page_rows = _rows_of_pages(kv_cache)
         room = step.max_pages * _PAGE if kv_cache.shape[0] else 0  # there is no page to be read
+        if not kv_cache.shape[0]:  # but there has to be an address
+            kv_cache = kv_cache.new_zeros(1, *kv_cache.shape[1:])
+        pages, units = self._pages(kv_cache)
         tiles, parts = self._cut(rows)
         slots = 2 * parts * tiles * _ROWS
         part_out = torch.empty(slots, _LATENT, dtype=torch.float32, device=q.device)
@@ -57,28 +68,29 @@ class Decode(RepeatedMla):
         lse_of = part_lse if lse is None else lse
         strides = (*_strides_of_tokens(result), *_strides_of_lse(lse, tokens))
         variant = (q.get_device(), sinks.dtype, result.data_ptr() % 16, *strides[:3])
+        decode, height = self._form(rows)
         with on_device_of(q):
-            self._decode(
+            decode(
                 tiles * parts,
                 variant,
-                descriptor(queries, (_ROWS, _LATENT // 2)),
-                descriptor(queries, (_ROWS, _WIDTH - _LATENT)),
-                descriptor(pages, (_PAGE, _WIDTH - _LATENT)),
+                descriptor(queries, (height, _LATENT // 2)),
+                descriptor(queries, (height, _WIDTH - _LATENT)),
+                pages,
                 result,
                 lse_of,
                 part_out,
                 part_lse,
                 sinks,
+                *self._kv_scale(values, part_lse),
                 table,
                 lengths,
-                values.scale * _LOG2E,
+                *self._scales(values),
                 step.num_seqs,
                 tokens,
                 q_rows,
                 table.stride(0),
-                page_rows,
-                pages.shape[0],
-                max(0, kv_cache.shape[0] - 1),
+                *units,
+                kv_cache.shape[0] - 1,
                 room,
                 tiles,
                 *strides,
@@ -107,10 +119,61 @@ class Decode(RepeatedMla):
         tiles, parts = self._cut(-(-num_tokens // max(1, num_seqs)) * self.problem.num_heads)
         return 2 * parts * tiles * _ROWS * (_LATENT + 1) * 4
 
+    def _form(self, rows: int) -> tuple[Launcher, int]:
+        """The launcher for so many rows of a sequence, and how many of them it loads at once."""
+        return self._decode, _ROWS
+
+    def _pages(self, kv_cache: Tensor) -> tuple[Any, tuple[int, ...]]:
+        """The cache as the kernel reads it, and how far its pages are apart."""
+        rows, page_rows = _rows_of_pages(kv_cache)
+        return descriptor(rows, (_PAGE, _WIDTH - _LATENT)), (page_rows, rows.shape[0])
+
+    def _kv_scale(self, values: MlaValues, nothing: Tensor) -> tuple[Tensor, ...]:
+        """The scale of the cache that is on the device, if the kernel takes one; `nothing` in the place of none."""
+        return ()
+
+    def _scales(self, values: MlaValues) -> tuple[float, ...]:
+        """Factors of scores and of results."""
+        return (values.scale * _LOG2E,)
+
     def _cut(self, rows: int) -> tuple[int, int]:
         """Tiles of the rows of a sequence, and the parts of the work on each."""
         tiles = -(-rows // _ROWS)
         return tiles, max(1, self.problem.device.num_sms // tiles)
+
+
+class DecodeFloat8(Decode):
+    """The same over pages in float8."""
+
+    # Of a thread of the second warpgroup and of one that converts; what three groups leave of 504 is the first's, 224.
+    # With 3.9.0 and 208 the second spills 4 to 6 words.
+    registers = (216, 64) if _VERSION >= (3, 9) else (208, 72)
+    few = True  # whether a kernel of its own takes few rows of a sequence
+    registers_of_few = (152, 200)
+
+    def _launcher(self, static: dict[str, Any]) -> Launcher:
+        of_both = {**static, "SCALE_ON_DEVICE": self.problem.kv_scale == "tensor"}
+        multiply, convert = self.registers_of_few
+        few = {"MULTIPLY_WITH": multiply, "CONVERT_WITH": convert, "ROWS": _FEW}
+        self._decode_few = Launcher(few_float8_kernel, {**of_both, **few})
+        multiply, convert = self.registers
+        tiles = {"MULTIPLY_WITH": multiply, "CONVERT_WITH": convert}
+        return Launcher(decode_float8_kernel, {**of_both, **tiles})
+
+    def _form(self, rows: int) -> tuple[Launcher, int]:
+        return (self._decode_few, _FEW) if self.few and rows <= _FEW else (self._decode, _ROWS)
+
+    def _pages(self, kv_cache: Tensor) -> tuple[Any, tuple[int, ...]]:
+        cache = aligned(kv_cache)
+        page, row = cache.stride(0), cache.stride(1)
+        return cache.view(torch.int32), (page // 16, row // 16)
+
+    def _kv_scale(self, values: MlaValues, nothing: Tensor) -> tuple[Tensor, ...]:
+        return (values.kv_scale if isinstance(values.kv_scale, Tensor) else nothing,)
+
+    def _scales(self, values: MlaValues) -> tuple[float, ...]:
+        of_cache = 1.0 if values.kv_scale is None or isinstance(values.kv_scale, Tensor) else float(values.kv_scale)
+        return values.scale * of_cache * _LOG2E, of_cache
 
 
 def _rows_of_queries(q: Tensor, tokens: int, heads: int) -> tuple[Tensor, int]:
@@ -126,8 +189,6 @@ def _rows_of_queries(q: Tensor, tokens: int, heads: int) -> tuple[Tensor, int]:
 
 def _rows_of_pages(kv_cache: Tensor) -> tuple[Tensor, int]:
     """The cache as rows [rows, 576], and the rows between two pages; copied where TMA cannot read it so."""
-    if not kv_cache.shape[0]:  # no sequence has a key, but there has to be an address
-        kv_cache = kv_cache.new_zeros(1, *kv_cache.shape[1:])
     page, row = kv_cache.stride(0), kv_cache.stride(1)
     if not is_aligned(kv_cache) or page % row or page < _PAGE * row:
         kv_cache = contiguous_copy(kv_cache)

@@ -51,8 +51,9 @@ PIECE_ROWS = gl.constexpr(gl.SliceLayout(1, PIECES))
 # Signals between the warpgroups, and the vectors that they pass.
 M_READY, BETA_READY, EVEN_READY, ODD_READY, SUMS_READY = map(gl.constexpr, range(5))
 M0, ALPHA, BETA, M1 = map(gl.constexpr, range(4))
-# How rows that lists name come into shared memory: by cp.async, or by threads, as float16 of float8.
-GATHERED, CONVERTED = gl.constexpr(1), gl.constexpr(2)
+# How keys come into shared memory where TMA does not load them: rows that lists name by cp.async, or by threads, as
+# float16 of float8; and pages in the latter way.
+GATHERED, CONVERTED, CONVERTED_PAGES = map(gl.constexpr, (1, 2, 3))
 
 
 @gluon.jit
@@ -144,13 +145,13 @@ def scaled(
 ):  # fmt: skip
     """Scores of the 64 keys from `key` on in units of log2; -inf where a row does not see a key.
 
-    `unseen` is the first key that some row does not see. LISTED: `hidden` is -inf for each key that no row sees.
+    `unseen` is the first key that some row does not see. Lists: `hidden` is -inf for each key that no row sees.
     """
-    if LISTED == CONVERTED:
+    if LISTED >= CONVERTED:
         x = s * (scale * hidden.index(2).load(ROW_S))[:, None]
     else:
         x = s * scale
-    if LISTED:
+    if LISTED and LISTED < CONVERTED_PAGES:
         mbarrier.wait(hidden_ready.index(ODD), done & 1)
         x = x + hidden.index(ODD).load(COL_S)[None, :]
     elif MASK:  # noqa: SIM102  known when it is compiled
@@ -176,11 +177,28 @@ def clear_from(buf, limit):
 
 
 @gluon.jit
-def step_even(x, acc, m, total, p_even, p_odd, k_left, vecs, bars, empty_l, phase, tail, LAST: gl.constexpr):
+def even_and_odd(bufs, done, LISTED: gl.constexpr):
+    """Both buffers; of converted pages not at constant places, as in `score`."""
+    none = done >> 24
+    if LISTED == CONVERTED_PAGES:
+        even = bufs.index(none)
+        odd = bufs.index(1 + none)
+    else:
+        even = bufs.index(0)
+        odd = bufs.index(1)
+    return even, odd
+
+
+@gluon.jit
+def step_even(
+    x, acc, m, total, p_even, p_odd, k_left, vecs, bars, empty_l, done, tail, LAST: gl.constexpr, LISTED: gl.constexpr
+):  # fmt: skip
     """A pair of pages, for warpgroup 0; the last product is under way.
 
     `tail`: tokens of the sequence from this pair on. LAST: the pair may hold the sequence's end.
     """
+    phase = done & 1
+    even, odd = even_and_odd(k_left, done, LISTED)
     m0 = gl.maximum(m, gl.max(x, 1))
     alpha = gl.exp2(m - m0)
     vecs.index(M0).store(m0)
@@ -192,7 +210,7 @@ def step_even(x, acc, m, total, p_even, p_odd, k_left, vecs, bars, empty_l, phas
         clear_from(k_left.index(0), tail)
     pending = warpgroup_mma(
         gl.convert_layout(p.to(k_left.dtype), P_LAYOUT),
-        k_left.index(0),
+        even,
         acc * gl.convert_layout(alpha, ROW_O)[:, None],
         is_async=True,
     )
@@ -208,12 +226,16 @@ def step_even(x, acc, m, total, p_even, p_odd, k_left, vecs, bars, empty_l, phas
     mbarrier.wait(bars.index(ODD_READY), phase)
     if LAST:
         clear_from(k_left.index(1), tail - 64)  # warpgroup 1 has scored it
-    return warpgroup_mma(p_odd, k_left.index(1), acc, is_async=True), m1, total * beta
+    return warpgroup_mma(p_odd, odd, acc, is_async=True), m1, total * beta
 
 
 @gluon.jit
-def step_odd(x, acc, total, p_even, p_odd, k_right, vecs, bars, empty_r, phase, tail, LAST: gl.constexpr):
+def step_odd(
+    x, acc, total, p_even, p_odd, k_right, vecs, bars, empty_r, done, tail, LAST: gl.constexpr, LISTED: gl.constexpr
+):  # fmt: skip
     """The same for warpgroup 1; all its products are done."""
+    phase = done & 1
+    even, odd = even_and_odd(k_right, done, LISTED)
     top = gl.max(x, 1)
     mbarrier.wait(bars.index(M_READY), phase)
     m0 = vecs.index(M0).load(ROW_S)
@@ -235,12 +257,12 @@ def step_odd(x, acc, total, p_even, p_odd, k_right, vecs, bars, empty_r, phase, 
         clear_from(k_right.index(1), tail - 64)
     first = warpgroup_mma(
         gl.convert_layout(half, P_LAYOUT),
-        k_right.index(1),
+        odd,
         acc * gl.convert_layout(factor, ROW_O)[:, None],
         is_async=True,
     )
     mbarrier.wait(bars.index(EVEN_READY), phase)
-    second = warpgroup_mma(p_even, k_right.index(0), first, is_async=True)
+    second = warpgroup_mma(p_even, even, first, is_async=True)
     second = warpgroup_mma_wait(1, deps=(second,))
     mbarrier.arrive(empty_r.index(1), count=1)
     acc = warpgroup_mma_wait(0, deps=(second,))
@@ -291,7 +313,7 @@ def attend_even(
                     LISTED,
                 )
                 pending, m, total = step_even(
-                    x, acc, m, total, p_even, q_rope, k_left, vecs, bars, empty_l, done & 1, 128, False
+                    x, acc, m, total, p_even, q_rope, k_left, vecs, bars, empty_l, done, 128, False, LISTED
                 )
                 done += 1
                 s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, False, LISTED)
@@ -318,7 +340,7 @@ def attend_even(
                 LISTED,
             )
             pending, m, total = step_even(
-                x, acc, m, total, p_even, q_rope, k_left, vecs, bars, empty_l, done & 1, tail, True
+                x, acc, m, total, p_even, q_rope, k_left, vecs, bars, empty_l, done, tail, True, LISTED
             )
             done += 1
             acc = warpgroup_mma_wait(0, deps=(pending,))
@@ -374,7 +396,7 @@ def attend_odd(
                     LISTED,
                 )
                 acc, _, total = step_odd(
-                    x, acc, total, p_even, q_rope, k_right, vecs, bars, empty_r, done & 1, 128, False
+                    x, acc, total, p_even, q_rope, k_right, vecs, bars, empty_r, done, 128, False, LISTED
                 )
                 done += 1
                 s = score(q_left, q_right, qr, k_left, k_right, k_rope, full_l, full_r, done, True, LISTED)
@@ -398,7 +420,9 @@ def attend_odd(
                 True,
                 LISTED,
             )
-            acc, m, total = step_odd(x, acc, total, p_even, q_rope, k_right, vecs, bars, empty_r, done & 1, tail, True)
+            acc, m, total = step_odd(
+                x, acc, total, p_even, q_rope, k_right, vecs, bars, empty_r, done, tail, True, LISTED
+            )
             done += 1
             whole = add_sums(total, vecs, bars, empty_q, walked & 1, 1)
             store_rows(
@@ -443,7 +467,7 @@ def store_rows(
         some = total > 0.0
         total = gl.where(some, total, 1.0)
         share = kept / total
-        if LISTED == CONVERTED:
+        if LISTED >= CONVERTED:
             share = share * value_scale
         result = acc * gl.convert_layout(share, ROW_O)[:, None]
         where = (rows_o // HEADS).to(gl.int64) * stride_ot + (rows_o % HEADS).to(gl.int64) * stride_oh
@@ -457,7 +481,7 @@ def store_rows(
         some = total > 0.0
         total = gl.where(some, total, 1.0)
         share = 1.0 / total
-        if LISTED == CONVERTED:
+        if LISTED >= CONVERTED:
             share = share * value_scale
         result = acc * gl.convert_layout(share, ROW_O)[:, None]
         part = place + gl.arange(0, 64, ROW_O)
@@ -472,9 +496,9 @@ def shared_memory(q_half, q_rope_desc, FILLERS: gl.constexpr, LISTED: gl.constex
     """Buffers and barriers of a program. FILLERS arrive at the barrier of each 64 columns of keys once they are full.
 
     Right halves have one more, for the rotary part. What only lists need stands for something else without them.
-    CONVERTED: keys and probabilities are float16, and `hidden` has a third vector, of the queries' factors.
+    Converted, keys and probabilities are float16, and `hidden` has a third vector, of the queries' factors.
     """
-    dtype: gl.constexpr = gl.float16 if LISTED == CONVERTED else gl.bfloat16
+    dtype: gl.constexpr = gl.float16 if LISTED >= CONVERTED else gl.bfloat16
     q_left = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
     q_right = gl.allocate_shared_memory(gl.bfloat16, [1, 64, 256], q_half.layout)
     q_rope = gl.allocate_shared_memory(gl.bfloat16, [64, 64], q_rope_desc.layout)
@@ -485,7 +509,7 @@ def shared_memory(q_half, q_rope_desc, FILLERS: gl.constexpr, LISTED: gl.constex
     vecs = gl.allocate_shared_memory(gl.float32, [4, 64], VECTOR)
     hidden = vecs
     if LISTED:
-        hidden = gl.allocate_shared_memory(gl.float32, [1 + LISTED, 64], VECTOR)
+        hidden = gl.allocate_shared_memory(gl.float32, [3 if LISTED >= CONVERTED else 2, 64], VECTOR)
     full_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     empty_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     full_l0 = gl.allocate_shared_memory(gl.int64, [4, 1], mbarrier.MBarrierLayout())
@@ -495,7 +519,7 @@ def shared_memory(q_half, q_rope_desc, FILLERS: gl.constexpr, LISTED: gl.constex
     empty_l = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     empty_r = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     hidden_ready = empty_r
-    if LISTED:
+    if LISTED and LISTED < CONVERTED_PAGES:
         hidden_ready = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     bars = gl.allocate_shared_memory(gl.int64, [5, 1], mbarrier.MBarrierLayout())
     mbarrier.init(full_q, count=1)
@@ -503,7 +527,7 @@ def shared_memory(q_half, q_rope_desc, FILLERS: gl.constexpr, LISTED: gl.constex
     for i in gl.static_range(2):
         mbarrier.init(empty_l.index(i), count=1)
         mbarrier.init(empty_r.index(i), count=1)
-        if LISTED:
+        if LISTED and LISTED < CONVERTED_PAGES:
             mbarrier.init(hidden_ready.index(i), count=1)
     for i in gl.static_range(4):
         mbarrier.init(bars.index(i), count=1)
