@@ -63,8 +63,21 @@ CASES = {
         "group, zeros, tiny and huge values",
         "group as e8m0, column by column, 7 x 300",
     ),
-    "rms_norm_quant rows": ("fp8_group with residual", "nvfp4, zeros, large values and NaN", "fp8_token, 8200 wide"),
-    "silu_and_mul_quant rows": ("None, 129 wide", "fp8_token, bfloat16", "mxfp8, zeros, large values and NaN"),
+    "rms_norm_quant rows": (
+        "fp8_group with residual",
+        "nvfp4, zeros, large values and NaN",
+        "fp8_token, 8200 wide",
+        "fp8_tensor, 129 wide",
+        "mxfp8 with residual",
+    ),
+    "silu_and_mul_quant rows": (
+        "None, 129 wide",
+        "fp8_token, bfloat16",
+        "mxfp8, zeros, large values and NaN",
+        "nvfp4, 2064 wide",
+        "fp8_tensor, zeros, large values and NaN",
+        "fp8_group, column by column",
+    ),
 }
 
 
