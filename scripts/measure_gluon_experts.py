@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from alternating import facts, medians, off_from_last
 
 import kernelhub
 from kernelhub.ops.models.shapes import MoeModel
@@ -36,7 +34,7 @@ LAYERS = {
 }  # fmt: skip
 TOKENS = (1, 16, 64, 256, 512, 1024, 2048, 4096)
 KERNELS = ("gluon.experts_halves", "triton.experts")
-CALLS, _SAMPLES, _SAMPLE_MS = 2, 5, 8.0
+CALLS, _SAMPLE_MS = 2, 8.0
 
 
 def main() -> int:
@@ -47,20 +45,14 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    facts = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "date": date.today().isoformat(),
-        "method": __doc__.split("\n\n")[2].replace("\n", " "),
-    }
+    about = facts(__doc__)
     for name in options.layers:
         whole = moe_inputs(LAYERS[name], tokens=max(options.tokens), weights="plain", device="cuda")
         for tokens in options.tokens:
             rows.append({"layer": name, "tokens": tokens, **case(whole, tokens, options.compile)})
             print(json.dumps(rows[-1]), flush=True)
             if options.out is not None:
-                options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+                options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     return 0
 
 
@@ -77,47 +69,10 @@ def case(whole: dict[str, Any], tokens: int, only_compile: bool) -> dict[str, An
     if "w13_bias" not in arguments:
         calls["torch._grouped_mm"] = lambda: _grouped(arguments)
         made["torch._grouped_mm"] = calls["torch._grouped_mm"]()
-    want = made.popitem()[1].float()
-    off = {
-        name: round(float((out.float() - want).square().mean().sqrt() / want.square().mean().sqrt()), 5)
-        for name, out in made.items()
-    }
-    times = times_of(calls)
-    return {"kernels_ms": {name: round(statistics.median(times[name]), 5) for name in calls}, "off": off}
-
-
-def times_of(calls: dict[str, Callable[[], Any]]) -> dict[str, list[float]]:
-    """Samples of each, in ms of one call."""
-    graphs = {name: captured(call) for name, call in calls.items()}
-    rounds = {name: max(1, int(_SAMPLE_MS / sample(graph, 3))) for name, graph in graphs.items()}
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(_SAMPLES):
-        for name, graph in graphs.items():
-            times[name].append(sample(graph, rounds[name]) / CALLS)
-    return times
-
-
-def captured(call: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """CALLS calls in a graph, replayed once."""
-    call()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for _ in range(CALLS):
-            call()
-    graph.replay()
-    return graph
-
-
-def sample(graph: torch.cuda.CUDAGraph, rounds: int) -> float:
-    """Milliseconds of one replay."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(rounds):
-        graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / rounds
+    off = off_from_last(made)
+    off.popitem()
+    again = {name: lambda _, call=call: call() for name, call in calls.items()}
+    return {"kernels_ms": medians(again, CALLS, _SAMPLE_MS), "off": off}
 
 
 def _grouped(arguments: dict[str, Any]) -> torch.Tensor:

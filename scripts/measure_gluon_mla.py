@@ -9,30 +9,24 @@ call's its own, are larger than L2; medians of samples that alternate. `off` is 
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
-import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
-import triton
+from alternating import Call, attempt, facts, measured, options_of
 
 import kernelhub
 from kernelhub.backends.gluon.mla.adapter import DecodeFloat8
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaValues
 
-_SAMPLES, _SAMPLE_MS = 5, 6.0
 _BYTES, _MOST_CALLS = 160 << 20, 48  # of caches in a graph, and calls
 _SCALE = 192**-0.5
-Call = Callable[[int], Any]
 
 
 class Tiles(DecodeFloat8):
@@ -107,24 +101,12 @@ CASES = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--part", default="0/1")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=1e9)
-    options = parser.parse_args()
+    options = options_of(__doc__).parse_args()
     began = time.monotonic()
     if options.compile:
         return compile_part(*map(int, options.part.split("/")), began)
     rows: list[dict[str, Any]] = []
-    facts = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "date": date.today().isoformat(),
-        "method": __doc__.split("\n\n")[2].replace("\n", " "),
-    }
+    about = facts(__doc__)
     for name, make in CASES.items():
         if options.only not in name or time.monotonic() - began > options.seconds:
             continue
@@ -141,7 +123,7 @@ def main() -> int:
         rows.append(row)
         print(json.dumps(row), flush=True)
         if options.out is not None:
-            options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+            options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     return 0
 
 
@@ -158,57 +140,6 @@ def compile_part(part: int, parts: int, began: float) -> int:
     torch.cuda.synchronize()
     print(f"part {part}/{parts}: {time.monotonic() - began:.1f} s", flush=True)
     return 0
-
-
-def attempt(call: Callable[[], Any]) -> str | None:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"[:200]
-    return None
-
-
-def captured(call: Call, count: int) -> torch.cuda.CUDAGraph:
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for at in range(count):
-            call(at)
-    graph.replay()
-    return graph
-
-
-def sample(graph: torch.cuda.CUDAGraph, rounds: int) -> float:
-    """Milliseconds of one replay."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(rounds):
-        graph.replay()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / rounds
-
-
-def measured(calls: dict[str, Call], count: int) -> dict[str, Any]:
-    """Times in ms, and how far results are from the last's; what cannot run is left out."""
-    made, failed = {}, {}
-    for name, call in calls.items():
-        error = attempt(lambda call=call, name=name: made.__setitem__(name, call(0).float()))
-        if error is not None:
-            failed[name] = error
-    torch.cuda.synchronize()
-    want = [*made.values()][-1]
-    scale = want.square().mean().sqrt()
-    off = {name: round(float((out - want).square().mean().sqrt() / scale), 5) for name, out in made.items()}
-    made.clear()
-    graphs = {name: captured(call, count) for name, call in calls.items() if name in off}
-    rounds = {name: max(1, int(_SAMPLE_MS / sample(graph, 2))) for name, graph in graphs.items()}
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(_SAMPLES):
-        for name, graph in graphs.items():
-            times[name].append(sample(graph, rounds[name]) / count)
-    medians = {name: round(statistics.median(samples), 5) for name, samples in times.items()}
-    return {"kernels_ms": medians, "off": off, **({"failed": failed} if failed else {})}
 
 
 if __name__ == "__main__":

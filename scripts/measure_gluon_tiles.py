@@ -9,21 +9,16 @@ once, the I-th of N parts of them. The file is written after every case.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
-import statistics
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from datetime import date
-from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-from measure_gluon_experts import CALLS, captured, sample
+from alternating import attempt, facts, measured, options_of
 
 import kernelhub
 from kernelhub.backends.gluon.attention.adapter import Prefill
@@ -37,7 +32,7 @@ from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.models.shapes import AttentionModel
 
-_SAMPLES, _SAMPLE_MS = 5, 6.0
+CALLS = 2  # in a graph
 Calls = dict[str, Callable[[], Any]]
 _WIDE, _LOW = Tile(128, 256, 64), Tile(64, 256, 64)
 
@@ -316,24 +311,17 @@ CASES: dict[str, Callable[[], Calls]] = {
 }
 
 
+def _again(call: Callable[[], Any], _: int) -> Any:
+    """Each call of a graph is the same."""
+    return call()
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="")
-    parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--part", default="0/1")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--seconds", type=float, default=1e9)
-    options = parser.parse_args()
+    options = options_of(__doc__).parse_args()
     began = time.monotonic()
     part, parts = map(int, options.part.split("/"))
     rows: list[dict[str, Any]] = []
-    facts = {
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "date": date.today().isoformat(),
-        "method": __doc__.split("\n\n")[2].replace("\n", " "),
-    }
+    about = facts(__doc__)
     number = 0
     for name, make in CASES.items():
         if options.only not in name or time.monotonic() - began > options.seconds:
@@ -349,7 +337,8 @@ def main() -> int:
                         attempt(call)
                 torch.cuda.synchronize()
             else:
-                row |= measured(calls)
+                again = {name: functools.partial(_again, call) for name, call in calls.items()}
+                row |= measured(again, CALLS)
         except Exception:
             row["error"] = traceback.format_exc()[-600:]
         calls = {}
@@ -359,39 +348,9 @@ def main() -> int:
         if not options.compile:
             print(json.dumps(row), flush=True)
         if options.out is not None:
-            options.out.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
+            options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     print(f"part {options.part}: {time.monotonic() - began:.1f} s", flush=True)
     return 0
-
-
-def attempt(call: Callable[[], Any]) -> str | None:
-    try:
-        call()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"[:200]
-    return None
-
-
-def measured(calls: Calls) -> dict[str, Any]:
-    """Times in ms, and how far results are from the last's; what cannot run is left out."""
-    made, failed = {}, {}
-    for name, call in calls.items():
-        error = attempt(lambda call=call, name=name: made.__setitem__(name, call().float()))
-        if error is not None:
-            failed[name] = error
-    torch.cuda.synchronize()
-    want = [*made.values()][-1]
-    scale = want.square().mean().sqrt()
-    off = {name: round(float((out - want).square().mean().sqrt() / scale), 5) for name, out in made.items()}
-    made.clear()
-    graphs = {name: captured(call) for name, call in calls.items() if name in off}
-    rounds = {name: max(1, int(_SAMPLE_MS / sample(graph, 2))) for name, graph in graphs.items()}
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(_SAMPLES):
-        for name, graph in graphs.items():
-            times[name].append(sample(graph, rounds[name]) / CALLS)
-    medians = {name: round(statistics.median(samples), 5) for name, samples in times.items()}
-    return {"kernels_ms": medians, "off": off, **({"failed": failed} if failed else {})}
 
 
 if __name__ == "__main__":

@@ -57,6 +57,15 @@ GATHERED, CONVERTED, CONVERTED_PAGES = map(gl.constexpr, (1, 2, 3))
 
 
 @gluon.jit
+def load_queries(q_half, q_rest, row, full, left, right, rope):
+    """The rows of queries from `row` on: both halves of their latents, and the rotary part."""
+    mbarrier.expect(full, q_half.block_type.nbytes * 2 + q_rest.block_type.nbytes)
+    tma_load(q_half, [row, 0], full, left.index(0))
+    tma_load(q_half, [row, 256], full, right.index(0))
+    tma_load(q_rest, [row, 512], full, rope)
+
+
+@gluon.jit
 def load_pages(
     q_half, q_rope, kv_piece, q_buf_left, q_buf_right, q_buf_rope, buf, rope_buf, full_q, empty_q, full, empty,
     block_table, seq_lens, q_row, q_rows, stride_table, page_rows, num_rows, last_page, room, begin, end, first, last,
@@ -71,11 +80,8 @@ def load_pages(
         if low < high:
             if ODD and not RIGHT:
                 mbarrier.wait(empty_q, (walked & 1) ^ 1)
-                mbarrier.expect(full_q, q_half.block_type.nbytes * 2 + q_rope.block_type.nbytes)
                 row = sequence * q_rows + q_row
-                tma_load(q_half, [row, 0], full_q, q_buf_left.index(0))
-                tma_load(q_half, [row, 256], full_q, q_buf_right.index(0))
-                tma_load(q_rope, [row, 512], full_q, q_buf_rope)
+                load_queries(q_half, q_rope, row, full_q, q_buf_left, q_buf_right, q_buf_rope)
             pages = block_table + sequence.to(gl.int64) * stride_table
             count = (kv_len + 63) // 64
             for pair in range(low, high):

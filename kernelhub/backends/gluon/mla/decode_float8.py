@@ -17,12 +17,10 @@ from kernelhub.backends.gluon.language import (
     gl,
     gluon,
     mbarrier,
-    reinterpreted,
-    tma_load,
     words_of,
 )
-from kernelhub.backends.gluon.mla.decode import CONVERTED_PAGES, attend_even, attend_odd, shared_memory
-from kernelhub.backends.gluon.mla.listed_float8 import TILE, narrow
+from kernelhub.backends.gluon.mla.decode import CONVERTED_PAGES, attend_even, attend_odd, load_queries, shared_memory
+from kernelhub.backends.gluon.mla.listed_float8 import TILE, narrow, narrowed_queries, with_scale_of_cache
 from kernelhub.backends.gluon.mla.pages_float8 import (
     fill_columns,
     fill_half,
@@ -57,11 +55,7 @@ def convert_pages(
         kv_len, low, high, place = segment(seq_lens, sequence, place, begin, end, room)
         if low < high:
             mbarrier.wait(empty_q, (walked & 1) ^ 1)
-            mbarrier.expect(full_q, q_half.block_type.nbytes * 2 + q_rope_desc.block_type.nbytes)
-            row = sequence * q_rows + q_row
-            tma_load(q_half, [row, 0], full_q, q_left.index(0))
-            tma_load(q_half, [row, 256], full_q, q_right.index(0))
-            tma_load(q_rope_desc, [row, 512], full_q, q_rope)
+            load_queries(q_half, q_rope_desc, sequence * q_rows + q_row, full_q, q_left, q_right, q_rope)
             pages = block_table + sequence.to(gl.int64) * stride_table
             stop = gl.minimum(kv_len, high * 128)
             count = (stop + 63) // 64
@@ -129,21 +123,13 @@ def decode_float8_kernel(
     tile = gl.program_id(0) % tiles
     part = gl.program_id(0) // tiles
     parts = gl.num_programs(0) // tiles
-    if SCALE_ON_DEVICE:
-        of_cache = gl.load(kv_scale)
-        scale = scale * of_cache
-        value_scale = value_scale * of_cache
+    scale, value_scale = with_scale_of_cache(kv_scale, scale, value_scale, SCALE_ON_DEVICE)
     begin, end, first, last, first_at = part_of_program(part, parts, seq_lens, num_seqs, room)
     (
         q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, hidden, full_q, empty_q, full_l0, full_l1,
         full_r0, full_r1, empty_l, empty_r, hidden_ready, bars,
     ) = shared_memory(q_half, q_rope_desc, 1, CONVERTED_PAGES)  # fmt: skip
-    ready_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready_q, count=1)
-    fence_async_shared()
-    left = reinterpreted(q_left, gl.float16, k_left)
-    right = reinterpreted(q_right, gl.float16, k_right)
-    rope = reinterpreted(q_rope, gl.float16, k_rope)
+    ready_q, left, right, rope = narrowed_queries(q_left, q_right, q_rope, k_left, k_right, k_rope)
     row = tile * 64
     slot_rows = tiles * 64
     place = part * 2 * slot_rows + row

@@ -20,13 +20,12 @@ from kernelhub.backends.gluon.language import (
     gluon,
     mbarrier,
     reinterpreted,
-    tma_load,
     warpgroup_mma,
     warpgroup_mma_wait,
     words_of,
 )
-from kernelhub.backends.gluon.mla.decode import LEAST, LN2, LOG2E, VECTOR
-from kernelhub.backends.gluon.mla.listed_float8 import TILE, narrow
+from kernelhub.backends.gluon.mla.decode import LEAST, LN2, LOG2E, VECTOR, load_queries
+from kernelhub.backends.gluon.mla.listed_float8 import TILE, narrow, with_scale_of_cache
 from kernelhub.backends.gluon.mla.pages_float8 import (
     bring_page,
     fill_columns,
@@ -56,11 +55,7 @@ def convert_few(
         kv_len, low, high, place = segment(seq_lens, sequence, place, begin, end, room)
         if low < high:
             mbarrier.wait(empty_q, (walked & 1) ^ 1)
-            mbarrier.expect(full_q, q_half.block_type.nbytes * 2 + q_rope_desc.block_type.nbytes)
-            row = sequence * q_rows
-            tma_load(q_half, [row, 0], full_q, q_left.index(0))
-            tma_load(q_half, [row, 256], full_q, q_right.index(0))
-            tma_load(q_rope_desc, [row, 512], full_q, q_rope.index(0))
+            load_queries(q_half, q_rope_desc, sequence * q_rows, full_q, q_left, q_right, q_rope.index(0))
             pages = block_table + sequence.to(gl.int64) * stride_table
             stop = gl.minimum(kv_len, high * 128)
             count = (stop + 63) // 64
@@ -277,10 +272,7 @@ def few_float8_kernel(
     """
     part = gl.program_id(0)
     parts = gl.num_programs(0)
-    if SCALE_ON_DEVICE:
-        of_cache = gl.load(kv_scale)
-        scale = scale * of_cache
-        value_scale = value_scale * of_cache
+    scale, value_scale = with_scale_of_cache(kv_scale, scale, value_scale, SCALE_ON_DEVICE)
     begin, end, first, last, first_at = part_of_program(part, parts, seq_lens, num_seqs, room)
     WEIGHTS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, ROWS], gl.float16)
     q_left = gl.allocate_shared_memory(gl.bfloat16, [1, ROWS, 256], q_half.layout)

@@ -18,9 +18,8 @@ from kernelhub.backends.gluon.language import (
     gl,
     gluon,
     mbarrier,
-    tma_load,
 )
-from kernelhub.backends.gluon.mla.decode import GATHERED, attend_even, attend_odd, shared_memory
+from kernelhub.backends.gluon.mla.decode import GATHERED, attend_even, attend_odd, load_queries, shared_memory
 from kernelhub.backends.gluon.mla.schedule import part_of_program, segment
 
 COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
@@ -93,11 +92,7 @@ def gather_rows(
         _, low, high, at = segment(None, query, at, begin, end, room)
         if low < high:
             mbarrier.wait(empty_q, (walked & 1) ^ 1)
-            mbarrier.expect(full_q, q_half.block_type.nbytes * 2 + q_rope.block_type.nbytes)
-            row = query * q_rows + q_row
-            tma_load(q_half, [row, 0], full_q, q_left.index(0))
-            tma_load(q_half, [row, 256], full_q, q_right.index(0))
-            tma_load(q_rope, [row, 512], full_q, q_rope_buf)
+            load_queries(q_half, q_rope, query * q_rows + q_row, full_q, q_left, q_right, q_rope_buf)
             sequence, limit = owner_of(query, tokens, seq_lens, cu_seqlens_q, num_seqs, cache_room, CAUSAL, RAGGED)
             own = lists + query.to(gl.int64) * stride_lists
             pages = block_table + sequence.to(gl.int64) * stride_table

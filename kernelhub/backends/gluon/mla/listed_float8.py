@@ -22,10 +22,9 @@ from kernelhub.backends.gluon.language import (
     halves_of_float8,
     mbarrier,
     reinterpreted,
-    tma_load,
     words_of,
 )
-from kernelhub.backends.gluon.mla.decode import CONVERTED, attend_even, attend_odd, shared_memory
+from kernelhub.backends.gluon.mla.decode import CONVERTED, attend_even, attend_odd, load_queries, shared_memory
 from kernelhub.backends.gluon.mla.listed import owner_of
 from kernelhub.backends.gluon.mla.schedule import part_of_program, segment
 
@@ -151,11 +150,7 @@ def convert_rows(
         _, low, high, at = segment(None, query, at, begin, end, room)
         if low < high:
             mbarrier.wait(empty_q, (walked & 1) ^ 1)
-            mbarrier.expect(full_q, q_half.block_type.nbytes * 2 + q_rope_desc.block_type.nbytes)
-            row = query * q_rows + q_row
-            tma_load(q_half, [row, 0], full_q, q_left.index(0))
-            tma_load(q_half, [row, 256], full_q, q_right.index(0))
-            tma_load(q_rope_desc, [row, 512], full_q, q_rope)
+            load_queries(q_half, q_rope_desc, query * q_rows + q_row, full_q, q_left, q_right, q_rope)
             sequence, limit = owner_of(query, tokens, seq_lens, cu_seqlens_q, num_seqs, cache_room, CAUSAL, RAGGED)
             own = lists + query.to(gl.int64) * stride_lists
             pages = block_table + sequence.to(gl.int64) * stride_table
@@ -196,6 +191,28 @@ def convert_rows(
             walked += 1
 
 
+@gluon.jit
+def with_scale_of_cache(kv_scale, scale, value_scale, SCALE_ON_DEVICE: gl.constexpr):
+    """The factors of scores and of results, times the cache's scale where that is on the device."""
+    if SCALE_ON_DEVICE:
+        of_cache = gl.load(kv_scale)
+        scale = scale * of_cache
+        value_scale = value_scale * of_cache
+    return scale, value_scale
+
+
+@gluon.jit
+def narrowed_queries(q_left, q_right, q_rope, k_left, k_right, k_rope):
+    """A barrier for queries that are float16, and where they are then: in the place in which they came as bfloat16."""
+    ready_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready_q, count=1)
+    fence_async_shared()
+    left = reinterpreted(q_left, gl.float16, k_left)
+    right = reinterpreted(q_right, gl.float16, k_right)
+    rope = reinterpreted(q_rope, gl.float16, k_rope)
+    return ready_q, left, right, rope
+
+
 @gluon.jit(
     do_not_specialize=[
         "num_queries", "num_seqs", "tokens", "q_rows", "stride_lists", "stride_table", "unit", "page_units",
@@ -226,21 +243,13 @@ def listed_float8_kernel(
     parts = gl.num_programs(0) // tiles
     if RAGGED:
         num_queries = gl.minimum(gl.maximum(gl.load(cu_seqlens_q + num_seqs), 0), num_queries)
-    if SCALE_ON_DEVICE:
-        of_cache = gl.load(kv_scale)
-        scale = scale * of_cache
-        value_scale = value_scale * of_cache
+    scale, value_scale = with_scale_of_cache(kv_scale, scale, value_scale, SCALE_ON_DEVICE)
     begin, end, first, last, first_at = part_of_program(part, parts, None, num_queries, room)
     (
         q_left, q_right, q_rope, k_left, k_right, k_rope, p_even, vecs, hidden, full_q, empty_q, full_l0, full_l1,
         full_r0, full_r1, empty_l, empty_r, hidden_ready, bars,
     ) = shared_memory(q_half, q_rope_desc, 1, CONVERTED)  # fmt: skip
-    ready_q = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready_q, count=1)
-    fence_async_shared()
-    left = reinterpreted(q_left, gl.float16, k_left)
-    right = reinterpreted(q_right, gl.float16, k_right)
-    rope = reinterpreted(q_rope, gl.float16, k_rope)
+    ready_q, left, right, rope = narrowed_queries(q_left, q_right, q_rope, k_left, k_right, k_rope)
     row = tile * 64
     slot_rows = tiles * 64
     place = part * 2 * slot_rows + row
