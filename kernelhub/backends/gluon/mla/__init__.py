@@ -12,6 +12,21 @@ from kernelhub.ops.mla.attention.problem import KV_SCALES
 
 _WRITTEN = "the width that it is written for"
 
+_QUERIES = (*MACHINE, dtype_in("q_dtype", "bfloat16"))
+_WIDTHS = (OneOf("head_dim", (576,), why=_WRITTEN), OneOf("value_dim", (512,), why=_WRITTEN))
+_PAGES = (
+    OneOf("page_size", (64,), why="a step is a pair of pages of 64"),
+    OneOf("q_len", (ONE, FEW), why="its programs walk all keys of a sequence"),
+    anything("num_heads"),
+)
+_LISTS = (
+    OneOf("sparse", (True,), why="it walks lists of tokens"),
+    OneOf("q_len", (ONE, FEW, MANY, ANY)),
+    anything("num_heads", "page_size"),
+)
+_SCALES = frozenset(f"kv_scale={form}" for form in KV_SCALES)
+_SOURCE = "FlashMLA's schedule of two warpgroups (DeepSeek 2025)"
+
 KERNELS = (
     Kernel(
         op="mla_attention",
@@ -20,19 +35,15 @@ KERNELS = (
         summary="tiles of 64 rows, two warpgroups in turns, keys split by a schedule made on the device, parts merged",
         band=Band.TUNED,
         constraints=(
-            *MACHINE,
-            dtype_in("q_dtype", "bfloat16"),
+            *_QUERIES,
             SameValue("q_dtype", "kv_dtype", why="gluon.decode_fp8 takes float8"),
-            OneOf("head_dim", (576,), why=_WRITTEN),
-            OneOf("value_dim", (512,), why=_WRITTEN),
-            OneOf("page_size", (64,), why="a step is a pair of pages of 64"),
-            OneOf("q_len", (ONE, FEW), why="its programs walk all keys of a sequence"),
-            anything("num_heads"),
+            *_WIDTHS,
+            *_PAGES,
         ),
         features=frozenset({"causal", "sinks", "lse"}),
         graph=GraphLevel.FULL,
         deterministic=True,
-        source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",
+        source=_SOURCE,
         standings=standings(60),
     ),
     Kernel(
@@ -42,19 +53,15 @@ KERNELS = (
         summary="gluon.decode over lists of tokens, whose rows four warps gather",
         band=Band.TUNED,
         constraints=(
-            *MACHINE,
-            dtype_in("q_dtype", "bfloat16"),
+            *_QUERIES,
             SameValue("q_dtype", "kv_dtype", why="gluon.decode_listed_fp8 takes float8"),
-            OneOf("head_dim", (576,), why=_WRITTEN),
-            OneOf("value_dim", (512,), why=_WRITTEN),
-            OneOf("sparse", (True,), why="it walks lists of tokens"),
-            OneOf("q_len", (ONE, FEW, MANY, ANY)),
-            anything("num_heads", "page_size"),
+            *_WIDTHS,
+            *_LISTS,
         ),
         features=frozenset({"sparse", "ragged", "causal", "sinks", "lse"}),
         graph=GraphLevel.FULL,
         deterministic=True,
-        source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",
+        source=_SOURCE,
         standings=standings(32, "gluon_more_h200.json"),
     ),
     Kernel(
@@ -64,19 +71,15 @@ KERNELS = (
         summary="the same over latents in float8, which four warps load and make float16 of",
         band=Band.TUNED,
         constraints=(
-            *MACHINE,
-            dtype_in("q_dtype", "bfloat16"),
+            *_QUERIES,
             dtype_in("kv_dtype", FP8),
-            OneOf("head_dim", (576,), why=_WRITTEN),
-            OneOf("value_dim", (512,), why=_WRITTEN),
-            OneOf("sparse", (True,), why="it walks lists of tokens"),
-            OneOf("q_len", (ONE, FEW, MANY, ANY)),
-            anything("num_heads", "page_size"),
+            *_WIDTHS,
+            *_LISTS,
         ),
-        features=frozenset({"sparse", "ragged", "causal", "sinks", "lse", *(f"kv_scale={form}" for form in KV_SCALES)}),
+        features=frozenset({"sparse", "ragged", "causal", "sinks", "lse"}) | _SCALES,
         graph=GraphLevel.FULL,
         deterministic=True,
-        source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",
+        source=_SOURCE,
         standings=(untested("hopper"),),
     ),
     Kernel(
@@ -86,19 +89,15 @@ KERNELS = (
         summary="gluon.decode over pages of float8, which four warps load and make float16 of",
         band=Band.TUNED,
         constraints=(
-            *MACHINE,
-            dtype_in("q_dtype", "bfloat16"),
+            *_QUERIES,
             dtype_in("kv_dtype", FP8),
-            OneOf("head_dim", (576,), why=_WRITTEN),
-            OneOf("value_dim", (512,), why=_WRITTEN),
-            OneOf("page_size", (64,), why="a step is a pair of pages of 64"),
-            OneOf("q_len", (ONE, FEW), why="its programs walk all keys of a sequence"),
-            anything("num_heads"),
+            *_WIDTHS,
+            *_PAGES,
         ),
-        features=frozenset({"causal", "sinks", "lse", *(f"kv_scale={form}" for form in KV_SCALES)}),
+        features=frozenset({"causal", "sinks", "lse"}) | _SCALES,
         graph=GraphLevel.FULL,
         deterministic=True,
-        source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",
+        source=_SOURCE,
         standings=standings(54, "gluon_mla_h200.json"),
     ),
 )
