@@ -23,35 +23,10 @@ formats=("${@:2}")
 : "${OUT:=build/engines_on_gpu}" "${LIMIT:=240}" "${VLLM_SITE:=}"
 began=$SECONDS
 work=$(mktemp -d)
-mkdir -p "$OUT" "$work/site/kernelhub-0.1.0.dist-info"
-if [ -f "$VLLM_SITE" ]; then
-    mkdir "$work/vllm"
-    if command -v xz >/dev/null; then tar xJf "$VLLM_SITE" -C "$work/vllm"; else
-        python3 -c "import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])" "$VLLM_SITE" "$work/vllm"
-    fi
-    VLLM_SITE=$work/vllm
-fi
-# vLLM finds the plugin by the metadata of an installed kernelhub; this checkout is not installed.
-printf 'Metadata-Version: 2.1\nName: kernelhub\nVersion: 0.1.0\n' >"$work/site/kernelhub-0.1.0.dist-info/METADATA"
-printf '[vllm.general_plugins]\nkernelhub = kernelhub.compat.vllm.plugin:register\n' >"$work/site/kernelhub-0.1.0.dist-info/entry_points.txt"
-for folder in /usr/local/nvidia/lib64 /usr/lib/x86_64-linux-gnu; do
-    [ -e "$folder/libcuda.so.1" ] && export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-done
-export PYTHONPATH=$VLLM_SITE:$PWD:$work/site${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false
-[ -z "$VLLM_SITE" ] || python3 -m compileall -q -j 0 "$VLLM_SITE" kernelhub >/dev/null 2>&1 || true
-if ! python3 - <<'PYTHON'; then
-import importlib.metadata, importlib.util, sys
-
-import torch
-
-wrong = [] if torch.cuda.is_available() else ["torch sees no GPU"]
-wrong += [f"{name} is not installed" for name in ("vllm", "transformers") if importlib.util.find_spec(name) is None]
-wrong += [] if any(point.name == "kernelhub" for point in importlib.metadata.entry_points(group="vllm.general_plugins")) else ["vLLM would not find kernelhub's plugin"]
-sys.exit("; ".join(wrong) + ": set VLLM_SITE" if wrong else 0)
-PYTHON
-    rm -rf "$work"
-    exit 1
-fi
+mkdir -p "$OUT"
+. "$(dirname "$0")/engine_site.sh"
+export VLLM_NO_USAGE_STATS=1 TOKENIZERS_PARALLELISM=false
+engine_site VLLM_SITE vllm.general_plugins kernelhub.compat.vllm.plugin "$work" vllm transformers || { rm -rf "$work" && exit 1; }
 python3 - "$work" <<'PYTHON'
 import json, pathlib, sys
 

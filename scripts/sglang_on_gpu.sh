@@ -15,32 +15,9 @@ began=$SECONDS
 start=$(date +%s)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-mkdir -p "$OUT" "$work/site/kernelhub-0.1.0.dist-info" "$work/llama8b"
-if [ -f "$SGLANG_SITE" ]; then
-    mkdir "$work/sglang"
-    tar xJf "$SGLANG_SITE" -C "$work/sglang" || exit 1
-    SGLANG_SITE=$work/sglang
-fi
-# SGLang finds the plugin by the metadata of an installed kernelhub; this checkout is not installed.
-printf 'Metadata-Version: 2.1\nName: kernelhub\nVersion: 0.1.0\n' >"$work/site/kernelhub-0.1.0.dist-info/METADATA"
-printf '[sglang.srt.plugins]\nkernelhub = kernelhub.compat.sglang.plugin:register\n' >"$work/site/kernelhub-0.1.0.dist-info/entry_points.txt"
-for folder in /usr/local/nvidia/lib64 /usr/lib/x86_64-linux-gnu; do
-    [ -e "$folder/libcuda.so.1" ] && export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-done
-export PYTHONPATH=${SGLANG_SITE:+$SGLANG_SITE:}$PWD:$work/site${PYTHONPATH:+:$PYTHONPATH} HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
-[ -z "$SGLANG_SITE" ] || python3 -m compileall -q -j 0 "$SGLANG_SITE/sglang" kernelhub >/dev/null 2>&1 || true
-if ! python3 - <<'PYTHON'; then
-import importlib.metadata, importlib.util, sys
-
-import torch
-
-wrong = [] if torch.cuda.is_available() else ["torch sees no GPU"]
-wrong += [f"{name} is not installed" for name in ("sglang", "sgl_kernel") if importlib.util.find_spec(name) is None]
-wrong += [] if any(point.name == "kernelhub" for point in importlib.metadata.entry_points(group="sglang.srt.plugins")) else ["SGLang would not find kernelhub's plugin"]
-sys.exit("; ".join(wrong) + ": set SGLANG_SITE" if wrong else 0)
-PYTHON
-    exit 1
-fi
+mkdir -p "$OUT" "$work/llama8b"
+. "$(dirname "$0")/engine_site.sh"
+engine_site SGLANG_SITE sglang.srt.plugins kernelhub.compat.sglang.plugin "$work" sglang sgl_kernel || exit 1
 cat >"$work/llama8b/config.json" <<'JSON'
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
  "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "rope_theta": 500000.0, "vocab_size": 128256, "rms_norm_eps": 1e-5,
