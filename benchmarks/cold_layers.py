@@ -4,8 +4,8 @@
 
 A call in a loop finds its code and data in the near caches and its branches predicted. In an engine hundreds of
 microseconds of other Python and C++ come between the attention of two layers. Here such code runs between the calls,
-too: operators of torch, modules of Python's library, and a copy of `--megabytes`. No GPU is needed: a stub takes the
-place of the driver (see `host_stub`), so what the driver takes is missing. Forms:
+too: operators of torch, modules of Python's library, and a copy of `--megabytes`. Without a GPU a stub takes the place
+of the driver (see `host_stub`), so what the driver takes is missing. Forms:
 
     vllm    `forward` of kernelhub's attention layer of vLLM, whose own modules are stand-ins
     mla     `forward_mqa` of the layer of latent attention
@@ -134,12 +134,12 @@ class Others:
     """In the place of what an engine runs between the attention of two layers."""
 
     def __init__(self, megabytes: float) -> None:
-        self._from = torch.zeros(int(megabytes * (1 << 20)) // 2 + 64, dtype=torch.uint8)
+        self._from = torch.zeros(int(megabytes * (1 << 20)) // 2 + 64, dtype=torch.uint8, device="cpu")
         self._to = torch.empty_like(self._from)
         self._source = Path(ast.__file__).read_text()[:6000].rpartition("\ndef ")[0]
         self._pattern = re.compile(r"(\w+)\s*=\s*(\w+)\(([^)]*)\)")
         self._document = json.dumps({f"layer.{at}.weight": [at, at * 0.5, str(at)] for at in range(40)})
-        self._a, self._w, self._norm = torch.randn(4, 64), torch.randn(64, 64), torch.randn(64)
+        self._a, self._w, self._norm = (torch.randn(shape, device="cpu") for shape in ((4, 64), (64, 64), (64,)))
 
     def __call__(self) -> None:
         a = self._a
@@ -158,7 +158,9 @@ class Others:
 def measure(form: str, tokens: int, layers: int, others: Callable[[], None] | None) -> list[float]:
     """Nanoseconds of each call."""
     step, found, clock = FORMS[form](tokens, layers, form), [], time.perf_counter_ns
+    synchronize: Callable[[], None] = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     for at in range(SKIPPED + STEPS):
+        synchronize()  # the GPU's queue never fills
         for call in step():
             if others is not None:
                 others()
@@ -207,7 +209,10 @@ def here(forms: tuple[str, ...], tokens: int, layers: int, megabytes: float) -> 
     import kernelhub
 
     torch.set_num_threads(1)
-    install_stub()
+    if torch.cuda.is_available():
+        torch.set_default_device("cuda")
+    else:
+        install_stub(late=True)
     vllm_stand_ins()
     kernelhub.configure(paged_attention="triton", mla_attention="triton")
     others, found = Others(megabytes), {}

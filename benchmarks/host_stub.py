@@ -24,8 +24,8 @@ from tests.backends.launching.stub import Stub, install
 _DEVICE = 0
 
 
-def install_stub() -> str:
-    """Make Triton and the launcher use the stub; returns what it is."""
+def install_stub(late: bool = False) -> str:
+    """Make Triton and the launcher use the stub; returns what it is. `late`: the first launch loads the launcher."""
     stub = Stub()
     install(stub, 90)
     stub.expect([])  # it looks at no parameter
@@ -38,8 +38,17 @@ def install_stub() -> str:
         release=None,
         counters=lambda device, stream: memory,
     )
-    runtime.native = lambda: native
-    runtime.recognise_in_c(native)
+    recognised: list[bool] = []
+
+    def loaded() -> runtime.Native:
+        if not recognised:
+            recognised.append(True)
+            runtime.recognise_in_c(native)
+        return native
+
+    runtime.native = loaded
+    if not late:
+        loaded()
 
     def made(compiled: Any, given: int) -> Any:
         return direct.direct_launch(compiled, given, sizes=lambda function, most: _sizes(compiled, given))

@@ -25,6 +25,7 @@ enum {
   MAX_MISSED = 256,  /* of an op, signatures of calls that are counted */
   LEARNED_AFTER = 4, /* calls, a power of two */
   MAX_RANK = 5,
+  MAX_KEPT = 8,          /* tensors of a layer, and of a step */
   MAP_BYTES = 128,       /* CUtensorMap */
   INVALID_CONTEXT = 201, /* CUDA_ERROR_INVALID_CONTEXT */
   RELAXED = 2,           /* CU_STREAM_CAPTURE_MODE_RELAXED */
@@ -110,10 +111,12 @@ typedef struct {
   PyObject* known_type;
   PyObject* call_type;
   PyObject* calls_type;
+  PyObject* layer_type;
+  PyObject* layers_type;
 } State;
 
 static PyObject *name_enter, *name_leave, *name_calls, *name_base, *name_shape, *name_strides, *name_padding,
-    *name_nested, *name_level;
+    *name_nested, *name_level, *name_self, *name_next, *name_names;
 
 /* ---- Driver: what belongs to a process ------------------------------------------------------------------------- */
 
@@ -136,7 +139,9 @@ typedef struct {
   PyCFunction current_function;
   PyObject* current_self;
   PyObject* runtime; /* has launch_enter_hook and launch_exit_hook; or None */
-  PyObject* nested;  /* the descriptor of a tensor's `is_nested` */
+  PyObject* own; /* attributes of `runtime` itself, which has no hook of its own as long as there are none; or NULL */
+  PyObject* chains[2]; /* attributes of the hooks of its class */
+  PyObject* nested;    /* the descriptor of a tensor's `is_nested` */
   descrgetfunc nested_of;
   PyObject* counters;                    /* (device, stream) -> the address of its counters, or 0 */
   void* (*pointer_of)(PyObject* tensor); /* torch's own, for tensors that have memory; or NULL */
@@ -148,6 +153,26 @@ typedef struct {
   Room rooms[MAX_ROOMS];
   int num_rooms;
 } Driver;
+
+/* Find the attributes by which it is quick to see that no hook is set: those of the chains of hooks that the class of
+ * `runtime` has. */
+static void find_chains(Driver* self) {
+  PyObject* own = self->runtime == Py_None ? NULL : PyObject_GetAttr(self->runtime, name_names);
+  PyObject* names[2] = {name_enter, name_leave};
+  int found = own != NULL && PyDict_Check(own) && PyDict_Size(own) == 0;
+  for (int at = 0; found && at < 2; at++) {
+    PyObject* hook = PyObject_GetAttr(self->runtime, names[at]);
+    self->chains[at] = hook == NULL ? NULL : PyObject_GetAttr(hook, name_names);
+    Py_XDECREF(hook);
+    PyObject* calls = self->chains[at] == NULL || !PyDict_Check(self->chains[at])
+                          ? NULL
+                          : PyDict_GetItemWithError(self->chains[at], name_calls);
+    found = calls != NULL && PyList_Check(calls);
+  }
+  PyErr_Clear();
+  if (found) self->own = own;
+  else Py_XDECREF(own);
+}
 
 static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   static char* names[] = {"launch",      "encode",      "tensor",     "data_ptr",     "stream_of",
@@ -218,6 +243,7 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   self->failed = failed;
   self->enter = enter;
   self->runtime = runtime;
+  find_chains(self);
   return 0;
 }
 
@@ -231,6 +257,8 @@ static void driver_dealloc(PyObject* object) {
   Py_XDECREF(self->enter);
   Py_XDECREF(self->current);
   Py_XDECREF(self->runtime);
+  Py_XDECREF(self->own);
+  for (int at = 0; at < 2; at++) Py_XDECREF(self->chains[at]);
   Py_XDECREF(self->allocate);
   Py_XDECREF(self->release);
   Py_XDECREF(self->nested);
@@ -258,6 +286,15 @@ static PyObject* driver_graph_counts(PyObject* object, PyObject* nothing) {
 /* Whether one of the profiler's hooks is set: 1, 0, or -1 with an exception. */
 static int hooked(Driver* driver) {
   if (driver->runtime == Py_None) return 0;
+  if (driver->own != NULL && PyDict_Size(driver->own) == 0) {
+    Py_ssize_t empty = 0;
+    for (int at = 0; at < 2; at++) {
+      PyObject* calls = PyDict_GetItemWithError(driver->chains[at], name_calls);
+      empty += calls != NULL && PyList_Check(calls) && PyList_Size(calls) == 0;
+    }
+    if (empty == 2) return 0;
+    if (PyErr_Occurred()) return -1;
+  }
   PyObject* names[2] = {name_enter, name_leave};
   for (int at = 0; at < 2; at++) {
     PyObject* hook = PyObject_GetAttr(driver->runtime, names[at]);
@@ -1309,7 +1346,7 @@ static int launch_sequence(Sequence* self, PyObject* const* given, const uint64_
   for (Py_ssize_t at = 0; at < count; at++) {
     uint64_t bit = 1ULL << at;
     if (!((self->used | self->aligned) & bit)) continue;
-    if (given[at] == Py_None && !(self->used & bit)) continue;
+    if (known == NULL && given[at] == Py_None && !(self->used & bit)) continue;
     if (known != NULL) addresses[at] = known[at];
     else if (address_of(self->driver, given[at], at, &addresses[at]) < 0) return -1;
     if (self->aligned & bit) unaligned |= addresses[at];
@@ -1699,6 +1736,21 @@ static PyObject* forms_launch(PyObject* object, PyObject* const* given, Py_ssize
   return launched < 0 ? NULL : PyBool_FromLong(launched);
 }
 
+static PyObject* forms_sequence_of(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  Forms* self = (Forms*)object;
+  uint64_t addresses[MAX_OPERANDS];
+  for (Py_ssize_t at = 0; at < self->num_forms; at++) {
+    Form* form = &self->forms[at];
+    if (count != form->known->num_operands || form->known->checked || form->sequence == NULL) continue;
+    int holds = is_known(form->known, given, NULL, addresses);
+    if (holds < 0) return NULL;
+    if (holds == 0) continue;
+    Py_INCREF((PyObject*)form->sequence);
+    return (PyObject*)form->sequence;
+  }
+  Py_RETURN_NONE;
+}
+
 /* ---- Calls: whole calls of an op, by their arguments -------------------------------------------------------------
  *
  * A call whose arguments are those of one before, but for the memory of its tensors, needs none of the op's Python:
@@ -1712,6 +1764,7 @@ typedef struct {
   int16_t results[MAX_RESULTS];   /* the same of what is returned */
   Py_ssize_t num_results;         /* 0: one, and no tuple */
   PyObject *made, *tick, *failed; /* functions: of each result that is made, of the count of calls, of an exception */
+  PyObject* counter;              /* as of `counter_of` */
   uint64_t signature;
   Py_ssize_t num_flat;
   PyObject* constants[MAX_OPERANDS]; /* NULL for a tensor */
@@ -1740,6 +1793,9 @@ typedef struct {
   descrgetfunc shape_of;
   Call* calls[MAX_CALLS];
   int num_calls, next, last; /* the one to replace next, the one that was made last */
+  uint64_t cleared;          /* how often all were forgotten */
+  PyObject* last_layers;     /* the Layers whose call was made last; or NULL */
+  PyObject* forward_names;   /* of the module `forward`, if it is one; borrowed of it */
   Missed missed[MAX_MISSED];
 } Calls;
 
@@ -1755,6 +1811,24 @@ static int read_indices(PyObject* given, Py_ssize_t least, Py_ssize_t most, int1
     found[at] = (int16_t)index;
   }
   return 0;
+}
+
+/* Count a call: by the iterator of which `tick` is the method, if it is one. -1 with an exception. */
+static int count_call(PyObject* tick, PyObject* counter) {
+  PyObject* count = counter ? PyIter_Next(counter) : PyObject_CallObject(tick, NULL);
+  if (count == NULL) return -1;
+  Py_DECREF(count);
+  return 0;
+}
+
+static PyObject* counter_of(PyObject* tick) {
+  PyObject* counter = PyObject_GetAttr(tick, name_self);
+  PyObject* next = counter == NULL || !PyIter_Check(counter) ? NULL : PyObject_GetAttr(counter, name_next);
+  int same = next != NULL && PyObject_RichCompareBool(next, tick, Py_EQ) == 1;
+  Py_XDECREF(next);
+  if (!same) Py_CLEAR(counter);
+  PyErr_Clear();
+  return counter;
 }
 
 static int call_init(PyObject* object, PyObject* args, PyObject* named) {
@@ -1783,6 +1857,7 @@ static int call_init(PyObject* object, PyObject* args, PyObject* named) {
   Py_INCREF(known), Py_INCREF(made), Py_INCREF(tick), Py_INCREF(failed);
   self->made = made;
   self->tick = tick;
+  self->counter = counter_of(tick);
   self->failed = failed;
   self->known = of;
   return 0;
@@ -1795,6 +1870,7 @@ static void call_dealloc(PyObject* object) {
   Py_XDECREF(self->known);
   Py_XDECREF(self->made);
   Py_XDECREF(self->tick);
+  Py_XDECREF(self->counter);
   Py_XDECREF(self->failed);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
   Py_DECREF(type);
@@ -1820,11 +1896,16 @@ static int calls_init(PyObject* object, PyObject* args, PyObject* named) {
   self->contexts_used = used;
   self->contexts = contexts;
   self->forward = forward;
+  self->forward_names = PyModule_Check(forward) ? PyModule_GetDict(forward) : NULL;
   self->driver = (Driver*)driver;
   return 0;
 }
 
 static void forget_calls(Calls* self) {
+  PyObject* layers = self->last_layers;
+  self->cleared++;
+  self->last_layers = NULL;
+  Py_XDECREF(layers);
   while (self->num_calls) {
     Call* last = self->calls[--self->num_calls];
     self->calls[self->num_calls] = NULL;
@@ -1986,9 +2067,7 @@ static PyObject* call_again(Call* self, const Arguments* given) {
     if (launched < 0) tell(self->failed);
   }
   if (launched == 1) {
-    PyObject* count = PyObject_CallObject(self->tick, NULL);
-    if (count == NULL) goto done;
-    Py_DECREF(count);
+    if (count_call(self->tick, self->counter) < 0) goto done;
     if (self->num_results == 0) {
       result = argument_of(given, made, self->results[0]);
       Py_INCREF(result);
@@ -2015,7 +2094,9 @@ static int undisturbed(Calls* self) {
     Py_XDECREF(contexts);
     if (inside != 0) return inside < 0 ? -1 : 0;
   }
-  PyObject* level = PyObject_GetAttr(self->forward, name_level);
+  PyObject* level = self->forward_names == NULL ? NULL : PyDict_GetItemWithError(self->forward_names, name_level);
+  if (level != NULL) Py_INCREF(level);
+  else if (!PyErr_Occurred()) level = PyObject_GetAttr(self->forward, name_level);
   long now = level == NULL ? -1 : PyLong_AsLong(level);
   Py_XDECREF(level);
   return PyErr_Occurred() ? -1 : now < 0;
@@ -2134,6 +2215,233 @@ static PyObject* calls_clear(PyObject* object, PyObject* nothing) {
   Py_RETURN_NONE;
 }
 
+/* ---- Layers: calls of an engine's layers ---------------------------------------------------------------------------
+ *
+ * The layers of an engine's step differ in few tensors. Those of a layer stay the same from step to step, those of a
+ * step from layer to layer: their form and addresses are found once. So each call looks at two tensors, the queries and
+ * the destination. Between two calls the engine runs much else, so what a call reads is in no near cache: the lines are
+ * few, and all are asked for before the first is waited for. */
+
+typedef struct { /* a layer, with tensors that nobody changes as long as it has them */
+  PyObject_HEAD
+  Calls* calls;
+  PyObject *launches, *cache; /* Layers by forms of steps, of layers with the same values; what the tensors are of */
+  Py_ssize_t num_tensors;
+  PyObject* form; /* the Known that let them through last; or NULL */
+  uint64_t addresses[MAX_KEPT];
+  PyObject* tensors[MAX_KEPT];
+} Layer;
+
+typedef struct {
+  PyObject_HEAD
+  Calls* calls;
+  uint64_t cleared; /* of `calls`, when this was made */
+  Sequence* sequence;
+  Known *two, *of_layer, *of_step;   /* forms of queries and destination, of a layer's and of a step's tensors */
+  PyObject *tick, *counter, *failed; /* as of a Call */
+  PyObject *launches, *form;         /* where it is, and under which key it was found last */
+  Py_ssize_t num_operands, num_gaps;
+  Gap* gaps;                      /* of the sequence's operands */
+  uint16_t sources[MAX_OPERANDS]; /* of those: queries, destination, then the layer's, then the step's */
+  uint64_t addresses[MAX_KEPT];   /* of the last step's */
+  PyObject* step[MAX_KEPT];       /* its tensors; NULL before the first */
+} Layers;
+
+static int layer_init(PyObject* object, PyObject* args, PyObject* named) {
+  static char* names[] = {"calls", "launches", "cache", "tensors", NULL};
+  Layer* self = (Layer*)object;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
+  PyObject *calls, *launches, *cache, *tensors;
+  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!O!OO!", names, state->calls_type, &calls,
+                                                    &PyDict_Type, &launches, &cache, &PyTuple_Type, &tensors))
+    return -1;
+  Py_ssize_t count = PyTuple_Size(tensors);
+  if (self->calls != NULL || ((Calls*)calls)->driver == NULL || count < 1 || count > MAX_KEPT) {
+    PyErr_Format(PyExc_ValueError, "made once, of calls and 1 to %d tensors", MAX_KEPT);
+    return -1;
+  }
+  for (Py_ssize_t at = 0; at < count; at++) {
+    self->tensors[at] = PyTuple_GetItem(tensors, at);
+    Py_INCREF(self->tensors[at]);
+  }
+  Py_INCREF(calls), Py_INCREF(launches), Py_INCREF(cache);
+  self->num_tensors = count;
+  self->launches = launches;
+  self->cache = cache;
+  self->calls = (Calls*)calls;
+  return 0;
+}
+
+static void layer_dealloc(PyObject* object) {
+  Layer* self = (Layer*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  for (Py_ssize_t at = 0; at < self->num_tensors; at++) Py_XDECREF(self->tensors[at]);
+  Py_XDECREF(self->form);
+  Py_XDECREF(self->launches);
+  Py_XDECREF(self->cache);
+  Py_XDECREF((PyObject*)self->calls);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+/* Whether a layer's tensors have a form: 1, 0, or -1 with an exception. */
+static int has_form(Layer* kept, Known* form) {
+  if (kept->form == (PyObject*)form) return 1;
+  if (kept->num_tensors != form->num_operands) return 0;
+  PyObject* before = kept->form;
+  kept->form = NULL; /* the addresses are of no form, unless it holds */
+  int holds = is_known(form, kept->tensors, NULL, kept->addresses);
+  if (holds == 1) {
+    Py_INCREF((PyObject*)form);
+    kept->form = (PyObject*)form;
+  }
+  Py_XDECREF(before);
+  return holds;
+}
+
+/* The same of a step's tensors, which are those of the last call for all layers but the first. */
+static int is_of_step(Layers* self, PyObject* const* tensors) {
+  Py_ssize_t count = self->of_step->num_operands, same = 0;
+  while (same < count && tensors[same] == self->step[same]) same++;
+  if (same == count) return 1;
+  uint64_t addresses[MAX_KEPT];
+  int holds = is_known(self->of_step, tensors, NULL, addresses);
+  if (holds != 1) return holds;
+  PyObject* before[MAX_KEPT];
+  memcpy(self->addresses, addresses, sizeof addresses);
+  for (Py_ssize_t at = 0; at < count; at++) {
+    before[at] = self->step[at];
+    Py_INCREF(tensors[at]);
+    self->step[at] = tensors[at];
+  }
+  for (Py_ssize_t at = 0; at < count; at++) Py_XDECREF(before[at]);
+  return 1;
+}
+
+static int layers_init(PyObject* object, PyObject* args, PyObject* named) {
+  static char* names[] = {"calls",   "sequence", "two",  "of_layer", "of_step",
+                          "sources", "apart",    "tick", "failed",   NULL};
+  Layers* self = (Layers*)object;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
+  PyObject *calls, *sequence, *known[3], *sources, *apart, *tick, *failed;
+  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!O!O!O!O!O!O!OO", names, state->calls_type, &calls,
+                                                    state->sequence_type, &sequence, state->known_type, &known[0],
+                                                    state->known_type, &known[1], state->known_type, &known[2],
+                                                    &PyTuple_Type, &sources, &PyTuple_Type, &apart, &tick, &failed))
+    return -1;
+  Calls* of = (Calls*)calls;
+  Sequence* launches = (Sequence*)sequence;
+  Py_ssize_t count = PyTuple_Size(sources), most = 0;
+  int right =
+      self->calls == NULL && of->driver != NULL && launches->driver == of->driver && count == given_of(launches);
+  for (int at = 0; at < 3; at++) {
+    Known* form = (Known*)known[at];
+    right &= form->driver == of->driver && !form->checked && form->num_compared == form->num_operands;
+    right &= at ? form->num_operands <= MAX_KEPT : form->num_operands == 2;
+    most += form->num_operands;
+  }
+  if (!right) {
+    PyErr_SetString(PyExc_ValueError,
+                    "made once, of calls, a sequence with a source of each operand, and forms of tensors, the first of "
+                    "two, all of one driver");
+    return -1;
+  }
+  int16_t found[MAX_OPERANDS];
+  if (read_indices(sources, 0, most, found) < 0 || read_pairs(apart, 1, count, &self->gaps, &self->num_gaps) < 0)
+    return -1;
+  for (Py_ssize_t at = 0; at < count; at++) self->sources[at] = (uint16_t)found[at];
+  Py_INCREF(calls), Py_INCREF(sequence), Py_INCREF(tick), Py_INCREF(failed);
+  for (int at = 0; at < 3; at++) Py_INCREF(known[at]);
+  self->num_operands = count;
+  self->sequence = launches;
+  self->two = (Known*)known[0], self->of_layer = (Known*)known[1], self->of_step = (Known*)known[2];
+  self->tick = tick, self->failed = failed;
+  self->counter = counter_of(tick);
+  self->cleared = of->cleared;
+  self->calls = of;
+  return 0;
+}
+
+static void layers_dealloc(PyObject* object) {
+  Layers* self = (Layers*)object;
+  PyTypeObject* type = Py_TYPE(object);
+  free(self->gaps);
+  for (int at = 0; at < MAX_KEPT; at++) Py_XDECREF(self->step[at]);
+  Py_XDECREF((PyObject*)self->calls);
+  Py_XDECREF((PyObject*)self->sequence);
+  Py_XDECREF((PyObject*)self->two);
+  Py_XDECREF((PyObject*)self->of_layer);
+  Py_XDECREF((PyObject*)self->of_step);
+  Py_XDECREF(self->tick);
+  Py_XDECREF(self->counter);
+  Py_XDECREF(self->failed);
+  Py_XDECREF(self->form);
+  Py_XDECREF(self->launches);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+  Py_DECREF(type);
+}
+
+/* 1: launched, 0: this is another call, or it has to be launched otherwise, -1: an exception. */
+static int launch_layer(Layers* self, PyObject* const* given, Layer* layer, PyObject* const* step) {
+  uint64_t all[2 + 2 * MAX_KEPT], addresses[MAX_OPERANDS];
+  int right = self->calls->cleared == self->cleared ? undisturbed(self->calls) : 0;
+  if (right == 1) right = has_form(layer, self->of_layer);
+  if (right == 1) right = is_of_step(self, step);
+  if (right == 1) right = is_known(self->two, given, NULL, all);
+  if (right != 1) return right;
+  memcpy(all + 2, layer->addresses, (size_t)layer->num_tensors * sizeof *all);
+  memcpy(all + 2 + layer->num_tensors, self->addresses, (size_t)self->of_step->num_operands * sizeof *all);
+  for (Py_ssize_t at = 0; at < self->num_operands; at++) addresses[at] = all[self->sources[at]];
+  for (Py_ssize_t at = 0; at < self->num_gaps; at++) {
+    Gap gap = self->gaps[at];
+    int64_t between = (int64_t)(addresses[gap.other] - addresses[gap.one]);
+    if (gap.least < between && between < gap.most) return 0;
+  }
+  int launched = launch_sequence(self->sequence, NULL, addresses);
+  if (launched < 0) tell(self->failed);
+  if (launched != 1) return launched;
+  return count_call(self->tick, self->counter) < 0 ? -1 : 1;
+}
+
+/* The calls of the layer's values for a form of steps, borrowed of `calls`; NULL with an exception, or if there are
+ * none. Most calls are of the same form as that of the layer before. */
+static Layers* layers_of(Layer* self, PyObject* form) {
+  Layers* last = (Layers*)self->calls->last_layers;
+  if (last != NULL && last->form == form && last->launches == self->launches) return last;
+  PyObject* found = PyDict_GetItemWithError(self->launches, form);
+  if (found == NULL) return NULL;
+  State* state = PyModule_GetState(PyType_GetModule(Py_TYPE((PyObject*)self)));
+  Layers* layers = (Layers*)found;
+  if (state == NULL || (PyObject*)Py_TYPE(found) != state->layers_type) {
+    PyErr_SetString(PyExc_TypeError, "a layer has Layers by forms");
+    return NULL;
+  }
+  if (layers->calls != self->calls) return NULL;
+  PyObject *before = layers->form, *place = layers->launches;
+  Py_INCREF(form), Py_INCREF(found), Py_INCREF(self->launches);
+  layers->form = form;
+  layers->launches = self->launches; /* a cycle, until that is cleared */
+  self->calls->last_layers = found;
+  Py_XDECREF(before);
+  Py_XDECREF(place);
+  Py_XDECREF((PyObject*)last);
+  return layers;
+}
+
+static PyObject* layer_launch(PyObject* object, PyObject* const* given, Py_ssize_t count) {
+  Layer* self = (Layer*)object;
+  if (self->calls == NULL || count < 4)
+    return PyErr_Format(PyExc_TypeError, "takes queries, a destination, a cache, a form, and the tensors of a step");
+  if (given[2] != self->cache) Py_RETURN_FALSE;
+  Layers* layers = layers_of(self, given[3]);
+  if (layers == NULL) return PyErr_Occurred() ? NULL : PyBool_FromLong(0);
+  if (count != 4 + layers->of_step->num_operands) Py_RETURN_FALSE;
+  Py_INCREF(object), Py_INCREF((PyObject*)layers); /* another thread may forget them */
+  int launched = launch_layer(layers, given, self, given + 4);
+  Py_DECREF(object), Py_DECREF((PyObject*)layers);
+  return launched < 0 ? NULL : PyBool_FromLong(launched);
+}
+
 /* ---- The module -------------------------------------------------------------------------------------------------- */
 
 static PyMethodDef driver_methods[] = {
@@ -2157,6 +2465,8 @@ static PyMethodDef sequence_methods[] = {
     {NULL, NULL, 0, NULL}};
 
 static PyMethodDef forms_methods[] = {
+    {"sequence_of", (PyCFunction)(void (*)(void))forms_sequence_of, METH_FASTCALL,
+     "sequence_of(*operands): the sequence of the form that the operands have; None if there is none."},
     {"launch", (PyCFunction)(void (*)(void))forms_launch, METH_FASTCALL,
      "launch(*operands): make the launches of the form that the operands have. False, with nothing launched, if they have "
      "none of the forms, or one that is launched otherwise."},
@@ -2180,6 +2490,11 @@ static PyMethodDef calls_methods[] = {
     {"flat", (PyCFunction)(void (*)(void))calls_flat, METH_FASTCALL,
      "flat(*arguments): the arguments as the sources of a Call count them; None if there are too many."},
     {"clear", calls_clear, METH_NOARGS, "clear(): forget all calls."},
+    {NULL, NULL, 0, NULL}};
+
+static PyMethodDef layer_methods[] = {
+    {"launch", (PyCFunction)(void (*)(void))layer_launch, METH_FASTCALL,
+     "launch(queries, destination, cache, form, *step): whether a call was made; all but the form are tensors."},
     {NULL, NULL, 0, NULL}};
 
 #define SLOT(id, value) {id, (void*)(value)}
@@ -2217,6 +2532,15 @@ static PyType_Slot calls_slots[] = {SLOT(Py_tp_init, calls_init),
                                     SLOT(Py_tp_methods, calls_methods),
                                     SLOT(Py_tp_doc, "Whole calls of an op."),
                                     {0, NULL}};
+static PyType_Slot layer_slots[] = {SLOT(Py_tp_init, layer_init),
+                                    SLOT(Py_tp_dealloc, layer_dealloc),
+                                    SLOT(Py_tp_methods, layer_methods),
+                                    SLOT(Py_tp_doc, "A layer of an engine, with its tensors."),
+                                    {0, NULL}};
+static PyType_Slot layers_slots[] = {SLOT(Py_tp_init, layers_init),
+                                     SLOT(Py_tp_dealloc, layers_dealloc),
+                                     SLOT(Py_tp_doc, "Calls of layers that differ in few tensors."),
+                                     {0, NULL}};
 static PyType_Spec driver_spec = {"kernelhub._launch.Driver", sizeof(Driver), 0, Py_TPFLAGS_DEFAULT, driver_slots};
 static PyType_Spec kernel_spec = {"kernelhub._launch.Kernel", sizeof(Kernel), 0, Py_TPFLAGS_DEFAULT, kernel_slots};
 static PyType_Spec sequence_spec = {"kernelhub._launch.Sequence", sizeof(Sequence), 0, Py_TPFLAGS_DEFAULT,
@@ -2227,6 +2551,8 @@ static PyType_Spec known_spec = {"kernelhub._launch.Known", sizeof(Known), 0, Py
 
 static PyType_Spec call_spec = {"kernelhub._launch.Call", sizeof(Call), 0, Py_TPFLAGS_DEFAULT, call_slots};
 static PyType_Spec calls_spec = {"kernelhub._launch.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT, calls_slots};
+static PyType_Spec layer_spec = {"kernelhub._launch.Layer", sizeof(Layer), 0, Py_TPFLAGS_DEFAULT, layer_slots};
+static PyType_Spec layers_spec = {"kernelhub._launch.Layers", sizeof(Layers), 0, Py_TPFLAGS_DEFAULT, layers_slots};
 
 static int add_type(PyObject* module, const char* name, PyType_Spec* spec, PyObject** kept) {
   PyObject* type = PyType_FromModuleAndSpec(module, spec, NULL);
@@ -2253,7 +2579,10 @@ static int run_module(PyObject* module) {
                   {&name_strides, "strides"},
                   {&name_padding, "padding"},
                   {&name_nested, "is_nested"},
-                  {&name_level, "_current_level"}};
+                  {&name_level, "_current_level"},
+                  {&name_self, "__self__"},
+                  {&name_next, "__next__"},
+                  {&name_names, "__dict__"}};
   for (size_t at = 0; at < sizeof interned / sizeof *interned; at++) {
     if (*interned[at].name == NULL) *interned[at].name = PyUnicode_InternFromString(interned[at].text);
     if (*interned[at].name == NULL) return -1;
@@ -2264,14 +2593,16 @@ static int run_module(PyObject* module) {
       add_type(module, "Forms", &forms_spec, &state->forms_type) < 0 ||
       add_type(module, "Known", &known_spec, &state->known_type) < 0 ||
       add_type(module, "Call", &call_spec, &state->call_type) < 0 ||
-      add_type(module, "Calls", &calls_spec, &state->calls_type) < 0)
+      add_type(module, "Calls", &calls_spec, &state->calls_type) < 0 ||
+      add_type(module, "Layer", &layer_spec, &state->layer_type) < 0 ||
+      add_type(module, "Layers", &layers_spec, &state->layers_type) < 0)
     return -1;
   if (PyModule_AddIntConstant(module, "MAX_PARAMETERS", MAX_PARAMETERS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_STEPS", MAX_STEPS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 10);
+  return PyModule_AddIntConstant(module, "VERSION", 11);
 }
 
 static int clear_module(PyObject* module) {
@@ -2283,6 +2614,8 @@ static int clear_module(PyObject* module) {
   Py_CLEAR(state->known_type);
   Py_CLEAR(state->call_type);
   Py_CLEAR(state->calls_type);
+  Py_CLEAR(state->layer_type);
+  Py_CLEAR(state->layers_type);
   return 0;
 }
 
@@ -2295,6 +2628,8 @@ static int traverse_module(PyObject* module, visitproc visit, void* arg) {
   Py_VISIT(state->known_type);
   Py_VISIT(state->call_type);
   Py_VISIT(state->calls_type);
+  Py_VISIT(state->layer_type);
+  Py_VISIT(state->layers_type);
   return 0;
 }
 

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from kernelhub.dispatch.audits import AUDITS, OFF, AuditSettings
 from kernelhub.dispatch.bound import Bound, configure, make_adapter, watch_imported
@@ -48,6 +48,13 @@ from kernelhub.homes import PARTS
 _KEPT = 2048  # entries of a table that grows with the requests that users write, not with their problems
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
+
+
+class LayersOf(NamedTuple):
+    """Types of the launcher's extension: of an engine's layers, and of the calls of layers."""
+
+    layer: Callable[..., Any]
+    layers: Callable[..., Any]
 
 
 class Outdated(Exception):
@@ -92,6 +99,7 @@ class Hub:
         self.ledger = Ledger()
         self.known_of: Callable[..., Any] | None = None  # compares known calls in C, once the launcher is loaded
         self.calls_of: Callable[..., tuple[Any, Callable[..., Any]]] | None = None  # makes whole calls, likewise
+        self.layers_of: LayersOf | None = None  # makes calls of an engine's layers, likewise
         self._on_launcher: list[Callable[[], None]] = []
         self._watched: set[Watch] = set()  # hooked libraries; they stay hooked until the process ends
         JOURNAL.caller = lambda: caller_on_stack(self.ledger.bound_of, Hub.bind.__code__)
@@ -382,10 +390,15 @@ class Hub:
         if self.calls_of is not None:
             begin()
 
-    def recognise(self, known_of: Callable[..., Any], calls_of: Callable[..., tuple[Any, Callable[..., Any]]]) -> None:
-        """Let the launcher's extension recognise known calls, and whole ones."""
+    def recognise(
+        self,
+        known_of: Callable[..., Any],
+        calls_of: Callable[..., tuple[Any, Callable[..., Any]]],
+        layers_of: LayersOf,
+    ) -> None:
+        """Let the launcher's extension recognise known calls, whole ones, and those of an engine's layers."""
         with self.lock:
-            self.known_of, self.calls_of = known_of, calls_of
+            self.known_of, self.calls_of, self.layers_of = known_of, calls_of, layers_of
             for begin in self._on_launcher:
                 begin()
 

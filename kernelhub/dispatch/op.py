@@ -123,6 +123,7 @@ class Op(Generic[ProblemT]):
         table: by key, the bound function for calls without ``backend=`` and outside of `use` blocks.
         before: the kernel that was selected last, for ops whose functions ask it first.
         befores: the same of calls with features, by what the op's function makes of all arguments but tensors.
+        layers: calls of engines' layers, by what these have in common; see `ops.layer_calls`.
         again: given all arguments of a call, makes it and returns its result, if it is like one before; else None. None
             where whole calls are not repeated; see `dispatch.whole_calls`.
     """
@@ -136,6 +137,7 @@ class Op(Generic[ProblemT]):
         self.table: dict[Key, Run] = {}
         self.before: Before | None = None
         self.befores: dict[Hashable, Before] = {}
+        self.layers: dict[Hashable, Any] = {}
         self._overrides: dict[tuple[Backend, Layers, Key], Run] = {}
         self._bound: dict[Request, Bound] = {}  # without ``backend=`` and contexts
         self._bound_otherwise: dict[Request, Bound] = {}  # with one of them
@@ -294,20 +296,31 @@ class Op(Generic[ProblemT]):
         """Names of the public function's parameters."""
         return tuple(inspect.signature(self.function).parameters)
 
+    @property
+    def calls(self) -> Any:
+        """`Calls` of the extension, whose method `again` is; None before the launcher is loaded."""
+        return self._calls
+
     def _repeat(self) -> None:
         """Let the launcher's extension make whole calls from now on."""
 
         def call(*arguments: Any) -> Any:
             return self.function(**dict(zip(self.parameters, arguments, strict=True)))
 
+        self._forget_layers()  # which belong to `Calls` of before; `before` stays, since it may be of the first call
         self._calls = calls_of(call, HUB.contexts_used)
         self.again = self._calls.again
 
     def _forget_calls(self) -> None:
         self.before = None
         self.befores.clear()
+        self._forget_layers()
         if self._calls is not None:
             self._calls.clear()
+
+    def _forget_layers(self) -> None:
+        for calls in self.layers.values():
+            calls.clear()
 
     def _forget(self) -> None:
         self._forget_calls()

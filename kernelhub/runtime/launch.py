@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kernelhub.dispatch.hub import HUB
+from kernelhub.dispatch.hub import HUB, LayersOf
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
-VERSION = 10  # of the extension's interface, as `launch.c` gives it
+VERSION = 11  # of the extension's interface, as `launch.c` gives it
 # Calls of so many launches or more are launched as CUDA graphs, whose nodes get each call's parameters. Even a graph of
 # one kernel takes the host half of a launch and the GPU no more (benchmarks/results/graphs_h200.json).
 GRAPH_LEAST = 1
@@ -168,7 +168,7 @@ def recognise_in_c(native: Native) -> None:
         made = native.module.Calls(native.driver, learn, contexts_used, HUB.contexts.get, forward_ad)
         return made, native.module.Call
 
-    HUB.recognise(known_of, calls_of)
+    HUB.recognise(known_of, calls_of, LayersOf(native.module.Layer, native.module.Layers))
 
 
 def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other: Any) -> Native:

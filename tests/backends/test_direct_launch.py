@@ -73,6 +73,11 @@ def test_whole_calls() -> None:
     _passes("whole")
 
 
+def test_calls_of_layers() -> None:
+    """The scenarios of `launching.layers`."""
+    _passes("layers")
+
+
 def _passes(module: str, **variables: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | variables
     command = [sys.executable, "-m", f"tests.backends.launching.{module}"]
@@ -84,6 +89,7 @@ def _passes(module: str, **variables: str) -> None:
         "received",
         "quantising",
         "pointers",
+        "modelling",
     }
     assert {line.partition(" ")[2] for line in done.stdout.splitlines() if line.startswith("passed ")} == scenarios
 

@@ -26,12 +26,13 @@ from vllm.v1.attention.backend import (
 )
 
 from kernelhub.compat.start import DECODE, MIXED, SPECULATIVE
+from kernelhub.compat.vllm.layers import Remembering
 from kernelhub.compat.vllm.refusal import REMEDY, refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
-from kernelhub.ops.attention.paged_attention import paged_attention
+from kernelhub.ops.attention.paged_attention import paged_attention, repeats_of
 from kernelhub.ops.attention.problem import ANY, FEW_TOKENS, ONE
 
 _FP8 = torch.float8_e4m3fn
@@ -53,6 +54,7 @@ class KernelhubMetadata:
             numbers, or more.
         causal: queries attend to no later keys.
         starts, longest: `query_start_loc` and `max_query_len` of a step whose sequences differ; else None.
+        form: what a call depends on beside its layer and its tensors; None for a step whose sequences differ.
     """
 
     num_actual_tokens: int
@@ -65,10 +67,12 @@ class KernelhubMetadata:
     causal: bool
     starts: Tensor | None = field(init=False)
     longest: int | None = field(init=False)
+    form: tuple[int, int, bool] | None = field(init=False)
 
     def __post_init__(self) -> None:
         equal = self.queries > 0
         self.starts, self.longest = (None, None) if equal else (self.query_start_loc, self.max_query_len)
+        self.form = (self.num_actual_tokens, self.queries, self.causal) if equal else None
 
 
 class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
@@ -112,7 +116,7 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         )
 
 
-class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
+class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
     """One layer."""
 
     def __init__(
@@ -144,6 +148,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
         self._quantized = kv_cache_dtype in _FP8_CACHES
         self._cache: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
+        self._scales: tuple[Tensor | None, Tensor | None] = (None, None)  # that calls were learned with
 
     def forward(
         self,
@@ -162,14 +167,21 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
             raise refused("quantised output of attention")
         if attn_metadata is None:  # vLLM profiles memory
             return output.zero_()
+        if (not self._quantized or self._has_scales(layer)) and self._launch(
+            query, output, kv_cache, attn_metadata.form, attn_metadata.block_table, attn_metadata.seq_lens
+        ):
+            return output
+        return self._attend(layer, query, kv_cache, attn_metadata, output)
+
+    def _attend(self, layer: Any, query: Tensor, kv_cache: Tensor, step: KernelhubMetadata, output: Tensor) -> Tensor:
         try:
-            self._attend(layer, query, kv_cache, attn_metadata, output)
+            self._call(layer, query, kv_cache, step, output)
         except NotWarmed as error:
-            ENGINE.serve(lambda: self._attend(layer, query, kv_cache, attn_metadata, output), error)
+            ENGINE.serve(lambda: self._call(layer, query, kv_cache, step, output), error)
         return output
 
-    def _attend(self, layer: Any, query: Tensor, kv_cache: Tensor, step: KernelhubMetadata, output: Tensor) -> None:
-        tokens = step.num_actual_tokens
+    def _call(self, layer: Any, query: Tensor, kv_cache: Tensor, step: KernelhubMetadata, output: Tensor) -> None:
+        tokens, given = step.num_actual_tokens, (query, output)
         _, _, k_cache, v_cache = self._parts if kv_cache is self._cache else self._parts_of(kv_cache)
         out = output if output.ndim == 3 else output.view(-1, self.num_heads, self.head_size)
         if query.shape[0] != tokens:
@@ -196,6 +208,29 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
             layer._v_scale if self._quantized else None,
             out=out,
         )
+        if step.form is None or not (
+            self._is_due(kv_cache, step.form) or (self._quantized and not self._has_scales(layer))
+        ):
+            return
+        scales = self._scales = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
+        more = [one for one in (self.sinks, *scales) if one is not None]
+        features = self.scale, self._window, self._softcap, self._quantized, self.sinks is None
+        shared = step.block_table, step.seq_lens
+        self._learn(
+            paged_attention.op,
+            (self.num_heads, self.head_size, *features),
+            kv_cache,
+            (k_cache, v_cache, *more),
+            step.form,
+            given,
+            shared,
+            lambda: repeats_of(query, step.causal, self._window, self._softcap, self.sinks, self.scale, *scales),
+            (*more, query, k_cache, v_cache, out, *shared),
+        )
+
+    def _has_scales(self, layer: Any) -> bool:
+        """Whether a layer has the scales that its calls were learned with."""
+        return layer._k_scale is self._scales[0] and layer._v_scale is self._scales[1]
 
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
@@ -226,6 +261,7 @@ class KernelhubImpl(AttentionImpl):  # type: ignore[misc]
 def forget(layer: KernelhubImpl) -> None:
     """Drop a layer's references to its last cache."""
     layer._cache, layer._parts = None, ()
+    layer._forget()
 
 
 def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:

@@ -21,13 +21,14 @@ from vllm.model_executor.layers.attention.mla_attention import (
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
 from kernelhub.compat.start import DECODE, SPECULATIVE
+from kernelhub.compat.vllm.layers import Remembering
 from kernelhub.compat.vllm.refusal import REMEDY, refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.problem import ONE
-from kernelhub.ops.mla.attention.op import mla_attention
+from kernelhub.ops.mla.attention.op import mla_attention, repeats_of
 
 _FP8 = torch.float8_e4m3fn
 _FP8_CACHES = ("fp8", "fp8_e4m3")
@@ -60,7 +61,7 @@ class KernelhubMlaMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[mis
         return graphs_of(AttentionCGSupport, captured, queries_of(vllm_config))
 
 
-class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
+class KernelhubMlaImpl(Remembering, MLACommonImpl):  # type: ignore[misc]
     """One layer."""
 
     can_return_lse_for_decode: bool = False
@@ -110,20 +111,28 @@ class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
             raise refused("latent attention that is not causal")
         if isinstance(q, tuple):
             q = torch.cat(q, dim=-1)
-        cache = kv_c_and_k_pe_cache
-        if self._quantized and cache.dtype != _FP8:
-            cache = cache.view(_FP8)
-        step = attn_metadata.decode
-        sequences = step.seq_lens.shape[0]
+        cache, step = kv_c_and_k_pe_cache, attn_metadata.decode
+        if self._quantized:
+            return self._attend(q, cache if cache.dtype == _FP8 else cache.view(_FP8), step, layer), None
+        tokens, heads, _ = q.shape
+        out = q.new_empty(tokens, heads, self.kv_lora_rank)
+        if not self._launch(q, out, cache, tokens, step.block_table, step.seq_lens):
+            self._attend(q, cache, step, layer, out)
+        return out, None
+
+    def _attend(self, q: Tensor, cache: Tensor, step: Any, layer: Any, out: Tensor | None = None) -> Tensor:
+        try:
+            return self._call(q, cache, step, layer, out)
+        except NotWarmed as error:
+            made: Tensor = ENGINE.serve(lambda: self._call(q, cache, step, layer, out), error)
+            return made
+
+    def _call(self, given: Tensor, cache: Tensor, step: Any, layer: Any, into: Tensor | None) -> Tensor:
+        sequences, q, out = step.seq_lens.shape[0], given, into
         if q.shape[0] != sequences:  # of speculative decode
             q = q.unflatten(0, (sequences, -1))
-        try:
-            return self._attend(q, cache, step, layer), None
-        except NotWarmed as error:
-            return ENGINE.serve(lambda: self._attend(q, cache, step, layer), error), None
-
-    def _attend(self, q: Tensor, cache: Tensor, step: Any, layer: Any) -> Tensor:
-        out: Tensor = mla_attention(
+            out = None if out is None else out.unflatten(0, (sequences, -1))
+        made: Tensor = mla_attention(
             q,
             cache,
             step.block_table,
@@ -131,12 +140,29 @@ class KernelhubMlaImpl(MLACommonImpl):  # type: ignore[misc]
             scale=self.scale,
             value_dim=self.kv_lora_rank,
             kv_scale=layer._k_scale if self._quantized else None,
+            out=out,
         )
-        return out.flatten(0, 1) if out.ndim == 4 else out
+        if into is None:
+            return made.flatten(0, 1) if made.ndim == 4 else made
+        if q is given and self._is_due(cache, q.shape[0]):
+            scale, width, shared = self.scale, self.kv_lora_rank, (step.block_table, step.seq_lens)
+            self._learn(
+                mla_attention.op,
+                (scale, width),
+                cache,
+                (cache,),
+                q.shape[0],
+                (q, into),
+                shared,
+                lambda: repeats_of(scale, width),
+                (q, cache, into, *shared),
+            )
+        return into
 
 
 def forget(layer: Any) -> None:
-    """Do nothing: a layer stores no reference to its cache."""
+    """Drop a layer's references to its last cache."""
+    layer._forget()
 
 
 def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:

@@ -32,6 +32,7 @@ from kernelhub.ops.attention.operands import accept_call, check_out, empties_of,
 from kernelhub.ops.attention.problem import ONE, PagedAttentionProblem
 from kernelhub.ops.attention.step_values import check_lengths, check_of_host_values, check_pages
 from kernelhub.ops.known_form import KnownForm
+from kernelhub.ops.layer_calls import Repeats
 from kernelhub.ops.operands import check_operand, may_overlap_itself_or
 from kernelhub.ops.values import checks_devices, values_to_check
 from kernelhub.probes.device import facts_of
@@ -224,6 +225,13 @@ def bind(
         tick()
         return made
 
+    def found(scale: float | None) -> Repeats | None:
+        if before is None or type(scale) is not before.kind or scale != before.scale or before.values is not None:
+            return None
+        return Repeats(launch, before.again, tick)
+
+    repeat.found = found  # type: ignore[attr-defined]
+
     def repeats(again: Callable[..., bool]) -> Callable[..., Any]:
         """What makes a call like that of an `again`, or gives None; the caller has compared values and bounds."""
 
@@ -255,6 +263,8 @@ def bind(
             tick()
             return made if lse is None else (made, lse)
 
+        if not returns_lse:
+            repeat.found = lambda scale: Repeats(launch, again, tick)  # type: ignore[attr-defined]
         return repeat
 
     def run(

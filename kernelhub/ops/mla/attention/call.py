@@ -19,6 +19,7 @@ from kernelhub.ops.attention.operands import refuse_batch
 from kernelhub.ops.attention.paged_call import checked_step
 from kernelhub.ops.attention.problem import FLOATS, FP8, ONE, q_len_bucket
 from kernelhub.ops.known_calls import KnownCalls
+from kernelhub.ops.layer_calls import Repeats
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.operands import (
@@ -359,6 +360,13 @@ def bind(
             raise
         tick()
         return made
+
+    def found(scale: float, width: int) -> Repeats | None:
+        if before is None or type(scale) is not float or before.values != (scale, None, None) or width != value_dim:
+            return None
+        return Repeats(launch, before.again, tick)
+
+    repeat.found = found  # type: ignore[attr-defined]
 
     def run(
         q: Tensor,

@@ -31,6 +31,7 @@ from kernelhub.ops.attention.problem import ANY, ONE, q_len_bucket
 from kernelhub.ops.attention.step_values import check_step_values
 from kernelhub.ops.call_plan import prepares
 from kernelhub.ops.known_form import KnownForm
+from kernelhub.ops.layer_calls import Repeats
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.call import (
     NAME,
@@ -268,6 +269,18 @@ class _StepOperands:
         if kv_cache.shape[0] < self._num_pages:
             wanted = f"the plan was prepared for {self._num_pages}, and the step's block_table may name any of them"
             refuse("kv_cache", f"has {kv_cache.shape[0]} pages", wanted)
+
+
+def repeats_of(scale: float, value_dim: int) -> Repeats | None:
+    """What makes calls of one query each like the last one, without features and ``backend=``; None if nothing does.
+
+    It takes q, kv_cache, `out`, block_table and seq_lens.
+    """
+    before = _op.before
+    if before is None or before.generation != HUB.generation or before.backend is not None:
+        return None
+    repeats: Repeats | None = before.repeat.found(scale, value_dim)  # type: ignore[attr-defined]
+    return None if repeats is None else repeats._replace(generation=before.generation)
 
 
 def _memory(q: Tensor, value_dim: int, **others: Any) -> dict[str, Tensor]:

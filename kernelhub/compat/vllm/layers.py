@@ -1,0 +1,78 @@
+"""What vLLM's layers remember of their calls, so that later ones are made at once; see `kernelhub.ops.layer_calls`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from kernelhub.dispatch.op import Op
+from kernelhub.ops.layer_calls import LayerCalls, Repeats, no_call
+
+
+class Remembering:
+    """A base class of layers, which forget their calls where vLLM sets one of their attributes.
+
+    Attributes:
+        _launch: as `LayerCalls.layer` makes it.
+    """
+
+    _launch: Callable[..., bool] = staticmethod(no_call)
+    _calls: LayerCalls
+    _kept: tuple[Tensor | None, ...] = ()  # what `_launch` was made with
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if not name.startswith("_"):  # as `sinks` and `scale`
+            object.__setattr__(self, "_launch", no_call)
+
+    def _is_due(self, cache: Tensor, form: Hashable) -> bool:
+        """Whether a call that was made is to be learned: of a new cache, or where `LayerCalls.is_due`."""
+        return self._launch is no_call or self._kept[0] is not cache or self._calls.is_due(form)
+
+    def _learn(
+        self,
+        op: Op[Any],
+        values: Hashable,
+        cache: Tensor,
+        tensors: Sequence[Tensor],
+        form: Hashable,
+        given: tuple[Tensor, Tensor],
+        step: Sequence[Tensor],
+        repeats: Callable[[], Repeats | None],
+        operands: Sequence[Tensor],
+    ) -> None:
+        """Let later calls like one that was made be made at once, if `_is_due`.
+
+        Args:
+            op: that made it.
+            values: what the layer's calls have in common, beside its tensors.
+            cache: as vLLM gave it.
+            tensors: of the layer.
+            form: of the step.
+            given: queries and output, as vLLM has them.
+            step: tensors of the step.
+            repeats: makes what makes such calls.
+            operands: of that.
+        """
+        if self._launch in (no_call, _unlaunched) or not _same((cache, *tensors), self._kept):
+            self._calls = LayerCalls.of(op, values)
+            self._kept, self._launch = (cache, *tensors), self._calls.layer(cache, tensors)
+            if self._launch is no_call:  # without the launcher; it is looked for where a call is due
+                self._launch = _unlaunched
+            if form in self._calls or not self._calls.is_due(form):
+                return
+        self._calls.learn(form, repeats(), given, tensors, step, operands)
+
+    def _forget(self) -> None:
+        """Drop all references to the cache."""
+        self._kept, self._launch = (), no_call
+
+
+def _unlaunched(*arguments: Any) -> bool:
+    return False
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(one is other for one, other in zip(some, others, strict=True))
