@@ -562,14 +562,9 @@ def _halves_of_float8(words: Any) -> tuple[Values, Values]:
     return values(halves[..., 0]), values(halves[..., 1])
 
 
-def _bring_to_cache(address: Pointer, nbytes: Any) -> None:
+def _bring_to_cache(addresses: Pointer, wanted: Any) -> None:
     """Checks that what is brought is memory of the tensor."""
-    count = int(nbytes)
-    if count % 16 or count < 0:
-        raise EmulationError(f"{count} bytes cannot be brought into the cache")
-    if count:
-        address.load()
-        (address + (count // address.tensor.itemsize - 1)).load()
+    addresses.load(np.asarray(wanted) != 0)
 
 
 def _argument(value: Any) -> Any:

@@ -114,6 +114,11 @@ def test_two_tokens_and_sinks(form: dict[str, Any]) -> None:
 
 
 @forms
+def test_two_tokens_of_eleven_heads(form: dict[str, Any]) -> None:
+    assert run(0, heads=11, tokens=2, sinks=True, on_device=True, **form)
+
+
+@forms
 def test_two_tokens_that_see_all_keys(form: dict[str, Any]) -> None:
     assert run(0, tokens=2, causal=False, **form)
 

@@ -73,21 +73,21 @@ def halves_of_float8(words):
 
 
 @gluon.jit
-def bring_to_cache(address, nbytes):
-    """Ask for memory to be brought into the L2 cache: `nbytes`, a multiple of 16, by one thread of 128; none if 0."""
+def bring_to_cache(addresses, wanted):
+    """Ask for the lines of 128 bytes at some addresses to be brought into the L2 cache, where `wanted` is not 0.
+
+    One instruction for many lines (`cp.async.bulk.prefetch`) would be in a loop over threads that differ: ptxas then
+    keeps the descriptors of all products of the kernel in registers, and its loops are half as long again.
+    """
     gl.inline_asm_elementwise(
         """{
-        .reg .pred first, some;
-        .reg .b32 thread;
-        mov.u32 thread, %tid.x;
-        and.b32 thread, thread, 127;
-        setp.gt.s32 some, $2, 0;
-        setp.eq.and.u32 first, thread, 0, some;
-        @first cp.async.bulk.prefetch.L2.global [$1], $2;
+        .reg .pred p;
+        setp.ne.s32 p, $2, 0;
+        @p prefetch.global.L2 [$1];
         mov.b32 $0, 0;
         }""",
         "=r,l,r",
-        [address, nbytes],
+        [addresses, wanted],
         dtype=gl.int32,
         is_pure=False,
         pack=1,

@@ -12,6 +12,7 @@ from kernelhub.backends.gluon.language import bring_to_cache, gl, gluon, halves_
 from kernelhub.backends.gluon.mla.listed_float8 import ACROSS, ENTRY
 
 WIDTH = gl.constexpr(576)  # of a row, in bytes
+LINES = gl.constexpr(gl.BlockedLayout([1], [32], [4], [0]))
 
 
 @gluon.jit
@@ -31,8 +32,9 @@ def page_of(pages, index, count, last_page):
 @gluon.jit
 def bring_page(cache, page, page_sixteens, rows, row_sixteens):
     """Bring the first rows of a page into the L2 cache, if there are no gaps between them."""
-    nbytes = gl.where(row_sixteens == WIDTH // 16, gl.minimum(gl.maximum(rows, 0), 64) * WIDTH, 0)
-    bring_to_cache(cache + page.to(gl.int64) * page_sixteens * 4, nbytes)
+    nbytes = gl.where(row_sixteens == WIDTH // 16, gl.minimum(rows, 64) * WIDTH, 0)
+    line = gl.arange(0, 512, LINES) * 128
+    bring_to_cache(cache + page.to(gl.int64) * page_sixteens * 4 + line // 4, (line < nbytes).to(gl.int32))
 
 
 @gluon.jit
