@@ -146,10 +146,14 @@ ATTENTION = (
     # 1.05 and 1.92. gluon.prefill_fp8_any and triton.prefill: gpt-oss with its window, 2 x 4096 0.171 and 0.146.
     Line("hopper", "prefill", _HOPPER, _H200),
     # FlashAttention-3 takes 0.80 of the time of torch (attention_with_fa3_h200.json), gluon.prefill 0.89 to 0.93.
+    # In one run (attention_with_vllm_fa3_h200.json) vLLM's build of it, gluon.prefill and torch.sdpa take 0.996, 0.904
+    # and 0.959 ms for 4 x 4096, 1.72, 1.66 and 1.86 for 2 x 8192, 3.36, 3.35 and 3.66 for 1 x 16384. Shorter ones, 16 x
+    # 1024 and 8 x 2048: 0.358, 0.336 and 0.297, 0.543, 0.516 and 0.508. But with heads of 192 for 128 that build is the
+    # fastest: 2.15, torch 2.41.
     Line(
         "hopper",
         "long_prefill",
-        first((*_FA3, "gluon.prefill"), _HOPPER),
+        first(("flash_attn.fa3", "gluon.prefill", "flash_attn.vllm_fa3"), _HOPPER),
         "measured on an H200, Llama 3.1 8B, gluon.prefill and torch.sdpa, 4 x 4096, 2 x 8192 and 1 x 16384 tokens: "
         "0.913 and 0.986 ms, 1.73 and 1.88, 3.30 and 3.70; 16 x 1024 and 8 x 2048: 0.323 and 0.297, 0.518 and 0.521 "
         "(benchmarks/results/attention_with_gluon_h200.json)",

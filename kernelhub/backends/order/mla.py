@@ -24,6 +24,20 @@ _BLACKWELL = (
 _DENSE = ("flashinfer.mla_trtllm", "flashinfer.mla_cutlass")
 _LISTED = ("flash_mla.sparse", "flashinfer.mla_trtllm_listed")
 
+_HOPPER_DECODE = (
+    "flash_mla.dense",
+    "flash_mla.sparse",
+    "gluon.decode",
+    "gluon.decode_fp8",
+    "gluon.decode_listed",
+    "triton.split_kv",
+    "flash_mla.sparse_padded",
+    "triton.split_kv_fixed",
+    *_FLASHINFER,
+    *_NOT_RUN,
+    "torch.gathered",
+)
+
 MLA_ATTENTION = (
     # 4 x 1024 keys, over torch.gathered: bfloat16 with 16 and 128 heads 8.7 and 12.7 times as fast, float32 with 16
     # heads 1.9, an fp8 cache with 16 heads 15.8. Lists of 2048, 1 and 8 x 4096 tokens: bfloat16 with 16 heads 9.3 and
@@ -68,23 +82,16 @@ MLA_ATTENTION = (
     # beforehand tells few keys from many. bfloat16 caches larger than L2, gluon.decode and split_kv: 128 heads, 1 x
     # 256 0.018 and 0.018, 1 x 1024 0.018 and 0.021, 4 x 1024 0.020 and 0.022; 16 heads, 1 x 256 0.015 and 0.015, 1 x
     # 1024 0.016 and 0.017, 4 x 1024 0.018 and 0.019.
+    # In one run, not in graphs (mla_with_flash_mla_h200.json), gluon.decode and flash_mla.dense: 128 heads, 1 x 8192
+    # 0.030 and 0.063 ms, 8 x 8192 0.062 and 0.075, 32 x 1024 0.048 and 0.066, 32 x 8192 0.167 and 0.152, 64 x 4096
+    # 0.174 and 0.150, 128 x 8192 0.569 and 0.508; 16 heads, 8 x 8192 0.047 and 0.071, 32 x 8192 0.111 and 0.132, 128 x
+    # 8192 0.371 and 0.358.
+    Line("hopper", "decode", _HOPPER_DECODE, _H200),
     Line(
         "hopper",
-        "decode",
-        (
-            "flash_mla.dense",
-            "flash_mla.sparse",
-            "gluon.decode",
-            "gluon.decode_fp8",
-            "gluon.decode_listed",
-            "triton.split_kv",
-            "flash_mla.sparse_padded",
-            "triton.split_kv_fixed",
-            *_FLASHINFER,
-            *_NOT_RUN,
-            "torch.gathered",
-        ),
-        _H200,
+        "narrow_decode",
+        first(("gluon.decode",), _HOPPER_DECODE),
+        "measured on an H200, 16 heads, 2026-11-27 (benchmarks/results/mla_with_flash_mla_h200.json)",
     ),
     # 2048 queries with 2048 listed tokens each: 128 heads 6.31 and 1.97 ms, 64 3.18 and 0.99, 16 padded 2.18 and 1.11.
     # 512 of 4096 tokens of 2 sequences, 16 heads, split_kv, mla_fa2 and mla_fa3: 0.625, 0.522 and 0.231 ms.
@@ -107,7 +114,10 @@ MLA_ATTENTION = (
         _H200,
     ),
     # Few heads, padded to 64, are Triton's in decode, as on an H200.
-    Line("blackwell", "decode", first((*_DENSE, *_LISTED), _ELSEWHERE), _BLACKWELL, expected=True),
+    *(
+        Line("blackwell", decode, first((*_DENSE, *_LISTED), _ELSEWHERE), _BLACKWELL, expected=True)
+        for decode in ("decode", "narrow_decode")
+    ),
     Line(
         "blackwell",
         "*",

@@ -63,8 +63,17 @@ def contradiction(problem: MlaProblem) -> str | None:
     return None
 
 
+NARROW_DECODE = "narrow_decode"
+_NARROW = 16  # heads: 128 of DeepSeek on 8 devices
+
+
 def regime(problem: MlaProblem) -> str:
-    """``decode`` for few query tokens per sequence, ``prefill`` for many, ``mixed`` where both may come."""
+    """``decode`` for few query tokens per sequence, ``prefill`` for many, ``mixed`` where both may come.
+
+    ``narrow_decode`` for one query token of up to 16 heads, which leave most of a tile of 64 rows empty.
+    """
+    if problem.q_len == ONE and problem.num_heads <= _NARROW:
+        return NARROW_DECODE
     if problem.q_len in (ONE, FEW):
         return "decode"
     return "mixed" if problem.ragged else "prefill"
@@ -76,6 +85,6 @@ MLA_ATTENTION = OpRecord(
     problem=MlaProblem,
     complete=complete,
     contradiction=contradiction,
-    regimes=REGIMES,
+    regimes=(*REGIMES, NARROW_DECODE),
     regime=regime,
 )
