@@ -163,8 +163,10 @@ def _disagreement(got: Any, want: Any) -> float:
     got, want = (value[0] if isinstance(value, tuple) else value for value in (got, want))
     if not want.is_floating_point():
         return 0.0 if torch.equal(got, want) else float("inf")
+    # Neighbours in e4m3 are up to 1/14 of the larger one apart, where two orders of adding up round to either.
+    allowed = 0.08 if want.dtype.itemsize == 1 else 0.05
     got, want = got.float().nan_to_num(), want.float().nan_to_num()
-    return float((got - want).abs().max() / (0.05 * want.abs().max().clamp(min=1e-30)))
+    return float((got - want).abs().max() / (allowed * want.abs().max().clamp(min=1e-30)))
 
 
 def _host_us(call: Callable[[], Tensor]) -> float:
