@@ -24,6 +24,7 @@ cat >"$work/llama8b/config.json" <<'JSON'
  "hidden_act": "silu", "max_position_embeddings": 131072, "bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": false,
  "torch_dtype": "bfloat16", "dtype": "bfloat16", "attention_bias": false, "mlp_bias": false}
 JSON
+python3 benchmarks/whole_tokenizer.py "$work/llama8b" >/dev/null || exit 1 # SGLang's start reads one
 echo "ready after $((SECONDS - began)) s"
 
 one() { # attention backend
