@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -250,9 +251,12 @@ def _times(row: dict[str, Any]) -> dict[str, float]:
 
 
 def run(
-    cases: Callable[[torch.device, bool], Cases], quick: bool, keep: Callable[[dict[str, Any]], None]
+    cases: Callable[[torch.device, bool], Cases], quick: bool, keep: Callable[[dict[str, Any]], None], only: str = ""
 ) -> dict[str, Any]:
-    """Measure every case on the first GPU, or else on the CPU; `keep` is given the result after each of them."""
+    """Measure every case on the first GPU, or else on the CPU; `keep` is given the result after each of them.
+
+    With `only`, cases whose label matches that regular expression. Operands of the others are made, but nothing runs.
+    """
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     budget_s = 0.3 if device.type == "cuda" else 0.5 if quick else 4.0
     with torch.no_grad():
@@ -266,8 +270,10 @@ def run(
             "rows": [],
         }
         for make in cases(device, quick):
-            result["rows"].append(measure(make(), device, budget_s, roof))
-            keep(result)
+            case = make()
+            if re.search(only, case.label):
+                result["rows"].append(measure(case, device, budget_s, roof))
+                keep(result)
     return result
 
 
@@ -275,6 +281,7 @@ def main(description: str, cases: Callable[[torch.device, bool], Cases]) -> int:
     """Run a benchmark by its command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
+    parser.add_argument("--only", default="", help="a regular expression of the cases' labels; all of them by default")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", type=Path, help="also write the JSON to this file, after each case anew")
     parser.add_argument("--show", dest="shown", type=Path, help="show this JSON of an earlier run; measure nothing")
@@ -285,7 +292,7 @@ def main(description: str, cases: Callable[[torch.device, bool], Cases]) -> int:
         if options.out:
             options.out.write_text(json.dumps(result, indent=1) + "\n")
 
-    result = json.loads(options.shown.read_text()) if options.shown else run(cases, options.quick, keep)
+    result = json.loads(options.shown.read_text()) if options.shown else run(cases, options.quick, keep, options.only)
     keep(result)
     if options.plot:
         plot(result["rows"], f"{result['device']}, torch {result['torch']}, {result['date']}", options.plot)
