@@ -25,7 +25,12 @@ import triton.runtime.interpreter as interpreter
 
 from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, slots_bytes
 
-GROUP: Any = SimpleNamespace(group_name="simulated")
+
+class Group(SimpleNamespace):
+    """What kernels ask of a process group. Adapters keep weak references to it."""
+
+
+GROUP: Any = Group(group_name="simulated")
 _ANSWER_BYTES = 1 << 16
 
 

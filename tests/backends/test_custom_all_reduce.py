@@ -20,9 +20,10 @@ from kernelhub.errors import KernelUnavailable
 from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, NVLINK, AllReduceProblem
 from kernelhub.probes.device import simulated
 from tests.backends.fake.custom_all_reduce import Library
+from tests.backends.simulated_ranks import Group
 from tests.backends.threads_as_ranks import together
 
-GROUP: Any = SimpleNamespace(group_name="threads", size=lambda: 2)
+GROUP: Any = Group(group_name="threads", size=lambda: 2)
 MESSAGE = "32KB"
 FACETS = {"device": simulated("H100"), "link": NVLINK, "peers": ATOMICS, "message": MESSAGE}
 MACHINE = SimulatedMachine({"vllm": "0.33.0", "sgl_kernel": "0.4.10"})
@@ -46,7 +47,7 @@ def connected(library: Library, world_size: int, dtype: torch.dtype) -> list[Any
     library.memories[:] = [block[-block.data_ptr() % 128 :][:size] for block in blocks]
     addresses = [memory.data_ptr() for memory in library.memories]
     for rank, made in enumerate(ranks):
-        made._connected[GROUP.group_name] = Workspace(made._operators, rank, library.memories[rank], addresses)
+        made._connected.keep(GROUP, Workspace(made._operators, rank, library.memories[rank], addresses))
     return ranks
 
 
@@ -70,7 +71,7 @@ def check_sums(library: Library, world_size: int, dtype: torch.dtype) -> None:
     ranks = connected(library, world_size, dtype)
     shapes = ((), (7,), (0, 8), (3, 5), (16, 256), (MESSAGE_BYTES[MESSAGE] // dtype.itemsize - 1,), (8, 1024), (1, 1))
     parts = {shape: [values(rank, shape, dtype) for rank in range(world_size)] for shape in shapes}
-    counted = [rank._connected[GROUP.group_name] for rank in ranks]
+    counted = [rank._connected.get(GROUP) for rank in ranks]
 
     def act(rank: int) -> None:
         for shape in shapes:
@@ -103,9 +104,7 @@ def test_connected_ranks_try_the_kernel(library, works, monkeypatch) -> None:
     for rank, shared in enumerate(made):
         shared.rank, shared.buffer = rank, library.memories[rank]
         shared.handle = SimpleNamespace(buffer_ptrs=[memory.data_ptr() for memory in library.memories])
-    groups: list[Any] = [
-        SimpleNamespace(group_name="threads", size=lambda: 2, rank=lambda rank=rank: rank) for rank in (0, 1)
-    ]
+    groups: list[Any] = [Group(group_name="threads", size=lambda: 2, rank=lambda rank=rank: rank) for rank in (0, 1)]
     monkeypatch.setattr(adapter.symmetric, "rendezvoused", lambda group, *args: made[group.rank()])
     monkeypatch.setattr(adapter, "meet", lambda *args: None)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
@@ -128,7 +127,7 @@ def test_connected_ranks_try_the_kernel(library, works, monkeypatch) -> None:
 
 def test_captures_end_before_the_table_does(library, monkeypatch) -> None:
     monkeypatch.setattr(adapter, "MOST_CAPTURED", 3)
-    workspace = connected(library, 2, torch.bfloat16)[0]._connected[GROUP.group_name]
+    workspace = connected(library, 2, torch.bfloat16)[0]._connected.get(GROUP)
     for _ in range(3):
         workspace.count_captured()
     with pytest.raises(KernelUnavailable, match="captured 3 sums"):

@@ -22,9 +22,10 @@ from kernelhub.ops.comm.tolerance import normalised_error_allowed, sum_error_all
 from kernelhub.probes.device import simulated
 from tests.backends import flashinfer_fake as library
 from tests.backends.fake import flashinfer_comm as fake
+from tests.backends.simulated_ranks import Group
 from tests.backends.threads_as_ranks import together
 
-GROUP: Any = SimpleNamespace(group_name="threads", size=lambda: 2)
+GROUP: Any = Group(group_name="threads", size=lambda: 2)
 MESSAGE = "32KB"
 FACETS = {"device": simulated("H100"), "link": NVLINK, "peers": ATOMICS, "message": MESSAGE}
 MACHINE = SimulatedMachine({"flashinfer": "0.7.2", "cuda": "13.0.0", "triton": "3.6.0"})
@@ -48,7 +49,7 @@ def connected(make: Callable[[], Any], purpose: str, world_size: int) -> list[An
     fake.MEMORY[:] = memories
     addresses = [memory.data_ptr() for memory in memories]
     for rank, adapter in enumerate(made):
-        adapter._kernel.connected[GROUP.group_name] = Workspace(purpose, rank, memories[rank], addresses)
+        adapter._kernel.connected.keep(GROUP, Workspace(purpose, rank, memories[rank], addresses))
     return made
 
 

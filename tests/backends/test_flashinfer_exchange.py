@@ -27,6 +27,7 @@ from kernelhub.ops.formats import E4M3
 from kernelhub.probes.device import simulated
 from tests.backends import flashinfer_fake as library
 from tests.backends.fake import flashinfer_exchange as fake
+from tests.backends.simulated_ranks import Group
 from tests.backends.threads_as_ranks import together
 from tests.conftest import HAS_GPU
 from tests.runtime.expert_scenes import EXPERTS, own, results, same, tokens_of, wanted_by_expert
@@ -39,7 +40,7 @@ FACETS: dict[str, Any] = {
     "link": NVLINK,
     "peers": ATOMICS,
 }
-GROUP: Any = SimpleNamespace(group_name="threads", size=lambda: 2)
+GROUP: Any = Group(group_name="threads", size=lambda: 2)
 MACHINE = SimulatedMachine({"flashinfer": "0.7.2", "cuda": "13.0.0", "triton": "3.6.0"})
 NAME = "flashinfer.moe_a2a"
 KEYS = ("topk_ids", "topk_weights")
@@ -95,7 +96,7 @@ class World:
         ]
 
     def serve(self, adapter: Any, rank: int) -> Any:
-        adapter._connected[GROUP.group_name, MOST] = self.exchanges[rank]
+        adapter._connected.keep(GROUP, self.exchanges[rank], MOST)
         return adapter
 
 

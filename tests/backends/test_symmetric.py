@@ -35,6 +35,9 @@ class Group:
         return 0
 
 
+GROUP = Group()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def operators() -> Iterator[None]:
     """Sums of equal ranks, by torch's operators."""
@@ -81,7 +84,7 @@ def adapter(request: pytest.FixtureRequest) -> Any:
     problem = AllReduceProblem(simulated("H100"), world_size=RANKS, link="nvlink", peers="atomics", message="32KB")
     made = request.param(problem)
     buffer = torch.full((BYTES // 4,), torch.nan, dtype=torch.float32).view(torch.uint8)
-    made._connected[Group.group_name] = SimpleNamespace(buffer=buffer)
+    made._connected.keep(GROUP, SimpleNamespace(buffer=buffer))
     return made
 
 
@@ -91,32 +94,32 @@ def test_every_element_is_staged_and_nothing_else_is_read_back(adapter, shape, d
     x = torch.randn(shape).to(dtype)
     for _ in range(2):
         out = torch.full_like(x, torch.nan)
-        adapter.launch(x, out, Group(), 1.0)
+        adapter.launch(x, out, GROUP, 1.0)
         assert torch.equal(out, x * RANKS)
 
 
 def test_operands_with_strides_and_addresses_that_are_not_aligned(adapter) -> None:
     wide = torch.full((16, 33), torch.nan)
     x, out = torch.randn(16, 16), wide[:, 1::2]
-    adapter.launch(x.t(), out, Group(), 1.0)
+    adapter.launch(x.t(), out, GROUP, 1.0)
     assert torch.equal(out, x.t() * RANKS)
     assert bool(wide[:, ::2].isnan().all())
     shifted = torch.full((257,), torch.nan)[1:].view(16, 16)
-    adapter.launch(x, shifted, Group(), 1.0)
+    adapter.launch(x, shifted, GROUP, 1.0)
     assert torch.equal(shifted, x * RANKS)
 
 
 def test_in_place(adapter) -> None:
     x = torch.randn(16, 16)
     want = x * RANKS
-    adapter.launch(x, x, Group(), 1.0)
+    adapter.launch(x, x, GROUP, 1.0)
     assert torch.equal(x, want)
 
 
 def test_a_call_in_a_group_without_a_workspace_names_prepare(adapter) -> None:
-    adapter._connected.clear()
+    another = Group()  # of the same name
     with pytest.raises(KernelUnavailable, match="call the op's prepare on every rank"):
-        adapter.launch(torch.ones(3), torch.ones(3), Group(), 1.0)
+        adapter.launch(torch.ones(3), torch.ones(3), another, 1.0)
 
 
 def test_workspaces_end_with_their_group(monkeypatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, MORE, NVLINK, All
 from kernelhub.ops.fused_quant.formats import Results
 from kernelhub.ops.fused_quant.problem import NormProblem
 from kernelhub.probes.device import facts_of, simulated
-from tests.backends.simulated_ranks import GROUP, Ranks, run_ranks
+from tests.backends.simulated_ranks import GROUP, Group, Ranks, run_ranks
 from tests.conftest import HAS_GPU
 
 pytestmark = pytest.mark.skipif(HAS_GPU, reason="the interpreter is off; tests/gpu runs these kernels on GPUs")
@@ -326,6 +327,17 @@ def test_a_group_that_no_plan_has_connected_is_refused() -> None:
     adapter = OneShot(AllReduceProblem(**FACETS, dtype="float32", world_size=2))
     with pytest.raises(KernelUnavailable, match="call the op's prepare on every rank"):
         adapter.launch(torch.ones(1), torch.ones(1), SimpleNamespace(group_name="another"), TIMEOUT_S)
+
+
+def test_a_later_group_of_the_same_name_is_another_one() -> None:
+    """torch gives the names of destroyed groups again, to groups of other ranks."""
+    ranks, first, later = Ranks(2, 1 << 14), Group(group_name="of both"), Group(group_name="of both")
+    ranks.workspaces[0].owner = weakref.ref(first)
+    adapter = OneShot(AllReduceProblem(**FACETS, dtype="float32", world_size=2))
+    adapter.attach(first.group_name, ranks.workspaces[0])
+    with pytest.raises(KernelUnavailable, match="call the op's prepare on every rank"):
+        adapter.launch(torch.ones(1), torch.ones(1), later, TIMEOUT_S)
+    assert adapter.repeated(torch.ones(1), torch.ones(1), later, TIMEOUT_S) is None
 
 
 def test_a_nan_of_the_bits_of_an_empty_slot_arrives_as_a_nan() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed import distributed_c10d as c10d
 
 import kernelhub
 from kernelhub.errors import InvalidArgument, NoKernel
@@ -312,6 +314,28 @@ def killed(plan: Any, given: dict[str, Any], rank: int) -> str:
     except RuntimeError as error:
         return str(error)
     return ""
+
+
+def later_group(rank: int, size: int) -> list[Any]:
+    """A layer of ranks 0 and 1, then, after all groups were destroyed, of ranks 0 and 2 in a group of the same name."""
+    store, found = c10d._get_default_store(), []
+    for turn, members in enumerate(((0, 1), (0, 2))):
+        if turn:
+            dist.destroy_process_group()
+            later = dist.PrefixStore("later", store)
+            dist.init_process_group("gloo", store=later, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+        group = dist.new_group(members)
+        if rank in members:
+            given = parallel_inputs(
+                model=LAYER, num_experts=EXPERTS // 2, tokens=LENGTHS[rank], max_tokens=MOST, group=group, seed=rank
+            )
+            if not turn:
+                kernelhub.expert_parallel_moe.prepare(**given)
+            out = kernelhub.expert_parallel_moe(**given)
+            whole = whole_layer(**{name: value for name, value in given.items() if name != "max_tokens"})
+            found.append([group.group_name, compare(out, whole).ratio])
+        dist.barrier()
+    return found
 
 
 def stopped(rank: int, size: int) -> dict[str, str]:

@@ -96,6 +96,14 @@ def test_a_killed_rank_is_named_by_the_others(world):
         assert "KERNELHUB_COMM_TIMEOUT_S" in answers["killed"]
 
 
+def test_a_later_group_of_the_same_name_has_ranks_of_its_own(tmp_path):
+    first, second, third = run_world(SIZE, expert_scenes.later_group, tmp_path, limit_s=120, store_here=True)
+    (name, _), (again, _) = first
+    assert name == again, "torch gives the names of destroyed groups again"
+    assert [len(second), len(third)] == [1, 1]
+    assert all(ratio <= 1.0 for _, ratio in (*first, *second, *third))
+
+
 def test_a_stopped_rank_ends_the_combine_of_the_others(tmp_path):
     first, second, last = run_world(SIZE, expert_scenes.stopped, tmp_path, limit_s=120)
     assert last is None

@@ -24,7 +24,7 @@ from kernelhub.backends.shared import symmetric
 from kernelhub.backends.shared.operands import contiguous_copy, is_row_major, on_device_of
 from kernelhub.errors import KernelUnavailable
 from kernelhub.ops.comm.adapter import AllReduceAdapter
-from kernelhub.ops.comm.group import meet
+from kernelhub.ops.comm.group import OfGroups, meet
 from kernelhub.ops.comm.problem import MESSAGE_BYTES, CollectiveProblem
 from kernelhub.probes.package import Library
 
@@ -98,7 +98,7 @@ class OfVllm(AllReduceAdapter):
         super().__init__(problem)
         self._operators = operators_of(self.library, problem.device.capability)
         self._bytes = MESSAGE_BYTES[problem.message]
-        self._connected: dict[str, Workspace] = {}
+        self._connected: OfGroups[Workspace] = OfGroups()
 
     def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         device, size = x.device, bytes_for(self._operators, self._bytes)
@@ -112,7 +112,7 @@ class OfVllm(AllReduceAdapter):
             torch.cuda.synchronize(device)
             meet(self.purpose, group, {"op": self.purpose, "step": "addresses are registered"}, timeout_s)
             _made[shared] = made
-        self._connected[group.group_name] = made
+        self._connected.keep(group, made)
         few = torch.ones(1024, dtype=x.dtype, device=device)  # loads the code, which a capture cannot do
         self.launch(few, few, group, timeout_s)
         # The operators do not check that a kernel started, e.g. that the library was compiled for the device.
@@ -125,7 +125,7 @@ class OfVllm(AllReduceAdapter):
     def launch(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         if not x.numel():
             return  # on all ranks
-        workspace = self._connected.get(group.group_name) or self._workspace_before(group)
+        workspace = self._connected.get(group) or self._workspace_before(group)
         whole = not x.nbytes % _UNIT
         source = x if is_row_major(x) and whole else _padded(x)
         target = out if is_row_major(out) and whole else source.new_empty(source.shape)
@@ -144,8 +144,7 @@ class OfVllm(AllReduceAdapter):
             raise KernelUnavailable(
                 f"{self.purpose}: no plan has connected the group {group.group_name!r}: call prepare again"
             )
-        self._connected[group.group_name] = made
-        return made
+        return self._connected.keep(group, made)
 
 
 class OfSgl(OfVllm):

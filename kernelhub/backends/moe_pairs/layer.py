@@ -13,6 +13,7 @@ from torch.nn.functional import silu
 from kernelhub.backends.moe_pairs.kernels import BY_NAME, Pair
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.comm.experts.received import Dispatched
+from kernelhub.ops.comm.group import OfGroups
 from kernelhub.ops.moe.experts.problem import ASKED_FORMATS
 from kernelhub.ops.moe.parallel.adapter import Layer, ParallelAdapter, Part
 from kernelhub.ops.moe.parallel.problem import ParallelProblem
@@ -27,7 +28,6 @@ class _Plans:
 
     dispatch: Any
     combine: Any
-    parts: tuple[Part, ...]
 
 
 class _Paired(ParallelAdapter):
@@ -37,27 +37,25 @@ class _Paired(ParallelAdapter):
 
     def __init__(self, problem: ParallelProblem) -> None:
         super().__init__(problem)
-        self._plans: dict[tuple[str, int | None], _Plans] = {}
-        self._latest: dict[str, _Plans] = {}
+        self._plans: OfGroups[_Plans] = OfGroups()
 
-    def connect(self, layer: Layer, group: ProcessGroup) -> None:
+    def connect(self, layer: Layer, group: ProcessGroup) -> tuple[Part, ...]:
         tokens = self._tokens(layer)
         dispatch = HUB.function("moe_dispatch").prepare(**tokens, **self._dispatched(layer, group))
         sent = dispatch.run(**tokens)
         y, steps = self.experts(sent, layer)
         combine = HUB.function("moe_combine").prepare(y, sent.handle, group)
         combine.run(y, sent.handle)
-        parts = (
+        self._plans.keep(group, _Plans(dispatch, combine), layer.max_tokens)
+        return (
             *([Part("quantize_fp8", None, "tokens, per 1 x 128")] if self.pair.float8 else []),
             Part("moe_dispatch", dispatch.selection, f"format {self.pair.format}"),
             *steps,
             Part("moe_combine", combine.selection, f"reduced; weights applied by the {sent.weighed_by}"),
         )
-        plans = _Plans(dispatch, combine, parts)
-        self._plans[group.group_name, layer.max_tokens] = self._latest[group.group_name] = plans
 
     def launch(self, layer: Layer, out: Tensor, group: ProcessGroup) -> None:
-        plans = self._plans.get((group.group_name, layer.max_tokens))
+        plans = self._plans.get(group, layer.max_tokens)
         tokens = self._tokens(layer)
         if plans is None:
             sent = HUB.function("moe_dispatch")(**tokens, **self._dispatched(layer, group))
@@ -65,9 +63,6 @@ class _Paired(ParallelAdapter):
             return
         sent = plans.dispatch.run(**tokens)
         plans.combine.run(self.run_experts(sent, layer), sent.handle, out=out)
-
-    def parts(self, group_name: str) -> tuple[Part, ...]:
-        return self._latest[group_name].parts
 
     @abc.abstractmethod
     def run_experts(self, sent: Dispatched, layer: Layer) -> Tensor:

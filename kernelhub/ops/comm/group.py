@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+import weakref
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 
@@ -28,6 +29,36 @@ _FIX = "give a ProcessGroup of torch.distributed that this process is in, or its
 _USUAL = {"cuda": "nccl", "cpu": "gloo"}
 _LOOK_S = 0.005  # how often a waiting rank reads the store
 _KEYS = "kernelhub/comm"
+KeptT = TypeVar("KeptT")
+
+
+class OfGroups(Generic[KeptT]):
+    """What an adapter keeps for groups, each under its name.
+
+    What is kept outlives the group, since captured graphs may use it. A later group may have the name of one that was
+    destroyed, with other ranks; nothing is found for it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Hashable, ...], tuple[Callable[[], Any], KeptT]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def clear(self) -> None:
+        """Keep nothing any more."""
+        self._kept.clear()
+
+    def keep(self, group: Any, kept: KeptT, *more: Hashable) -> KeptT:
+        """Keep this for a group; under other values of `more` other things."""
+        key = (group.group_name, *more)
+        self._kept[key] = weakref.ref(group), kept
+        return kept
+
+    def get(self, group: Any, *more: Hashable) -> KeptT | None:
+        """What was kept last."""
+        owner, kept = self._kept.get((group.group_name, *more), (None, None))
+        return kept if owner is not None and owner() is group else None
 
 
 def resolved(op: str, group: Any) -> ProcessGroup:

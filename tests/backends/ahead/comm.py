@@ -35,6 +35,7 @@ def _workspace(world_size: int) -> Any:
         counters=torch.empty(MOST_PROGRAMS, dtype=torch.int32, device="cuda"),
         missing=torch.empty(MOST_RANKS, dtype=torch.int8, device="cuda"),
         late=list,
+        owner=None,
         follow_last_call=lambda: None,
     )
 

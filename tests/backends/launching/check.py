@@ -1225,7 +1225,7 @@ def exchanges_again(stub: Stub) -> None:
                 if format == "tokens":
                     values = [value for value in launches[0].parameters[:-2] if len(value) == 8]
                     pointers = {struct.unpack("<Q", value)[0] for value in values}
-                    parts = [*tokens[:3], *outputs_of(out), dispatch._connections.get(group.group_name).words]
+                    parts = [*tokens[:3], *outputs_of(out), dispatch._connections.get(group).words]
                     assert {part.data_ptr() for part in parts} <= pointers
             assert not entered, "nor does one into an earlier result"
             for wrong in (

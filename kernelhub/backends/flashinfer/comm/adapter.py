@@ -25,6 +25,7 @@ from kernelhub.backends.flashinfer.comm.workspace import (
 )
 from kernelhub.backends.shared.operands import contiguous_copy, is_row_major, on_device_of
 from kernelhub.ops.comm.adapter import AllReduceAdapter, AllReduceRmsNormAdapter
+from kernelhub.ops.comm.group import OfGroups
 from kernelhub.ops.comm.problem import MESSAGE_BYTES, AllReduceRmsNormProblem, CollectiveProblem
 
 if TYPE_CHECKING:
@@ -47,19 +48,19 @@ class _Kernel:
     def __init__(self, purpose: str, world_size: int, message_bytes: int) -> None:
         self.purpose, self.message_bytes = purpose, message_bytes
         self.least_rows = world_size + 1 if purpose == TWO_SHOT else 1  # the library asserts it
-        self.connected: dict[str, Workspace] = {}
+        self.connected: OfGroups[Workspace] = OfGroups()
 
     def connect(self, group: ProcessGroup, device: torch.device, timeout_s: float) -> None:
         """Compile or load the code, while no rank waits for another on its GPU; then make the workspace."""
         get_trtllm_comm_module()
-        self.connected[group.group_name] = workspace_for(self.purpose, group, device, self.message_bytes, timeout_s)
+        made = workspace_for(self.purpose, group, device, self.message_bytes, timeout_s)
+        self.connected.keep(group, made)
 
     def __call__(self, group: ProcessGroup, pattern: int, source: Tensor, **operands: Any) -> None:
         """Launch on contiguous tensors ``[rows, columns]`` on 16 bytes."""
-        name = group.group_name
-        workspace = self.connected.get(name)
+        workspace = self.connected.get(group)
         if workspace is None:
-            workspace = self.connected[name] = workspace_before(self.purpose, group, self.message_bytes)
+            workspace = self.connected.keep(group, workspace_before(self.purpose, group, self.message_bytes))
         given = _ABSENT | operands
         with on_device_of(source):
             _run(

@@ -8,13 +8,14 @@ of ranks, so that all ranks get equal bits. The kernels wait for other ranks wit
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from kernelhub.backends.shared.symmetric import Workspace, rendezvoused, workspace_of
 from kernelhub.ops.comm.adapter import AllReduceAdapter
+from kernelhub.ops.comm.group import OfGroups
 from kernelhub.ops.comm.problem import MESSAGE_BYTES, CollectiveProblem
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ class _Staged(AllReduceAdapter):
 
     def __init__(self, problem: CollectiveProblem) -> None:
         super().__init__(problem)
-        self._views: dict[Any, tuple[Tensor, Tensor]] = {}
-        self._connected: dict[str, Workspace] = {}
+        self._views: OfGroups[tuple[Tensor, Tensor]] = OfGroups()
+        self._connected: OfGroups[Workspace] = OfGroups()
 
     def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         device, size = x.device, MESSAGE_BYTES[self.problem.message]
-        self._connected[group.group_name] = rendezvoused(group, device, size, self.purpose, timeout_s)
+        self._connected.keep(group, rendezvoused(group, device, size, self.purpose, timeout_s))
         self._views.clear()
         for count in (8, 1024):  # loads the code of an aligned and of a padded message, which a capture cannot do
             few = torch.zeros(count, dtype=x.dtype, device=device)
@@ -47,9 +48,9 @@ class _Staged(AllReduceAdapter):
         if not x.numel():
             return  # on all ranks
         name = group.group_name
-        views = self._views.get((name, x.shape))
+        views = self._views.get(group, x.shape)
         if views is None:
-            views = self._view(name, x, group)
+            views = self._view(x, group)
         padded, staged = views
         staged.copy_(x)
         if padded.numel() == staged.numel() and out.is_contiguous() and not out.data_ptr() % _VECTOR_BYTES:
@@ -57,16 +58,15 @@ class _Staged(AllReduceAdapter):
         else:
             out.copy_(self.reduced(padded, name)[: staged.numel()].view(x.shape))
 
-    def _view(self, name: str, x: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
+    def _view(self, x: Tensor, group: ProcessGroup) -> tuple[Tensor, Tensor]:
         """The padded message in the workspace, and the part of it that has the shape of `x`."""
         if len(self._views) >= _MOST_VIEWS:
             self._views.clear()
-        workspace = self._connected.get(name) or workspace_of(group, self.purpose, MESSAGE_BYTES[self.problem.message])
+        workspace = self._connected.get(group) or workspace_of(group, self.purpose, MESSAGE_BYTES[self.problem.message])
         buffer = workspace.buffer
         step = self.share_bytes(group.size())
         padded = buffer[: -(-x.nbytes // step) * step].view(x.dtype)
-        views = self._views[name, x.shape] = (padded, padded[: x.numel()].view(x.shape))
-        return views
+        return self._views.keep(group, (padded, padded[: x.numel()].view(x.shape)), x.shape)
 
     @abc.abstractmethod
     def share_bytes(self, world_size: int) -> int:

@@ -92,14 +92,14 @@ class _AllReduce(AllReduceAdapter):
     def launch(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         if not x.nbytes:
             return
-        connection = self._connections.get(group.group_name)
+        connection = self._connections.get(group)
         if connection is None:
             connection = self.attach(group.group_name, workspace_before(group, self.slot_bytes()))
         key, tensors = identified((x.shape, timeout_s), x, out)
         connection.repeated.run(key, tensors, self._launch_anew, connection, x, out, timeout_s)
 
     def repeated(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> Any:
-        connection = self._connections.get(group.group_name)
+        connection = self._connections.get(group)
         return connection and connection.repeated.sequence_of(*identified((x.shape, timeout_s), x, out))
 
     def _launch_anew(self, connection: Connection, x: Tensor, out: Tensor, timeout_s: float) -> None:
@@ -194,7 +194,7 @@ class ConnectedRmsNorm(AllReduceRmsNormAdapter):
 
     def connection(self, group: ProcessGroup) -> Connection:
         """That of a group, over the workspace of another plan where this adapter has not connected it."""
-        found = self._connections.get(group.group_name)
+        found = self._connections.get(group)
         return self.attach(group.group_name, workspace_before(group, self._slot_bytes)) if found is None else found
 
 
@@ -270,7 +270,7 @@ class _RmsNorm(ConnectedRmsNorm):
         group: ProcessGroup,
         timeout_s: float,
     ) -> Any:
-        connection = self._connections.get(group.group_name)
+        connection = self._connections.get(group)
         values = (x.shape, eps, timeout_s, _in_place(x, out, residual_out))
         given = identified(values, x, residual, weight, out, residual_out)
         return connection and connection.repeated.sequence_of(*given)

@@ -52,6 +52,10 @@ class Connection:
         """What the slot of a sender holds."""
         return self._workspace.capacity * UNIT
 
+    def serves(self, group: Any) -> bool:
+        """Whether the workspace is this group's."""
+        return self._workspace.owner is None or self._workspace.owner() is group
+
     def check_ranks(self) -> None:
         """Raise RanksDisagree if another rank did not join an earlier call in time."""
         late = self._workspace.late()
@@ -108,7 +112,11 @@ class Connections:
 
     def __init__(self) -> None:
         self._of: dict[str, Connection] = {}
-        self.get = self._of.get
+
+    def get(self, group: Any) -> Connection | None:
+        """That of a group; there is none for a later group with the name of one that was destroyed."""
+        found = self._of.get(group.group_name)
+        return found if found is None or found.serves(group) else None
 
     def keep(self, group_name: str, connection: Connection) -> Connection:
         """Serve a group by this connection, and repeat no call over the one before."""

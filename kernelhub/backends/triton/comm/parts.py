@@ -55,7 +55,7 @@ class _Parts:
             parts: how many of equal size each has.
             group, timeout_s: of the call.
         """
-        connection = self._connections.get(group.group_name)
+        connection = self._connections.get(group)
         if connection is None:
             connection = self.attach(group.group_name, workspace_before(group, self._part_bytes))
         key, tensors = identified((x.shape, timeout_s), x, out)
@@ -63,7 +63,7 @@ class _Parts:
 
     def sequence_of(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> Any:
         """Of a call that was made, as of `Repeated.sequence_of`."""
-        connection = self._connections.get(group.group_name)
+        connection = self._connections.get(group)
         return connection and connection.repeated.sequence_of(*identified((x.shape, timeout_s), x, out))
 
     def _exchange_anew(

@@ -89,7 +89,7 @@ class OneShotRmsNormQuant(ConnectedRmsNorm):
         given_scale: Tensor | None = None,
         scale: Tensor | None = None,
     ) -> Any:
-        connection = self._connections.get(group.group_name)
+        connection = self._connections.get(group)
         given = (x, residual, weight, out, residual_out, given_scale, scale)
         return connection and connection.repeated.sequence_of(*identified((x.shape, eps, timeout_s), *given))
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -41,6 +41,7 @@ class Workspace:
         slots: the addresses; 0 beyond the last rank.
         counters: int32 [MOST_PROGRAMS], as `slots.py` describes.
         missing: int8 [MOST_RANKS] in memory of the host: 1 for a rank that was waited for too long.
+        owner: a weak reference to the group; None where nobody said which it is.
     """
 
     def __init__(self, rank: int, memory: Tensor, addresses: Sequence[int], capacity: int) -> None:
@@ -53,6 +54,7 @@ class Workspace:
         self._zeros: dict[int, Tensor] = {}
         self._raw_stream = ctypes.c_uint64(_NO_STREAM)
         self._stream: torch.cuda.Stream | None = None
+        self.owner: Callable[[], Any] | None = None
 
     def shared(self, *more: Tensor) -> Shared:
         """What a launch that is repeated reads and writes beside its operands; one that `late` ends is not repeated.
@@ -114,6 +116,7 @@ def workspace_for(group: ProcessGroup, device: torch.device, slot_bytes: int, ti
         begin = shared.buffer.data_ptr() - bases[shared.rank]  # newer allocators place buffers in larger blocks
         addresses = [base + begin for base in bases]
         made = Workspace(shared.rank, shared.buffer, addresses, shared.num_bytes // slots_bytes(world_size, 1))
+        made.owner = weakref.ref(group)
         torch.cuda.synchronize(device)
         meet(_PURPOSE, group, {"op": _PURPOSE, "step": "slots are empty"}, timeout_s)
         _made[shared] = made

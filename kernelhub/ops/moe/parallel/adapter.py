@@ -60,22 +60,17 @@ class ParallelAdapter(abc.ABC):
     """A pair of a format and an op that runs experts in it, made for one problem. To write one:
 
     1. In `__init__(problem)` choose what is static. Communicate with no rank there.
-    2. In `connect` prepare plans of the dispatch and of the combine; all ranks call it.
+    2. In `connect` prepare plans of the dispatch and of the combine, and return the steps; all ranks call it.
     3. In `launch` run the layer, and return nothing. A rank without tokens launches, too.
-    4. In `parts` say what the plan of a group consists of.
     """
 
     def __init__(self, problem: ParallelProblem) -> None:
         self.problem = problem
 
     @abc.abstractmethod
-    def connect(self, layer: Layer, group: ProcessGroup) -> None:
-        """Prepare what `launch` needs in a group, for calls like this."""
+    def connect(self, layer: Layer, group: ProcessGroup) -> tuple[Part, ...]:
+        """Prepare what `launch` needs in a group, for calls like this; the steps, with what was selected for each."""
 
     @abc.abstractmethod
     def launch(self, layer: Layer, out: Tensor, group: ProcessGroup) -> None:
         """The layer's result for this rank's tokens into out ``[T, H]``."""
-
-    @abc.abstractmethod
-    def parts(self, group_name: str) -> tuple[Part, ...]:
-        """The steps in a group that was connected, with what was selected for each."""

@@ -189,22 +189,20 @@ _contexts = HUB.contexts.get
 
 
 class ParallelPlan(CallPlan):
-    """A pair selected for a group: `run` is a whole call, with the group and `max_tokens` of the plan."""
+    """A pair selected for a group: `run` is a whole call, with the group and `max_tokens` of the plan.
 
-    __slots__ = ("group_name",)
+    Attributes:
+        parts: the steps, with the kernel selected for each: dispatch, converters, experts, combine.
+    """
+
+    __slots__ = ("parts",)
     repeats = False
     call = (
         "x, w13, w2, topk_weights, topk_ids, group, activation, activation_dtype, w13_scale, w2_scale, "
         "w13_global_scale, w2_global_scale, w13_bias, w2_bias, alpha, limit, max_tokens, out"
     )
     kept = ("group", "activation", "activation_dtype", "max_tokens")
-    group_name: str
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The steps, with the kernel selected for each: dispatch, converters, experts, combine."""
-        made: tuple[Part, ...] = self.adapter.parts(self.group_name)
-        return made
+    parts: tuple[Part, ...]
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ParallelPlan:
@@ -228,10 +226,9 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ParallelPlan
         }
 
     def connect(plan: ParallelPlan, pg: ProcessGroup, timeout_s: float, given: tuple[Any, ...]) -> None:
-        plan.group_name = pg.group_name
         x, w13, w2, topk_weights, topk_ids = given[:5]
         operands = operands_of(x, w13, w2, topk_weights, topk_ids, given[8:14], given[14], given[15], None)
-        plan.adapter.connect(layer_of(operands, given[16]), pg)
+        plan.parts = plan.adapter.connect(layer_of(operands, given[16]), pg)
 
     return prepared(_op, ParallelPlan, _GROUP_AT, statement, connect, backend, args, kwargs)
 

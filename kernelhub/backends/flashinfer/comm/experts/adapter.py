@@ -31,6 +31,7 @@ from kernelhub.backends.shared.operands import is_row_major, on_device_of, row_m
 from kernelhub.ops.comm.experts.adapter import CombineAdapter, DispatchAdapter, Outgoing
 from kernelhub.ops.comm.experts.problem import BLOCK, FIXED, FORMATS, ROWS, TOKENS, CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Handles, Header
+from kernelhub.ops.comm.group import OfGroups
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -59,22 +60,21 @@ class Dispatch(DispatchAdapter):
             self._arrange = Arrange(problem, self._x_words, self._scales, block, self._narrow, _WARPS, _launcher)
         self._form = (FORMATS.index(problem.format), ROWS.index(FIXED), problem.world_size, problem.num_experts)
         self._handles = Handles()
-        self._connected: dict[tuple[str, int], Exchange] = {}
+        self._connected: OfGroups[Exchange] = OfGroups()
 
     def connect(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> None:
         device, most = outgoing.x.device, outgoing.max_tokens
-        self._connected[group.group_name, most] = exchange_for(
-            "moe_dispatch", group, device, most, self._row_bytes, timeout_s
-        )
+        made = exchange_for("moe_dispatch", group, device, most, self._row_bytes, timeout_s)
+        self._connected.keep(group, made, most)
         self.launch(outgoing, group, timeout_s)  # loads the code, which a capture cannot do
         torch.cuda.current_stream(device).synchronize()
 
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
         most, size = outgoing.max_tokens, self.problem.world_size
-        exchange = self._connected.get((group.group_name, most))
+        exchange = self._connected.get(group, most)
         if exchange is None:
-            exchange = exchange_before("moe_dispatch", group, most, self._row_bytes)
-            self._connected[group.group_name, most] = exchange
+            made = exchange_before("moe_dispatch", group, most, self._row_bytes)
+            exchange = self._connected.keep(group, made, most)
         ids, weights, x = (row_major(part) for part in (outgoing.topk_ids, outgoing.topk_weights, outgoing.x))
         received, top_k = size * most, self.problem.top_k
         local_ids, local_weights = ids.new_empty((received, top_k)), weights.new_empty((received, top_k))
@@ -181,13 +181,12 @@ class Combine(CombineAdapter):
             "LANES": _block(problem.top_k),
             "num_warps": _WARPS,
         }
-        self._connected: dict[tuple[str, int], Exchange] = {}
+        self._connected: OfGroups[Exchange] = OfGroups()
 
     def connect(self, y: Tensor, handle: Handle, header: Header, group: ProcessGroup, timeout_s: float) -> None:
         device, most = y.device, header.max_tokens
-        self._connected[group.group_name, most] = exchange_for(
-            "moe_combine", group, device, most, self._row_bytes, timeout_s
-        )
+        made = exchange_for("moe_combine", group, device, most, self._row_bytes, timeout_s)
+        self._connected.keep(group, made, most)
         self.launch(y, handle, header, y.new_empty((header.tokens, y.shape[-1])), group, timeout_s)
         torch.cuda.current_stream(device).synchronize()
 
@@ -195,10 +194,10 @@ class Combine(CombineAdapter):
         self, y: Tensor, handle: Handle, header: Header, out: Tensor, group: ProcessGroup, timeout_s: float
     ) -> None:
         most, size, tokens = header.max_tokens, header.world_size, header.tokens
-        exchange = self._connected.get((group.group_name, most))
+        exchange = self._connected.get(group, most)
         if exchange is None:
-            exchange = exchange_before("moe_combine", group, most, self._row_bytes)
-            self._connected[group.group_name, most] = exchange
+            made = exchange_before("moe_combine", group, most, self._row_bytes)
+            exchange = self._connected.keep(group, made, most)
         operands = [row_major(part) for part in (y, handle.slots, handle.weights, handle.topk_ids)]
         sums = exchange.own("PAYLOAD_DATA", (size, most, y.shape[-1]), y.dtype)
         where = [exchange.own(f"TOPK_{part}", (tokens, size), torch.int32) for part in ("TARGET_RANKS", "SEND_INDICES")]

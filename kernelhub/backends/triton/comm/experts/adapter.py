@@ -154,7 +154,7 @@ class PushRows(DispatchAdapter):
         return results.dispatched(outputs, outgoing.topk_ids)
 
     def repeated(self, outgoing: Outgoing, outputs: tuple[Tensor, ...], group: ProcessGroup, timeout_s: float) -> Any:
-        connection = self._connections.get(group.group_name)
+        connection = self._connections.get(group)
         return connection and connection.repeated.sequence_of(*self._identified(outgoing, outputs, timeout_s))
 
     def _identified(
@@ -194,7 +194,7 @@ class PushRows(DispatchAdapter):
 
     def _connection(self, group: ProcessGroup, rows: int) -> Connection:
         """The connection of a group, with room for so many rows of each rank."""
-        connection = self._connections.get(group.group_name)
+        connection = self._connections.get(group)
         if connection is None or connection.slot_bytes < rows * self.record_bytes:
             connection = self.attach(group.group_name, workspace_before(group, rows * self.record_bytes))
         return connection
@@ -284,12 +284,12 @@ class PushSums(CombineAdapter):
     def repeated(
         self, y: Tensor, handle: Handle, header: Header, out: Tensor, group: ProcessGroup, timeout_s: float
     ) -> Any:
-        connection = self._connections.get(group.group_name)
+        connection = self._connections.get(group)
         return connection and connection.repeated.sequence_of(*_identified_sums(y, handle, header, out, timeout_s))
 
     def _connection(self, group: ProcessGroup, most: int) -> Connection:
         """The connection of a group, with room for what one launch sends."""
-        connection = self._connections.get(group.group_name)
+        connection = self._connections.get(group)
         if connection is None or connection.slot_bytes < self.slot_bytes(most):
             connection = self.attach(group.group_name, workspace_before(group, self.slot_bytes(most)))
         return connection
