@@ -250,6 +250,27 @@ def absent_rank(rank: int, size: int) -> dict[str, Any]:
     return attempt(lambda: kernelhub.all_reduce.prepare(torch.ones(2), dist.group.WORLD).kernel)
 
 
+def late_rank(rank: int, size: int) -> list[dict[str, Any]]:
+    """Rank 1 comes when the others have given up, rank 0 twice; then all call until it succeeds."""
+    group, found = dist.group.WORLD, []
+    store = dist.distributed_c10d._get_default_store()
+
+    def prepare() -> bool:
+        found.append(attempt(lambda: kernelhub.all_reduce.prepare(torch.ones(2), group).kernel))
+        return "value" in found[-1]
+
+    with variables(KERNELHUB_COMM_TIMEOUT_S="2"):
+        kernelhub.reload()
+        for _ in range((2, 0, 1)[rank]):
+            prepare()
+        store.set(f"gave up/{rank}", "")
+        store.wait([f"gave up/{other}" for other in range(size)])
+        while not prepare() and len(found) < 6:
+            pass
+    total = kernelhub.all_reduce(torch.ones(2), group).tolist()
+    return [*found, {"total": total}]
+
+
 def act(rank: int, size: int) -> dict[str, Any]:
     """All scenes that every rank survives, the one that ends the order of plans last."""
     scenes = (

@@ -117,6 +117,18 @@ def test_absent_rank(scene):
     assert max(scene[0]["elapsed_s"], scene[2]["elapsed_s"]) < comm_scenes.TIMEOUT_S + 10
 
 
+def test_a_late_rank_is_told_so_and_joins_when_all_call_again(tmp_path):
+    first, late, third = run_world(SIZE, comm_scenes.late_rank, tmp_path, limit_s=120)
+    for answers in (first, late, third):
+        *failed, last, total = answers
+        assert "value" in last
+        assert total == {"total": [3.0, 3.0]}
+        assert {one["code"] for one in failed} == {"rank_missing"}
+        assert all(1 in one["ranks"] for one in failed)
+    assert "rank 0 gave up after it waited 2 s for rank 1" in late[0]["message"]
+    assert late[0]["elapsed_s"] < 1
+
+
 def test_a_stopped_or_killed_rank_ends_the_call_of_the_others(tmp_path):
     answers = run_world(SIZE, comm_scenes.lost, tmp_path, limit_s=120)
     assert answers[1:] == [None, None]

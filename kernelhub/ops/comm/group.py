@@ -29,6 +29,7 @@ _FIX = "give a ProcessGroup of torch.distributed that this process is in, or its
 _USUAL = {"cuda": "nccl", "cpu": "gloo"}
 _LOOK_S = 0.005  # how often a waiting rank reads the store
 _KEYS = "kernelhub/comm"
+_GONE = "gave up waiting for"
 KeptT = TypeVar("KeptT")
 
 
@@ -135,7 +136,8 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
 
     Raises:
         RanksDisagree: a rank is missing (``rank_missing``), cannot run (``rank_failed``), or would run something else
-            (``arguments_differ``); on every rank that called, with the same message.
+            (``arguments_differ``); on every rank that called, with the same message. A rank that comes too late raises
+            ``rank_missing`` at once, so that ranks that call again meet each other.
     """
     rank, size = group.rank(), group.size()
     if size == 1:
@@ -144,10 +146,9 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
     try:
         turn = store.add(f"{_KEYS}/turn/{rank}", 1)
         store.set(f"{_KEYS}/{turn}/{rank}", json.dumps([dict(statement), own]))
-        if turn > 2:  # whoever has posted the turn before has read the one before that
-            store.delete_key(f"{_KEYS}/{turn - 2}/{rank}")
         missing = _wait(store, turn, size, timeout_s)
         if missing:
+            store.set(f"{_KEYS}/{turn}/{rank}", json.dumps([{_GONE: missing, "after_s": timeout_s}, None]))
             names = ", ".join(map(str, missing))
             raise RanksDisagree(
                 "rank_missing",
@@ -156,6 +157,8 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
                 tuple(missing),
             )
         said = [json.loads(store.get(f"{_KEYS}/{turn}/{other}")) for other in range(size)]
+        if turn > 1:  # whoever has posted this turn has read the one before
+            store.delete_key(f"{_KEYS}/{turn - 1}/{rank}")
     except RanksDisagree:
         raise
     except RuntimeError as error:  # torch's errors of a connection are RuntimeErrors
@@ -177,6 +180,15 @@ def _wait(store: Any, turn: int, size: int, timeout_s: float) -> list[int]:
 
 
 def _compare(op: str, said: list[dict[str, Any]]) -> None:
+    for rank, statement in enumerate(said):
+        if _GONE in statement:
+            names, waited = ", ".join(map(str, statement[_GONE])), f"{statement['after_s']:g} s"
+            raise RanksDisagree(
+                "rank_missing",
+                f"{op}.prepare: rank {rank} gave up after it waited {waited} for rank {names}; call it again on all "
+                "ranks, or raise KERNELHUB_COMM_TIMEOUT_S",
+                tuple(statement[_GONE]),
+            )
     for rank, statement in enumerate(said):
         if "error" in statement:
             message = f"{op}.prepare: rank {rank} cannot run it: {statement['error']}"
