@@ -141,6 +141,21 @@ def test_a_combine_names_the_parameter(parameter: str, changes: dict[str, Any], 
     assert caught.value.parameter == parameter
 
 
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_the_result_of_a_combine_shares_no_memory_with_the_handle(at: int) -> None:
+    given = results()
+    memory = z(1000)
+    part = given["handle"][at]
+    place = memory[: part.numel()].view(part.dtype).view(part.shape).copy_(part)
+    given["handle"] = [*given["handle"][:at], place, *given["handle"][at + 1 :]]
+    apart, overlapping = memory[400:920].view(4, 130), memory[part.numel() - 1 :][:520].view(4, 130)
+    for _ in range(4):
+        kernelhub.moe_combine(**given, out=apart)
+    with pytest.raises(InvalidArgument, match=rf"out overlaps handle\[{at}\]") as caught:
+        kernelhub.moe_combine(**given, out=overlapping)
+    assert caught.value.parameter == "out"
+
+
 @pytest.mark.parametrize(
     "numbers", [{"_0": 3}, {"_1": -1}, {"_1": 9}, {"_2": 0}, {"_3": 0}, {"_4": 5}, {"_6": -6}], ids=str
 )

@@ -177,7 +177,8 @@ def check_combine(y: Any, handle: Any, group: Any, out: Any) -> tuple[ProcessGro
         refuse(COMBINE, "y", f"has shape {list(y.shape)}", fix)
     if out is not None:
         shape = (header.tokens, y.shape[-1])
-        check_destination(COMBINE, "out", out, shape, y.dtype, y.device, {"y": y})
+        read = {f"handle[{at}]": handle[at] for at in (1, 2, 3)}
+        check_destination(COMBINE, "out", out, shape, y.dtype, y.device, {"y": y, **read})
     return pg, header
 
 

@@ -224,7 +224,7 @@ def moe_combine(
             without weights. Rows of no expert may hold anything.
         handle: that of the dispatch. It may be used more than once.
         group: the group of the dispatch.
-        out: destination ``[T, H]``. It must not overlap y.
+        out: destination ``[T, H]``. It must not overlap y, nor a tensor of the handle.
         backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
 
     Returns:
