@@ -227,6 +227,13 @@ def part_of_the_world(rank: int, size: int) -> dict[str, Any]:
     return {}
 
 
+def part_with_other_shapes(rank: int, size: int) -> dict[str, Any]:
+    part = dist.new_group([1, 2])
+    if rank == 0:
+        return {}
+    return attempt(lambda: kernelhub.all_reduce.prepare(torch.ones(rank), part).kernel)
+
+
 def other_shapes(rank: int, size: int) -> dict[str, Any]:
     return attempt(lambda: kernelhub.all_reduce.prepare(torch.ones(2, 3 + (rank == 1)), dist.group.WORLD).kernel)
 
@@ -284,6 +291,7 @@ def act(rank: int, size: int) -> dict[str, Any]:
         selected,
         compiled,
         part_of_the_world,
+        part_with_other_shapes,
         other_shapes,
         other_dtypes,
         other_formats,

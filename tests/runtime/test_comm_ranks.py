@@ -83,6 +83,11 @@ def test_part_of_the_world(scene):
     assert "excludes this process" in scene[2]["message"]
 
 
+def test_part_with_other_shapes(scene):
+    message = failure(scene[1:], "arguments_differ", [1])
+    assert "; rank 0 of the group is rank 1 of the world; rank 1 of the group is rank 2 of the world" in message
+
+
 def test_other_shapes(scene):
     message = failure(scene, "arguments_differ", [1])
     assert "[2, 3] on rank 0" in message

@@ -153,7 +153,8 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
             raise RanksDisagree(
                 "rank_missing",
                 f"{op}.prepare: rank {names} of {size} did not call it within {timeout_s:g} s; all ranks of a group "
-                "prepare the same plans in the same order: see the log of that rank, or raise KERNELHUB_COMM_TIMEOUT_S",
+                "prepare the same plans in the same order: see the log of that rank, or raise KERNELHUB_COMM_TIMEOUT_S"
+                f"{in_world(group, missing)}",
                 tuple(missing),
             )
         said = [json.loads(store.get(f"{_KEYS}/{turn}/{other}")) for other in range(size)]
@@ -164,7 +165,7 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
     except RuntimeError as error:  # torch's errors of a connection are RuntimeErrors
         reason = str(error).splitlines()[0]
         raise RanksDisagree("store_lost", f"{op}.prepare: the group's store is gone: {reason}", (0,)) from error
-    _compare(op, [statement for statement, _ in said])
+    _compare(op, group, [statement for statement, _ in said])
     return [own for _, own in said]
 
 
@@ -179,19 +180,31 @@ def _wait(store: Any, turn: int, size: int, timeout_s: float) -> list[int]:
         time.sleep(_LOOK_S)
 
 
-def _compare(op: str, said: list[dict[str, Any]]) -> None:
+def in_world(group: ProcessGroup, ranks: Iterable[int]) -> str:
+    """Which ranks of the world those of a group are, as the end of a message; nothing where their numbers are equal."""
+    from torch import distributed as dist
+
+    try:
+        world = dist.get_process_group_ranks(group)
+    except (KeyError, RuntimeError, ValueError):  # torch does not know the group
+        return ""
+    others = [(rank, world[rank]) for rank in ranks if world[rank] != rank]
+    return "".join(f"; rank {rank} of the group is rank {other} of the world" for rank, other in others)
+
+
+def _compare(op: str, group: ProcessGroup, said: list[dict[str, Any]]) -> None:
     for rank, statement in enumerate(said):
         if _GONE in statement:
             names, waited = ", ".join(map(str, statement[_GONE])), f"{statement['after_s']:g} s"
             raise RanksDisagree(
                 "rank_missing",
                 f"{op}.prepare: rank {rank} gave up after it waited {waited} for rank {names}; call it again on all "
-                "ranks, or raise KERNELHUB_COMM_TIMEOUT_S",
+                f"ranks, or raise KERNELHUB_COMM_TIMEOUT_S{in_world(group, statement[_GONE])}",
                 tuple(statement[_GONE]),
             )
     for rank, statement in enumerate(said):
         if "error" in statement:
-            message = f"{op}.prepare: rank {rank} cannot run it: {statement['error']}"
+            message = f"{op}.prepare: rank {rank} cannot run it: {statement['error']}{in_world(group, (rank,))}"
             raise RanksDisagree("rank_failed", message, (rank,))
     for rank, statement in enumerate(said):
         for name in sorted({*said[0], *statement}):
@@ -199,6 +212,7 @@ def _compare(op: str, said: list[dict[str, Any]]) -> None:
             if first != here:
                 message = (
                     f"{op}.prepare: {name} is {first} on rank 0 and {here} on rank {rank}; give all ranks the same"
+                    f"{in_world(group, (0, rank))}"
                 )
                 raise RanksDisagree("arguments_differ", message, (rank,))
 

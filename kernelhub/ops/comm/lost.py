@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from kernelhub.ops.comm.group import _store_of
+from kernelhub.ops.comm.group import _store_of, in_world
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -34,4 +34,4 @@ def who_is_lost(op: str, group: ProcessGroup, timeout_s: float) -> str:
         return "the process that holds the group's store is dead, usually rank 0"
     if not silent:
         return f"a rank of the group of {size} did not join in time"
-    return f"rank {', '.join(map(str, silent))} of {size} is dead or did not join"
+    return f"rank {', '.join(map(str, silent))} of {size} is dead or did not join{in_world(group, silent)}"
