@@ -52,7 +52,7 @@ def is_repeated(adapter: Repeatable) -> bool:
 class KnownCalls:
     """The calls that an op let through, for one bound kernel. Threads may share it."""
 
-    __slots__ = ("_calls", "_launch", "_launching", "_missed", "_reports", "_tried", "results")
+    __slots__ = ("_attached", "_calls", "_launch", "_launching", "_missed", "_reports", "_tried", "results")
 
     def __init__(self, launch: Callable[..., Any] | None = None, reports: bool = True) -> None:
         """`launch` is of the adapter, whose failures `launches` reports if it `reports`; else the caller does.
@@ -65,6 +65,7 @@ class KnownCalls:
         self._calls: dict[Hashable, Callable[[tuple[Any, ...]], bool]] = {}
         self._missed: dict[Hashable, int] = {}  # how often a call with this key was not known
         self._launching: dict[Hashable, Callable[[tuple[Any, ...]], int]] = {}  # those that launch, too
+        self._attached: dict[Hashable, Any] = {}  # their sequences
         self._tried: dict[Hashable, int] = {}  # how often such was asked for
 
     def __contains__(self, key: Hashable) -> bool:
@@ -97,6 +98,14 @@ class KnownCalls:
             WATCHED.launched.append((self._launch, getattr(launch, "__self__", None), given))
         return state
 
+    def launcher(self, key: Hashable) -> tuple[Callable[[tuple[Any, ...]], int], Any]:
+        """Of calls with a key that is attached the half of `launches` that is not Python, and the adapter's launch.
+
+        The caller does the other half: forward differentiation, failures, `WATCHED`. It launches calls of the form that
+        was attached last; when another is learned, or the adapter repeats no launch of before, it says no.
+        """
+        return self._launching[key], self._launch
+
     def attach(self, key: Hashable, given: tuple[Any, ...], repeated: Callable[..., Any], *arguments: Any) -> bool:
         """Let later calls like a known one, which was launched just now, make its launches at once; whether they do.
 
@@ -107,7 +116,8 @@ class KnownCalls:
                 tensors that it takes, or None.
         """
         known = getattr(self._calls.get(key), "__self__", None)  # of the extension
-        tried = self._tried.get(key, 0)
+        before = self._attached.get(key)
+        tried = 0 if before is not None and before.closed() else self._tried.get(key, 0)
         if known is None or tried >= _MOST_TRIED:
             return False
         found = repeated(*arguments)
@@ -121,6 +131,7 @@ class KnownCalls:
         if None in places:  # it was made by the call
             return False
         known.attach(sequence, tuple(places))
+        self._attached[key] = sequence
         self._launching[key] = known.launch
         return True
 
@@ -158,9 +169,11 @@ class KnownCalls:
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
             self._launching.clear()
+            self._attached.clear()
             self._tried.clear()
             self.results.clear()
         self._launching.pop(key, None)
+        self._attached.pop(key, None)
         self.results.pop(key, None)
         self._tried.pop(key, None)
         self._calls[key] = call or _in_python(*facts)

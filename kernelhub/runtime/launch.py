@@ -22,7 +22,7 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
-VERSION = 11  # of the extension's interface, as `launch.c` gives it
+VERSION = 12  # of the extension's interface, as `launch.c` gives it
 # Calls of so many launches or more are launched as CUDA graphs, whose nodes get each call's parameters. Even a graph of
 # one kernel takes the host half of a launch and the GPU no more (benchmarks/results/graphs_h200.json).
 GRAPH_LEAST = 1
@@ -188,6 +188,7 @@ def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other
         "counters": _counters_of,
         "runtime": _hooks(),
         "pointer_of": _pointer_of(),
+        "usual": _usual(),
     }
     usual |= other
     if "graphs" in other:
@@ -263,6 +264,30 @@ def _pointer_of() -> int:
     one = torch.empty(1, dtype=torch.uint8, device="cpu")
     right = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(found)(one) == one.data_ptr()
     return found if right else 0
+
+
+def _usual() -> tuple[type, int, int] | None:
+    """torch's class of tensors, where in one is the address of its C++ object, and with what such an object begins.
+
+    The first word of a C++ object is its class's: the table of virtual functions. None if there is no such place.
+    """
+    import torch
+
+    def word(address: int) -> int:
+        return ctypes.c_uint64.from_address(address).value
+
+    try:
+        tensors = [torch.empty(count, dtype=torch.uint8, device="cpu") for count in (1, 2, 3)]
+        addresses: list[int] = [one._cdata for one in tensors]
+        none = torch.empty(1, 0, dtype=torch.int64, device="cpu")
+        sparse = torch.sparse_coo_tensor(none, none[0], (1,), device="cpu", check_invariants=False)._cdata
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    tables = {word(one) for one in addresses}
+    for at in range(object.__basicsize__, torch.Tensor.__basicsize__ - 7, 8):
+        if [word(id(one) + at) for one in tensors] == addresses:
+            return (torch.Tensor, at, tables.pop()) if len(tables) == 1 and word(sparse) not in tables else None
+    return None
 
 
 def _hooks() -> Any:

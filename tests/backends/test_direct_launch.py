@@ -327,7 +327,9 @@ def test_a_known_call_launches_what_is_attached(native) -> None:
     assert known.launch((x, None, y)) == 1, "nothing is attached"
     known.attach(sequence, (1, 0))
     assert known.launch((x, x, y)) == 0
+    assert not sequence.closed()
     sequence.close()
+    assert sequence.closed()
     assert known.launch((x, None, y)) == 1
     assert sequence.launch(x, y) is False
     with pytest.raises(TypeError):
@@ -353,6 +355,46 @@ def test_operands_of_no_form_are_launched_otherwise(native) -> None:
         assert forms.launch(other) is False
     with pytest.raises(AttributeError):
         forms.launch(torch.ones(1))
+
+
+@pytest.mark.parametrize("usual", [launch._usual(), None], ids=["told by its class", "asked"])
+def test_a_nested_tensor_is_of_no_form(usual) -> None:
+    """torch's guards end the process if they meet one."""
+    asked: list[Any] = []
+
+    class Own(torch.Tensor):
+        """As an engine might make of its weights."""
+
+    def holds(*tensors: Any) -> bool:
+        asked.extend(tensors)
+        return True
+
+    native = launch.native_of(launch.extension().module, launch.address(NEVER), 0, usual=usual)
+    known = known_of(native, holds, 1, (0,))
+    plain = torch.ones(2, 3)
+    views = [plain.t(), plain[:, 1], plain.view(torch.int32), torch._neg_view(plain), plain.to("meta"), plain.clone()]
+    for one in (plain, *views, torch.nn.Parameter(plain), Own()):
+        asked.clear()
+        assert known.holds((one,))
+        assert asked[0] is one
+    jagged = torch.nested.nested_tensor([plain[0], plain[1]], layout=torch.jagged)
+    asked.clear()
+    for one in (torch.nested.nested_tensor([plain[0]]), jagged, torch.nested.nested_tensor([plain]).transpose(1, 2)):
+        assert not known.holds((one,))
+    assert not asked
+
+
+def test_torchs_own_class_is_found() -> None:
+    """In the torch that is installed, so that calls are as fast as they can be."""
+    found = launch._usual()
+    assert found is not None
+    assert found[0] is torch.Tensor
+
+
+@pytest.mark.parametrize("usual", [1, (torch.Tensor,), (1, 16, 1), (torch.Tensor, "16", 1)])
+def test_another_description_of_it_is_refused(usual) -> None:
+    with pytest.raises(TypeError):
+        launch.native_of(launch.extension().module, launch.address(NEVER), 0, usual=usual)
 
 
 def test_a_sequence_has_temporaries_only_where_memory_can_be_had(native) -> None:

@@ -52,7 +52,7 @@ EXPERTS = 48  # of all ranks; 2, 3, 4, 6 and 8 divide it
 WIDTH = 2880
 TOP_K = {torch.bfloat16: 4, torch.float16: 2, torch.float32: 1, E4M3: 8}  # few, since each is compiled
 ROUTINGS = ("random", "some twice, some none", "to one rank", "all to one", "none")
-SCENES = ("exchanges", "graphs", "again", "delayed", "side_streams", "large", "many", "missing")
+SCENES = ("exchanges", "graphs", "again", "renewed", "delayed", "side_streams", "large", "many", "missing")
 Tokens = dict[str, Tensor]
 
 
@@ -303,6 +303,31 @@ class Scenes:
                         same(part.cpu(), like.cpu()) for part, like in zip(counts(out), counts(anew), strict=True)
                     ):
                         wrong.append(f"{dtype} {format}, turn {turn}: counts")
+        return wrong
+
+    def renewed(self) -> list[str]:
+        """Dispatches of layers in turn, each into its earlier result, without a pause, compared on the device."""
+        wrong = []
+        if self.exact:  # its shapes follow from values
+            return wrong
+        for dtype, format in ((torch.bfloat16, TOKENS), (E4M3, FORMATS[1]), (torch.bfloat16, FORMATS[2])):
+            if dtype in self.lacking or dtype not in self.dtypes:
+                continue
+            self.at("renewed", dtype, format, "prepare", f"{len(wrong)} wrong")
+            layer, cases = self.layer(dtype, format, 24), []
+            for seed, routing in enumerate(ROUTINGS[:4]):
+                given = layer.tokens(seed, routing, count=(20, 7)[seed % 2])
+                cases.append((given, layer.wanted(given), layer.dispatch.results()))
+            errors = torch.zeros((), dtype=torch.int64, device="cuda")
+            for turn in range(self.calls // 5):
+                if turn % 100 == 0:
+                    self.at("renewed", dtype, format, turn)
+                given, want, out = cases[turn % len(cases)]
+                for place in outputs_of(out):
+                    place.view(torch.uint8).fill_(0xA5)
+                errors += layer.run(given, out).ne(want).any()
+            if int(errors):
+                wrong.append(f"{dtype} {format}: {int(errors)} of {self.calls // 5} calls")
         return wrong
 
     def delayed(self) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.nn.functional  # its defaults keep the group that is there when it is imported
 import triton
 import triton.language as tl
 from torch import distributed as dist
@@ -42,9 +43,11 @@ from kernelhub.backends.triton.comm.workspace import Workspace
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import is_final
+from kernelhub.dispatch.whole_calls import WATCHED
 from kernelhub.errors import RanksDisagree
 from kernelhub.ops.attention import paged_call
 from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
+from kernelhub.ops.comm.experts.received import header_of
 from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.comm.problem import AllGatherProblem, AllReduceProblem, AllReduceRmsNormProblem, ReduceScatterProblem
 from kernelhub.ops.mla.attention import call as mla_call
@@ -1298,6 +1301,191 @@ def exchanges_again(stub: Stub) -> None:
             kind.launch = launch
 
 
+def into_results_again(stub: Stub) -> None:
+    """A dispatch into an earlier result that comes again is made without a look-up, if nothing else decides on it."""
+    on_stub(stub)
+    runtime.recognise_in_c(runtime.native())
+    facets = {"device": simulated("H100"), "link": "nvlink", "peers": "atomics", "world_size": 2}
+    facets |= {"capacity": "few", "hidden_size": 256, "top_k": 2, "num_experts": 8}
+    ticks: list[int] = []
+    elsewhere: list[int] = []
+
+    def other_device(device: int) -> Any:
+        elsewhere.append(device)
+        return lambda *arguments: "elsewhere"
+
+    for format, with_scales in (("tokens", False), ("contiguous", True), ("masked", False)):
+        on_stub(stub, None if format == "tokens" else [])  # it knows the parameters of one function
+        groups, memories = _groups_of_two(), [_Workspaces(_OfStream), _Workspaces(_OfStream)]
+        dtype = torch.float8_e4m3fn if with_scales else torch.bfloat16
+        problem = DispatchProblem(**facets, dtype=str(dtype)[6:], format=format, scales=with_scales)
+        dispatch, entered = PushRows(problem), []
+        for group, memory in zip(groups, memories, strict=True):
+            dispatch.attach(group.group_name, memory.own)
+        kind, launch = type(dispatch), type(dispatch).launch
+        kind.launch = lambda *given, entered=entered, launch=launch: (entered.append(0), launch(*given))[1]
+        run = kernelhub.moe_dispatch.op.contract.bind(dispatch, problem, -1, lambda: ticks.append(0) or 0, other_device)
+        kind.launch = launch
+
+        def tokens(rows: int = 3, format: str = format, dtype: torch.dtype = dtype, scaled: bool = with_scales) -> Any:
+            x, ids = torch.zeros(rows, 256).to(dtype), torch.zeros(rows, 2, dtype=torch.int32)
+            scales = torch.ones(rows, 2) if scaled else None
+            return [x, ids, torch.zeros(rows, 2), groups[0], 8, scales, format, 4]  # noqa: B023
+
+        def at_once(given: list[Any], out: Any) -> bool:
+            """Whether a call reached no adapter; its result is right in either way."""
+            before, ticked = len(entered), len(ticks)  # noqa: B023
+            assert run(*given, out) is out  # noqa: B023
+            assert len(ticks) == ticked + 1
+            assert header_of(out.handle).tokens == len(given[0])
+            assert out.handle[1] is given[1]
+            assert all(one is other for one, other in zip(out.handle[2:4], outputs_of(out)[-2:], strict=True))
+            return len(entered) == before  # noqa: B023
+
+        def met(address: int, given: list[Any], out: Any, format: str = format) -> bool:
+            """Whether a call's launch has an address, where the launches are of one function."""
+            stub.take()
+            at_once(given, out)
+            if format != "tokens":
+                return True
+            values = [value for value in stub.take()[0].parameters[:-2] if len(value) == 8]
+            return address in {struct.unpack("<Q", value)[0] for value in values}
+
+        outs = [run(*tokens()) for _ in range(2)]
+        for _ in range(6):
+            at_once(tokens(), outs[0])
+        assert all(at_once(tokens(), out) for out in (*outs, *outs))
+        assert met(memories[0].own.slots[1], tokens(), outs[1])
+
+        for _ in range(6):  # of another shape
+            at_once(tokens(2), outs[0])
+        for turn in range(6):
+            assert at_once(tokens(2 + turn % 2), outs[turn % 2]), "numbers of tokens may take turns"
+        assert at_once([value + 0 if type(value) is int else value for value in tokens()], outs[0])
+
+        for at, value in ((4, 8.0), (4, True), (7, 4.0), (7, True), (6, ["tokens"]), (6, b"tokens"), (3, None)):
+            wrong = tokens()
+            wrong[at] = value
+            with pytest.raises(kernelhub.errors.InvalidArgument):
+                run(*wrong, outs[0])
+        good, out = tokens(), outs[0]
+        nested = torch.nested.nested_tensor([*good[2]])
+        for at, value in (
+            (0, good[0][:, :-16]),
+            (0, good[0].to(torch.float16)),
+            (1, good[1].long()),
+            (1, good[1][:2]),
+            (2, nested),
+            (2, good[2].to_sparse()),
+            (2, outs[0].handle[3][:3]),  # which the call writes
+            (5, None if with_scales else torch.ones(3, 2)),
+        ):
+            wrong = list(good)
+            wrong[at] = value
+            with pytest.raises(kernelhub.errors.InvalidArgument):
+                run(*wrong, out)
+        for wrong in (
+            tuple(out),
+            list(out),
+            out._replace(handle=tuple(out.handle)),
+            out._replace(handle=out.handle[:3]),
+            out._replace(x=good[0]),
+            out._replace(x=out.x.clone().requires_grad_() if dtype.itemsize > 1 else out.x.to("meta")),
+            out._replace(counts=torch.nested.nested_tensor([out.counts])),
+            out._replace(counts=out.counts.clone().resize_(1)),
+            out._replace(topk_ids=torch.zeros(3, 2) if format != "tokens" else None),
+        ):
+            before = len(entered)
+            with pytest.raises(kernelhub.errors.InvalidArgument, match="out"):
+                run(*good, wrong)
+            assert len(entered) == before
+        stub.take()
+
+        shifted = list(good)
+        shifted[0] = torch.zeros(good[0].numel() + 1).to(dtype)[1:].view_as(good[0])
+        assert not at_once(shifted, out), "rows that are not aligned are copied"
+        moved = outputs_of(out)[-1]
+        odd = torch.zeros(moved.numel() + 1)[1:].view_as(moved)
+        other = out._replace(handle=[*out.handle[:3], odd, *out.handle[4:]])
+        if format == "tokens":
+            other = other._replace(topk_weights=odd)
+        assert not at_once(good, other), "so are places of the result"
+        assert at_once(good, out)
+
+        with forward_ad.dual_level():
+            assert not at_once(good, out), "torch differentiates"
+        watched, WATCHED.launched = WATCHED.launched, []
+        assert at_once(good, out)
+        noted, WATCHED.launched = WATCHED.launched, watched
+        assert len(noted) == 1, "what learns a whole call sees this one"
+        assert all(any(part is one for one in noted[0][2]) for part in (*good[:3], *outputs_of(out)))
+
+        streams = OneDevice.stream_of
+        OneDevice.stream_of = staticmethod(lambda device: 90)
+        assert not at_once(good, out), "on another stream the call follows the last one"
+        assert at_once(good, out)
+        OneDevice.stream_of = staticmethod(streams)
+        assert not at_once(good, out)
+        OneDevice.current = 1
+        torch_current = torch.cuda.current_device
+        assert not at_once(good, out), "another device is current"
+        OneDevice.current, torch.cuda.current_device = 0, torch_current
+        assert at_once(good, out)
+        hook = triton.knobs.runtime.launch_enter_hook
+        hook.add(print_nothing)
+        assert not at_once(good, out), "a profiler sees each launch"
+        hook.remove(print_nothing)
+        assert at_once(good, out)
+
+        stub.take()
+        stub.capturing.value = 1
+        assert at_once(good, out), "a captured call is made of kernels"
+        stub.capturing.value = 0
+        assert len(stub.take()) == (1 if format == "tokens" else 3)
+        with pytest.MonkeyPatch.context() as patch:
+            settings = SimpleNamespace(settings={"KERNELHUB_COMM_TIMEOUT_S": 7.0})
+            patch.setattr("kernelhub.ops.comm.experts.dispatch.HUB", settings)
+            later = kernelhub.moe_dispatch.op.contract.bind(dispatch, problem, -1, lambda: 0, other_device)
+        for _ in range(9):
+            stub.take()
+            assert later(*good, out) is out
+            limits = [struct.unpack("<i", value)[0] for value in stub.take()[0].parameters if len(value) == 4]
+            assert not limits or limits[-1] == 7_000_000, "another setting is another call"
+        assert at_once(good, out)
+
+        second = list(good)
+        second[3] = groups[1]
+        slots = memories[1].own.slots[1]
+        assert met(slots, second, out), "another group has other memory"
+        assert format != "tokens" or not met(slots, good, out)
+        memories[0].own.missing[1] = 1
+        with pytest.raises(RanksDisagree, match="rank 1"):
+            run(*good, out)
+        memories[0].own.missing[1] = 0
+        newer = _Workspaces(_OfStream)
+        dispatch.attach(groups[0].group_name, newer.own)
+        assert met(newer.own.slots[1], good, out), "prepared anew, over other memory"
+        for _ in range(6):
+            at_once(good, out)
+        assert at_once(good, out)
+        kept, handle = weakref.ref(out.x), out.handle
+        del out, outs, other, noted, moved, wrong, group
+        handle.clear()
+        gc.collect()
+        assert kept() is None, "the result of the last call is not kept"
+        gone = [weakref.ref(group) for group in groups]
+        del good, second, shifted
+        groups.clear()
+        dist.destroy_process_group()
+        gc.collect()
+        assert [one() for one in gone] == [None, None], "nor is its group"
+        assert not elsewhere
+
+
+def print_nothing(metadata: Any) -> None:
+    """A profiler's hook."""
+
+
 _TAKEN = {
     "all_reduce": ("x", "group", "out"),
     "reduce_scatter": ("x", "group", "out"),
@@ -1309,12 +1497,22 @@ _TAKEN = {
 }
 
 
+class _OfStream(Workspace):
+    """It follows the stream of the stub's device, as that of a GPU follows the current one."""
+
+    def shared(self, *more: Any) -> Any:
+        return super().shared(*more)._replace(stream=addressof(self._raw_stream))
+
+    def follow_last_call(self) -> None:
+        self._raw_stream.value = OneDevice.stream_of(0)
+
+
 class _Workspaces:
     """Memory of two ranks in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, kind: type[Workspace] = Workspace) -> None:
         self.memories = [torch.zeros(1 << 20, dtype=torch.uint8) for _ in range(2)]
-        self.own = Workspace(0, self.memories[0], [memory.data_ptr() for memory in self.memories], 1 << 14)
+        self.own = kind(0, self.memories[0], [memory.data_ptr() for memory in self.memories], 1 << 14)
 
 
 @contextlib.contextmanager
@@ -1365,6 +1563,7 @@ SCENARIOS = (
     small_calls_again,
     collectives_again,
     exchanges_again,
+    into_results_again,
 )
 
 

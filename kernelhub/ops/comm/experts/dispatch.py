@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import dtype_name, refuse
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.experts.adapter import DispatchAdapter, Outgoing
+from kernelhub.ops.comm.experts.again import into_earlier
 from kernelhub.ops.comm.experts.checks import DISPATCH as NAME
 from kernelhub.ops.comm.experts.checks import check_dispatch, check_problem
 from kernelhub.ops.comm.experts.prepared import prepared
@@ -38,9 +38,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT = "KERNELHUB_COMM_TIMEOUT_S"
 _OPERANDS = 4
-# A call into an earlier result that was launched at once: its group, experts, format and capacity, the known calls
-# with its key, and what renews the result.
-_Last = tuple[Callable[[], Any], int, str, "int | None", Callable[..., int], Any, Callable[..., Dispatched]]
 
 
 def problem_of(key: Any, device: int) -> DispatchProblem:
@@ -72,7 +69,7 @@ def bind(
     """The function that a call runs: the checks, the launch. A rank without tokens launches, too."""
     launch, timeout_s, groups = adapter.launch, HUB.settings[_TIMEOUT], group_type()
     world_size, calls, known = problem.world_size, KnownCalls(), GroupCalls(adapter)
-    last: _Last | None = None
+    last: Callable[..., bool] | None = None  # of the last call into an earlier result
 
     def run(
         x: Tensor,
@@ -86,18 +83,12 @@ def bind(
         out: Dispatched | None = None,
     ) -> Dispatched:
         nonlocal last
-        operands: tuple[Any, ...]
+        again = None if out is None else last
+        if again and again(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out):
+            tick()
+            return out  # type: ignore[return-value]
         places = None if out is None else places_of(out, format)
-        if out is None or places is None:
-            operands = (x, topk_ids, topk_weights, scales)
-        else:
-            operands = (x, topk_ids, topk_weights, scales, *places)
-            if last is not None:  # with the same values its known call compares all else that a key does
-                of, experts, form, most, launches, key, renewed = last
-                alike = of() is group and experts is num_experts and form is format and most is max_tokens
-                if alike and launches(key, operands) == 2:
-                    tick()
-                    return renewed(out, topk_ids)
+        operands: tuple[Any, ...] = (x, topk_ids, topk_weights, scales, *(places or ()))
         key = None
         if type(num_experts) is int and type(format) is str and (max_tokens is None or type(max_tokens) is int):
             key = None if getattr(x, "is_nested", True) else (x.shape, num_experts, format, max_tokens, out is None)
@@ -105,16 +96,17 @@ def bind(
             key = None
         group = resolved(NAME, group) if type(group) is str else group
         at_once: Any = known.of(group) if known.repeats and type(group) is groups else None
-        results = None if at_once is None else at_once.results.get(key)
-        if results is not None:
-            outputs = results.take() if out is None else ()
+        made = None if at_once is None else at_once.results.get(key)
+        if made is not None and out is not None:
+            if made(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out):
+                last = made
+                tick()
+                return out
+        elif made is not None:
+            outputs = made.take()
             if at_once.launches(key, (*operands, *outputs)) == 2:
                 tick()
-                if out is not None:
-                    values = (num_experts, format, max_tokens)
-                    last = (weakref.ref(group), *values, at_once.launches, key, results.renewed)
-                    return results.renewed(out, topk_ids)  # type: ignore[no-any-return]
-                return results.dispatched(outputs, topk_ids)  # type: ignore[no-any-return]
+                return made.dispatched(outputs, topk_ids)  # type: ignore[no-any-return]
         holds = type(group) is groups and calls.holds(key, operands)
         if holds and group.size() == world_size:  # type: ignore[union-attr]
             pg: Any = group
@@ -142,7 +134,11 @@ def bind(
                 destinations = len(everything) - _OPERANDS
                 at_once.learn(key, everything, destinations, 0 if out is not None else destinations)
             elif known.attach(at_once, key, everything, given, outputs, pg, timeout_s):
-                at_once.results[key] = adapter.results(given)
+                results: Any = adapter.results(given)
+                if out is not None:
+                    launches, of_adapter = at_once.launcher(key)
+                    results = into_earlier(launches, of_adapter, results, pg, num_experts, format, max_tokens)
+                at_once.results[key] = results
         return sent
 
     return run

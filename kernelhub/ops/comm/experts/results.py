@@ -49,13 +49,15 @@ class Results:
         take: that of `fresh`.
         dispatched: what a call returns, given what `take` gave, now filled, and the ids of this rank's tokens.
         renewed: an earlier result whose tensors are filled anew, as the result of a call with these ids.
+        shared: the parts of their handles that are the same tensors in all of them: the first, and the last three.
     """
 
-    __slots__ = ("dispatched", "renewed", "take")
+    __slots__ = ("dispatched", "renewed", "shared", "take")
 
     def __init__(self, header: Header, fresh: Fresh) -> None:
         self.take = fresh.take
         numbers, rest = numbers_tensor(header), _rest(fresh.device)
+        self.shared = (numbers, *rest)
         self.dispatched = _dispatched(header, fresh.scaled, numbers, rest)
         self.renewed = _renewed(header, numbers, rest)
 
