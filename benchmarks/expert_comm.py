@@ -64,9 +64,9 @@ PAIRS = {  # a dispatch and the combine that follows it
 
 
 def cases(options: argparse.Namespace) -> Iterator[tuple[Layer, int, torch.dtype, str]]:
-    named = [layer for layer in LAYERS if layer.model in options.models] if options.models else LAYERS
-    for layer in QUICK_LAYERS if options.quick and not options.models else named:
-        for tokens in options.tokens or (QUICK_TOKENS if options.quick else TOKENS):
+    named = [layer for name in options.models for layer in LAYERS if layer.model == name] if options.models else LAYERS
+    for tokens in options.tokens or (QUICK_TOKENS if options.quick else TOKENS):
+        for layer in QUICK_LAYERS if options.quick and not options.models else named:
             for dtype in options.dtypes:
                 for format in options.formats:
                     yield layer, tokens, getattr(torch, dtype), format
