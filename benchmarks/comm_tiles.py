@@ -4,8 +4,8 @@
 
 In microseconds, the slowest rank's, for rows of 4096 in bfloat16. `once` is a program that has one tile or row, and
 loads it before it reads which set of slots is used; `loop` one that may have several; `of a row` how many programs send
-parts of a row. At the end: the fastest norm of
-each size, and how many of the fastest sum it takes.
+parts of a row, of which the last receives it; `in parts` how many each send and normalise a part. At the end: the
+fastest norm of each size, and how many of the fastest sum it takes.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ import torch.distributed as dist
 from comm import Bench, about
 
 from kernelhub.backends.triton.comm import adapter as adapters
+from kernelhub.backends.triton.comm.fused_rms_norm import all_reduce_rms_norm_kernel
+from kernelhub.backends.triton.comm.split_rms_norm import split_rms_norm_kernel
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, NVLINK, AllReduceProblem, AllReduceRmsNormProblem
 from kernelhub.probes.device import facts_of
@@ -36,22 +38,29 @@ from kernelhub.probes.device import facts_of
 HIDDEN = 4096
 SIZES = (8 << 10, 64 << 10, 256 << 10, 1 << 20)
 TIMEOUT_S = 60.0
-IN_PLACE = "one_shot, once, 4 of a row, in place of x"
+IN_PLACE = ("one_shot, once, 4 of a row, in place of x", "one_shot, 4 in parts, in place of x")
 
 
-def launched(base: type, once: bool, parts: int = 1, warps: int | None = None) -> type:
-    """An adapter whose programs have one tile or row where they can, or that lets them have several."""
+def launched(base: type, once: bool, parts: int = 1, warps: int | None = None, turns: bool = False) -> type:
+    """An adapter whose programs have one tile or row where they can, or that lets them have several.
+
+    turns: each program of a row normalises its part.
+    """
 
     class Launched(base):  # type: ignore[misc]
         def __init__(self, problem: Any) -> None:
             super().__init__(problem)
             self._tile = self._tile._replace(warps=warps or self._tile.warps)
+            if base is adapters.OneShotRmsNorm:
+                self.turns = turns and self._split > 1
+                self.kernel = split_rms_norm_kernel if self.turns else all_reduce_rms_norm_kernel
 
         def split(self) -> int:
             return min(super().split(), parts)
 
         def static(self) -> dict[str, Any]:
-            return {**super().static(), "ONCE": once and self._once}
+            static = super().static()
+            return {**static, "ONCE": once and self._once} if "ONCE" in static else static
 
     return Launched
 
@@ -67,7 +76,12 @@ def norms() -> dict[str, type]:
         f"one_shot, once, {parts} of a row, {warps} warps": launched(one, True, parts, warps)
         for parts, warps in ((1, 8), (4, 8), (2, 8), (4, 16), (1, 16), (4, 4))
     }
-    return {**split, IN_PLACE: launched(one, True, 4), "one_shot, loop": launched(one, False), "two_shot": two}
+    split |= {
+        f"one_shot, {parts} in parts, {warps} warps": launched(one, True, parts, warps, turns=True)
+        for parts, warps in ((4, 8), (2, 8), (4, 16), (4, 4))
+    }
+    split |= {name: launched(one, True, 4, turns="in parts" in name) for name in IN_PLACE}
+    return {**split, "one_shot, loop": launched(one, False), "two_shot": two}
 
 
 def calls(kind: type, num_bytes: int, device: torch.device, in_place: bool) -> Callable[[], None]:
@@ -105,7 +119,7 @@ def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
                 continue
             figures = results.setdefault(op, {})[name] = {}
             for num_bytes in options.sizes:
-                figures[str(num_bytes)] = bench.graph_us(calls(kind, num_bytes, device, name == IN_PLACE))
+                figures[str(num_bytes)] = bench.graph_us(calls(kind, num_bytes, device, name in IN_PLACE))
             if rank == 0:
                 print(f"{op:20} {name:34}", *(f"{figure:7.2f}" for figure in figures.values()), flush=True)
                 if place is not None:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import triton.runtime.interpreter as interpreter
 
+from kernelhub.backends.triton.comm.turns import SETS
 from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, slots_bytes
 
 
@@ -48,6 +49,15 @@ class Ranks:
         self.memories = [torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8) for _ in range(world_size)]
         addresses = [memory.data_ptr() for memory in self.memories]
         self.workspaces = [Workspace(rank, memory, addresses, capacity) for rank, memory in enumerate(self.memories)]
+
+    def are_empty(self) -> bool:
+        """Whether slots are empty between calls: of those that are used in turn all but one set."""
+        for workspace, memory in zip(self.workspaces, self.memories, strict=True):
+            behind = workspace.turn_slots[0] - workspace.slots[0]
+            used = [bool((part != 0xFF).any()) for part in memory[behind:].chunk(SETS)]
+            if sum(used) > 1 or not bool((memory[:behind] == 0xFF).all()):
+                return False
+        return True
 
 
 def run_ranks(act: Callable[[int], Any], world_size: int, limit_s: float = 60.0) -> list[Any]:

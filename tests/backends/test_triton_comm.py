@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import random
+import time
 import weakref
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, MORE, NVLINK, All
 from kernelhub.ops.fused_quant.formats import Results
 from kernelhub.ops.fused_quant.problem import NormProblem
 from kernelhub.probes.device import facts_of, simulated
+from tests.backends import programs_in_turn
 from tests.backends.simulated_ranks import GROUP, Group, Ranks, run_ranks
 from tests.conftest import HAS_GPU
 
@@ -36,6 +39,9 @@ interpreter.repair()
 def rows_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several programs send a row on other numbers of ranks, too, than those on which that is done."""
     monkeypatch.setattr(adapter_module, "_SPLIT_RANKS", range(2, 9))
+    monkeypatch.setattr(adapter_module, "_TURN_RANKS", (2, 3))
+    monkeypatch.setattr(adapter_module, "_LEAST_TURNS", 2)
+    programs_in_turn.patch(monkeypatch)
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -193,7 +199,7 @@ def check(world_size: int) -> None:
         return sums(rank, world_size, workspace) + norms(rank, world_size, workspace)
 
     assert run_ranks(act, world_size) == [[]] * world_size
-    assert all(bool((memory == 0xFF).all()) for memory in ranks.memories), "slots that are not empty"
+    assert ranks.are_empty()
 
 
 def test_two_ranks_get_the_sums_in_the_order_of_ranks() -> None:
@@ -208,7 +214,7 @@ def test_more_ranks_get_the_sums_in_the_order_of_ranks(world_size: int) -> None:
 def test_quantised_norms_have_the_bits_of_the_quantiser() -> None:
     ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
     assert run_ranks(lambda rank: quantised_norms(rank, 2, ranks.workspaces[rank]), 2) == [[]] * 2
-    assert all(bool((memory == 0xFF).all()) for memory in ranks.memories), "slots that are not empty"
+    assert ranks.are_empty()
 
 
 def test_quantised_norms_of_many_rows_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,11 +264,71 @@ def test_norms_of_more_rows_than_programs_and_of_rows_with_a_nan(
         return wrong
 
     assert run_ranks(act, world_size) == [[]] * world_size
-    assert all(bool((memory == 0xFF).all()) for memory in ranks.memories), "slots that are not empty"
+    assert ranks.are_empty()
+
+
+def split_norm(problem_dtype: torch.dtype, width: int, world_size: int, workspace: Any) -> OneShotRmsNorm:
+    """A norm whose rows several programs send and normalise, connected."""
+    facets = {**FACETS, "dtype": str(problem_dtype)[6:], "weight_dtype": "float32", "world_size": world_size}
+    adapter = OneShotRmsNorm(AllReduceRmsNormProblem(**facets, hidden_size=width))
+    assert adapter.turns
+    adapter.attach(GROUP.group_name, workspace)
+    return adapter
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_norms_of_several_programs_follow_each_other_whatever_their_sizes(world_size: int) -> None:
+    """Calls of few and many rows, dtypes, ranks that come late, destinations that are operands, and a NaN in a row."""
+    ranks = Ranks(world_size, MESSAGE_BYTES[MESSAGE])
+    calls = (
+        *((torch.bfloat16, 2048, 4, ""), (torch.float32, 1100, 1, "residual"), (torch.bfloat16, 2048, 1, "x")),
+        *((torch.float16, 2100, 2, "both"), (torch.float32, 1100, 3, ""), (torch.bfloat16, 2048, 1, "both")),
+        *((torch.bfloat16, 2048, 1, "swapped"), (torch.float32, 1100, 1, "x"), (torch.float16, 2100, 3, "residual")),
+    )
+
+    def act(rank: int) -> list[str]:
+        wrong = []
+        chosen = random.Random(rank)
+        for turn, (dtype, width, rows, _) in enumerate(calls):
+            place = calls[(turn + rank * (turn // 4)) % len(calls)][-1]  # at first as on other ranks
+            adapter = split_norm(dtype, width, world_size, ranks.workspaces[rank])
+            parts = [values(100 * turn + other, (rows, width), dtype) for other in range(world_size)]
+            if turn % 3 == 2:
+                parts[-1][0, 7] = torch.nan
+            residual, weight = values(99, (rows, width), dtype), values(98, (width,), torch.float32)
+            total = sum_of(parts) + residual.float()
+            norm = total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-5) * weight
+            x, before = parts[rank].clone(), residual.clone()
+            out = x if place in ("x", "both") else before if place == "swapped" else torch.full_like(x, 9)
+            added = before if place in ("residual", "both") else x if place == "swapped" else torch.full_like(x, 9)
+            time.sleep(chosen.choice((0, 0, 0.05)))
+            adapter.launch(x, before, weight, 1e-5, out, added, GROUP, TIMEOUT_S)
+            close = torch.allclose(out.float(), norm, rtol=torch.finfo(dtype).eps, atol=1e-3, equal_nan=True)
+            same = torch.allclose(added.float(), total.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
+            wrong += [] if close and same else [f"call {turn}: {dtype} {rows} rows, {place}"]
+        return wrong
+
+    assert run_ranks(act, world_size) == [[]] * world_size
+    assert ranks.are_empty()
 
 
 class TestMissingRank:
     """Rank 0 of two, alone."""
+
+    def test_captured_norms_of_several_programs_do_not_wait_again(self) -> None:
+        ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
+        adapter = split_norm(torch.bfloat16, 2048, 2, ranks.workspaces[0])
+        x, weight = torch.ones(2, 2048).bfloat16(), torch.ones(2048)
+        out, added = torch.zeros_like(x), torch.zeros_like(x)
+        adapter.launch(x, x, weight, 1e-5, out, added, GROUP, 3e-6)
+        ranks.workspaces[0].missing.zero_()  # a replay does not look at it
+        sent = ranks.memories[1].clone()
+        for place in (out, x):
+            place.zero_()
+            adapter.launch(x, x, weight, 1e-5, place, added.zero_(), GROUP, 1e3)
+            assert bool(place.isnan().all())
+            assert bool(added.isnan().all())
+        assert torch.equal(ranks.memories[1], sent)
 
     def test_a_call_ends_and_the_next_one_names_the_rank(self) -> None:
         ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])

@@ -52,7 +52,15 @@ class Scenes:
     """The scenes of one kernel on one rank."""
 
     def __init__(
-        self, op: str, kernel: str, rank: int, size: int, calls: int, most_rows: int, format: str | None = None
+        self,
+        op: str,
+        kernel: str,
+        rank: int,
+        size: int,
+        calls: int,
+        most_rows: int,
+        format: str | None = None,
+        hidden: int = HIDDEN,
     ) -> None:
         self.format = format
         self.op, self.kernel, self.rank, self.size, self.calls = op, kernel, rank, size, calls
@@ -60,7 +68,7 @@ class Scenes:
         self.device = torch.device("cuda", rank)
         self.group = dist.group.WORLD
         self.plans: dict[torch.dtype, Any] = {}
-        self.hidden = HIDDEN
+        self.hidden = hidden
         self.form: dict[str, Any] = {} if format is None else form_of(format, self.device)
         self.scales = {name: value for name, value in self.form.items() if name != "format"}
 
@@ -161,6 +169,14 @@ class Scenes:
                     own = given[0].clone()
                     place_of = "out" if self.format is None else "residual_out"
                     found["in place"] = self.run(dtype, own, *given[1:], **{place_of: own})
+                    if self.op == "all_reduce_rms_norm":
+                        before = given[1].clone()
+                        found["residual in place"] = self.run(dtype, given[0], before, *given[2:], residual_out=before)
+                        if self.format is None:
+                            own, before = given[0].clone(), given[1].clone()
+                            found["both in place"] = self.run(
+                                dtype, own, before, *given[2:], out=own, residual_out=before
+                            )
                     place = wide[..., 0]
                     if rows and self.op == "all_reduce":
                         found["strided out"] = self.run(dtype, *given, out=place)
@@ -196,7 +212,7 @@ class Scenes:
         """Rows of other widths, few and many, twice each."""
         if self.op != "all_reduce_rms_norm":
             return []
-        wrong, plans = [], self.plans
+        wrong, before, plans = [], self.hidden, self.plans
         for hidden in WIDTHS:
             self.hidden, self.plans = hidden, {}
             dtypes = DTYPES if hidden == WIDTHS[0] else DTYPES[:1]
@@ -207,7 +223,7 @@ class Scenes:
                     wrong += [
                         f"{dtype} {rows} rows of {hidden}" for result in found if self.wrong(result, rows, dtype, rows)
                     ]
-        self.hidden, self.plans = HIDDEN, plans
+        self.hidden, self.plans = before, plans
         return wrong
 
     def same_bits(self) -> list[str]:
@@ -276,7 +292,10 @@ class Scenes:
         return wrong
 
     def many(self) -> list[str]:
-        """Calls without a pause, of several sizes in turn, some in place; each result is compared on the device."""
+        """Calls without a pause, of several sizes in turn, some in place of x or of the residual, on one rank or more.
+
+        Each result is compared on the device.
+        """
         dtype = self.dtypes()[0]
         cases = []
         for rows in [rows for rows in self.sizes(dtype) if rows < 200]:
@@ -285,8 +304,11 @@ class Scenes:
         errors = torch.zeros((), dtype=torch.int64, device=self.device)
         for turn in range(self.calls):
             _, (x, *others), want = cases[turn % len(cases)]
-            own = x.clone() if turn % 3 == 0 and self.op in ("all_reduce", "all_reduce_rms_norm") else x
+            which = (turn + self.rank * (turn // 100 % 2)) % 3  # for a hundred calls as on other ranks, then not
+            own = x.clone() if which == 0 and self.op in ("all_reduce", "all_reduce_rms_norm") else x
             place = {} if own is x else {"out" if self.format is None else "residual_out": own}
+            if which == 1 and self.op == "all_reduce_rms_norm":
+                others[0] = place["residual_out"] = others[0].clone()
             found = self.run(dtype, own, *others, **place)
             errors += (found[-1] if isinstance(found, tuple) else found).ne(want).any()
         return [] if not int(errors) else [f"{int(errors)} of {self.calls} calls"]
@@ -350,6 +372,7 @@ def live(
     kernel: str,
     calls: int,
     most_rows: int,
+    hidden: int,
     folder: str,
     formats: Sequence[str | None],
     limit_s: float,
@@ -361,7 +384,7 @@ def live(
     _ = HUB.settings
     for format in formats:
         place = file_of(folder, format, rank)
-        scenes = Scenes(op, kernel, rank, size, calls, most_rows, format)
+        scenes = Scenes(op, kernel, rank, size, calls, most_rows, format, hidden)
         scenes.act(lambda answers, place=place: place.write_text(json.dumps(answers)))
     dist.barrier()
     os._exit(0)
@@ -374,13 +397,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--calls", type=int, default=10_000, help="calls of the scene `many`")
     parser.add_argument("--most-rows", type=int, default=1 << 20, help="of a message; fewer under compute-sanitizer")
+    parser.add_argument("--hidden", type=int, default=HIDDEN, help="elements of a row, but in the scene `widths`")
     parser.add_argument("--format", nargs="+", default=[None], help="of all_reduce_rms_norm: forms of the norm")
     parser.add_argument("--limit-s", type=float, default=120.0)
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        given = (options.ranks, _free_port(), options.op, options.kernel, options.calls, options.most_rows, folder)
-        given = (*given, options.format, options.limit_s)
+        given = (options.ranks, _free_port(), options.op, options.kernel, options.calls, options.most_rows)
+        given = (*given, options.hidden, folder, options.format, options.limit_s)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for rank in ranks:
             rank.start()

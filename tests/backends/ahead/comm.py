@@ -33,6 +33,8 @@ def _workspace(world_size: int) -> Any:
         device=torch.device("cuda", 0),
         slots=(*[1 << 40] * world_size, *[0] * (MOST_RANKS - world_size)),
         counters=torch.empty(MOST_PROGRAMS, dtype=torch.int32, device="cuda"),
+        turn_slots=(*[1 << 40] * world_size, *[0] * (MOST_RANKS - world_size)),
+        turn_counters=torch.empty(MOST_PROGRAMS, dtype=torch.int32, device="cuda"),
         missing=torch.empty(MOST_RANKS, dtype=torch.int8, device="cuda"),
         late=list,
         owner=None,
@@ -127,6 +129,7 @@ CASES = [
         for ranks, width, adapter, steps in (
             (2, 4096, OneShotRmsNorm, ""),
             (4, 4096, OneShotRmsNorm, ""),
+            (4, 7168, OneShotRmsNorm, ""),
             (8, 8192, OneShotRmsNorm, ""),
             (4, 4096, TwoShotRmsNorm, ", in two steps"),
             (8, 8192, TwoShotRmsNorm, ", in two steps"),

@@ -31,6 +31,7 @@ ONCE = frozenset(
         "concat bfloat16",
         "one-shot sum of 8 ranks to 8MB, float32",
         "two-shot sum of 8 ranks to 8MB, float32",
+        "sum of 2 ranks and norm, 4096 wide",
         "sum of 8 ranks and norm, 8192 wide",
         "sum of 4 ranks and norm, 4096 wide, in two steps",
         "sum of 8 ranks and norm, 8192 wide, in two steps",

@@ -33,8 +33,9 @@ _STANDINGS = (
         "none failed, and four ranks over NVLink, one row of a program: 21 tests passed, none failed, 500 calls each "
         "(benchmarks/results/comm_tiles_h200.json); 2026-11-27, two ranks over NVLink, rows sent by several programs: "
         "7 tests passed, none failed, and four ranks over NVLink, rows sent by several programs: 7 tests passed, none "
-        "failed, 2000 calls of the norm each (benchmarks/results/comm_split_h200.json); not run with other numbers of "
-        "ranks",
+        "failed, 2000 calls of the norm each (benchmarks/results/comm_split_h200.json); two ranks over NVLink, rows "
+        "normalised in parts: 8 tests passed, none failed, 3000 calls (benchmarks/results/comm_norm_parts_h200.json); "
+        "not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )

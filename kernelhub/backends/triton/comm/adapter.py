@@ -12,11 +12,13 @@ from kernelhub.backends.triton.comm.at_once import MOST as MOST_AT_ONCE
 from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, identified, is_aligned
 from kernelhub.backends.triton.comm.fused_rms_norm import all_reduce_rms_norm_kernel
 from kernelhub.backends.triton.comm.one_shot import one_shot_kernel
+from kernelhub.backends.triton.comm.received_rms_norm import received_rms_norm_kernel
+from kernelhub.backends.triton.comm.split_rms_norm import split_rms_norm_kernel
 from kernelhub.backends.triton.comm.tiles import Tile, one_shot_tile, row_tile, two_shot_tile
 from kernelhub.backends.triton.comm.two_shot import two_shot_kernel
 from kernelhub.backends.triton.comm.two_shot_rms_norm import two_shot_rms_norm_kernel
 from kernelhub.backends.triton.comm.two_shot_row_norm import two_shot_row_norm_kernel
-from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
+from kernelhub.backends.triton.comm.workspace import TURN_BYTES, UNIT, Workspace, workspace_before, workspace_for
 from kernelhub.ops.comm.adapter import AllReduceAdapter, AllReduceRmsNormAdapter
 from kernelhub.ops.comm.problem import MESSAGE_BYTES, AllReduceProblem, AllReduceRmsNormProblem, CollectiveProblem
 
@@ -30,6 +32,9 @@ _LARGEST = 32 << 20  # bytes of a message that is sent by one launch; what is lo
 # programs, 4.62, 4.15 and 4.05 on 4; 256 KB 4.26, 4.06 and 3.91 on 2, 6.76, 6.21 and 6.55 on 4, later 6.28 and 6.24.
 _MOST_PARTS, _LEAST_PART = 4, 2048
 _SPLIT_RANKS = (2, 4)  # on which it conforms
+_TURN_RANKS = (2,)  # on which it does so where each program of a row normalises its part
+# Of two programs, rows of 2048, that gains 1 to 5 % and loses 2 to 6 % in place (comm_norm_parts_h200.json).
+_LEAST_TURNS = 4
 _SENDERS = 264  # programs of a grid times ranks that are sent to: twice the multiprocessors of an H100
 _SLOTS = 32 << 20  # most bytes of a set of slots, in one step; in two steps they are at most twice the largest piece
 
@@ -202,6 +207,8 @@ class _RmsNorm(ConnectedRmsNorm):
     """What both kernels of `all_reduce_rms_norm` that write floats do."""
 
     kernel: Any
+    turns = False  # it uses the slots of `turns.py`, and has another kernel for results in the place of operands
+    in_place_kernel: Any = received_rms_norm_kernel
 
     def __init__(self, problem: AllReduceRmsNormProblem) -> None:
         super().__init__(problem)
@@ -227,16 +234,23 @@ class _RmsNorm(ConnectedRmsNorm):
         """Rows that the slot of a sender must hold."""
 
     @abc.abstractmethod
-    def sizes(self, rows: int, eps: float, in_place: bool) -> tuple[int, tuple[Any, ...]]:
-        """Programs for a message, and the scalar arguments of the kernel; `in_place`: a result may be in that of x."""
+    def sizes(self, rows: int, eps: float, in_place: int) -> tuple[int, tuple[Any, ...]]:
+        """Programs for a message, and the scalar arguments of the kernel.
+
+        `in_place`: 2 if a result may be in the place of x, 1 if in that of the residual only, else 0.
+        """
 
     def attach(self, group_name: str, workspace: Workspace) -> Connection:
         hidden_size = self.problem.hidden_size
         static = {"H": hidden_size, "BLOCK": self._tile.bytes // self._dtype.itemsize, **self.static()}
-        connection = Connection("all_reduce_rms_norm", self.kernel, static, self._tile, workspace)
         row = torch.empty(hidden_size, dtype=self._dtype, device=workspace.device)
         weight = row.to(getattr(torch, self.problem.weight_dtype))
-        connection.compile((row, row, weight, row, row), self.sizes(1, 1e-6, False)[1])
+        made = []
+        for kernel in (self.kernel, *([self.in_place_kernel] if self.turns else [])):
+            made.append(Connection("all_reduce_rms_norm", kernel, static, self._tile, workspace, turns=self.turns))
+            made[-1].compile((row, row, weight, row, row), self.sizes(1, 1e-6, 0)[1])
+        connection = made[0]
+        connection.in_place = made[1] if self.turns else None
         return self._connections.keep(group_name, connection)
 
     def launch(
@@ -256,7 +270,7 @@ class _RmsNorm(ConnectedRmsNorm):
             return
         connection = self.connection(group)
         given = (x, residual, weight, out, residual_out)
-        key, tensors = identified((x.shape, eps, timeout_s, _in_place(x, out, residual_out)), *given)
+        key, tensors = identified((x.shape, eps, timeout_s, _in_place(x, residual, out, residual_out)), *given)
         connection.repeated.run(key, tensors, self._launch_anew, connection, *given, eps, timeout_s)
 
     def repeated(
@@ -271,7 +285,7 @@ class _RmsNorm(ConnectedRmsNorm):
         timeout_s: float,
     ) -> Any:
         connection = self._connections.get(group)
-        values = (x.shape, eps, timeout_s, _in_place(x, out, residual_out))
+        values = (x.shape, eps, timeout_s, _in_place(x, residual, out, residual_out))
         given = identified(values, x, residual, weight, out, residual_out)
         return connection and connection.repeated.sequence_of(*given)
 
@@ -289,7 +303,8 @@ class _RmsNorm(ConnectedRmsNorm):
         rows = x.numel() // self.problem.hidden_size
         targets = [item if is_aligned(item) else fresh(item) for item in (out, residual_out)]
         source, before, weight = aligned(x), aligned(residual), aligned(weight)
-        in_place = _in_place(source, *targets)
+        in_place = _in_place(source, before, *targets)
+        connection = connection.in_place if in_place and connection.in_place is not None else connection
         if rows <= self._rows:
             programs, sizes = self.sizes(rows, float(eps), in_place)
             connection(programs, (source, before, weight, *targets), sizes, timeout_s)
@@ -311,11 +326,15 @@ class OneShotRmsNorm(_RmsNorm):
     def __init__(self, problem: AllReduceRmsNormProblem) -> None:
         super().__init__(problem)
         self._split = self.split()
+        if self._split >= _LEAST_TURNS and self._slot_bytes <= TURN_BYTES and problem.world_size in _TURN_RANKS:
+            self.kernel, self.turns = split_rms_norm_kernel, True
 
     def piece(self) -> int:
         return piece_bytes(self.problem)
 
     def static(self) -> dict[str, Any]:
+        if self.turns:
+            return {"SPLIT": self._split}
         # Of two ranks it is no faster where one program has a row: 3.51 and 3.54 us for 8 KB (comm_tiles_h200.json).
         return {"ONCE": self._once and (self.problem.world_size > 2 or self._split > 1), "SPLIT": self._split}
 
@@ -328,8 +347,10 @@ class OneShotRmsNorm(_RmsNorm):
     def slot_rows(self) -> int:
         return self._rows
 
-    def sizes(self, rows: int, eps: float, in_place: bool) -> tuple[int, tuple[Any, ...]]:
-        return rows * self._split, (rows, eps, int(in_place))
+    def sizes(self, rows: int, eps: float, in_place: int) -> tuple[int, tuple[Any, ...]]:
+        if self.turns:
+            return rows * (self._split + (in_place > 0)), (rows, eps, in_place)
+        return rows * self._split, (rows, eps, int(in_place > 1))
 
 
 class TwoShotRmsNorm(_RmsNorm):
@@ -349,7 +370,7 @@ class TwoShotRmsNorm(_RmsNorm):
     def slot_rows(self) -> int:
         return 2 * self._part(self._rows)
 
-    def sizes(self, rows: int, eps: float, in_place: bool) -> tuple[int, tuple[Any, ...]]:
+    def sizes(self, rows: int, eps: float, in_place: int) -> tuple[int, tuple[Any, ...]]:
         part = self._part(rows)
         return rows if self._once else part, (rows, eps, part)
 
@@ -357,6 +378,7 @@ class TwoShotRmsNorm(_RmsNorm):
         return -(-rows // self.problem.world_size)
 
 
-def _in_place(x: Tensor, *results: Tensor) -> bool:
-    """Whether a result begins where x does; the op lets none overlap it otherwise."""
-    return any(result.data_ptr() == x.data_ptr() for result in results)
+def _in_place(x: Tensor, residual: Tensor, *results: Tensor) -> int:
+    """2 if a result begins where x does, 1 if only where the residual does, which the op lets none overlap else."""
+    begins = [result.data_ptr() for result in results]
+    return 2 if x.data_ptr() in begins else int(residual.data_ptr() in begins)

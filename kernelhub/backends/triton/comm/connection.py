@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton.comm.tiles import Tile
-from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, UNIT, Workspace
+from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, TURN_BYTES, UNIT, Workspace
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.errors import RanksDisagree
 
@@ -28,22 +28,36 @@ class Connection:
         tile: how it is launched.
         workspace: of the group.
         words: how many it needs that are zero between calls.
+        turns: it uses the slots of `turns.py`.
 
     Attributes:
         repeated: the calls over this workspace that are repeated.
         words: those.
+        in_place: launches the calls whose result is in the place of an operand, if this one does not.
     """
 
     def __init__(
-        self, op: str, kernel: Any, static: Mapping[str, Any], tile: Tile, workspace: Workspace, words: int = 0
+        self,
+        op: str,
+        kernel: Any,
+        static: Mapping[str, Any],
+        tile: Tile,
+        workspace: Workspace,
+        words: int = 0,
+        turns: bool = False,
     ) -> None:
         self._op, self._workspace, self._tile = op, workspace, tile
         of_group = {"RANK": workspace.rank, "WORLD": workspace.world_size}
         fixed = {**static, **of_group, "MOST": MOST_PROGRAMS, "CLOCK": not triton.knobs.runtime.interpret}
         self._launch = Launcher(kernel, fixed, num_warps=tile.warps, num_stages=1)
-        self._middle = (workspace.counters, workspace.missing, *workspace.slots)
-        self._last = (workspace.capacity, tile.ahead)
+        counters, slots = workspace.counters, workspace.slots
+        capacity = workspace.capacity
+        if turns:
+            counters, slots, capacity = workspace.turn_counters, workspace.turn_slots, TURN_BYTES // UNIT
+        self._middle = (counters, workspace.missing, *slots)
+        self._last = (capacity, tile.ahead)
         self._timeout_s, self._limit_us = 0.0, 0
+        self.in_place: Connection | None = None
         self.words = workspace.zeros(words)
         self.repeated = Repeated(shared=workspace.shared(self.words))
 

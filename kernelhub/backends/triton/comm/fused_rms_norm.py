@@ -11,7 +11,8 @@ sum in float32, not the one that was rounded into `residual_out`.
 
 Of few rows each has SPLIT programs: all send a part of it, since stores over the link take one multiprocessor long, and
 the last receives the row. It waits for no later program of another rank, so here, too, the hardware may start programs
-in order. Where a result is in the place of x, it also waits until the others of this rank have read their parts.
+in order. Where a result is in the place of x, it also waits until the others of this rank have read their parts. Of few
+rows `split_rms_norm.py` takes its place on the numbers of ranks on which it has run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Memory that the ranks of a group map from each other: the slots of `slots.py`.
+"""Memory that the ranks of a group map from each other: the slots of `slots.py`, and behind them those of `turns.py`.
 
 Made when a plan connects its ranks, and kept with the adapters that use it, so as long as their plans and captured
 graphs.
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernelhub.backends.shared import symmetric
 from kernelhub.backends.shared.launches import Shared
+from kernelhub.backends.triton.comm.turns import SETS
 from kernelhub.errors import KernelUnavailable
 from kernelhub.ops.comm.group import meet
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 8
 MOST_PROGRAMS = 512  # of a grid; each has a counter
 UNIT = 16  # bytes
+TURN_BYTES = 256 << 10  # of a slot that is one of three sets
 _NO_STREAM = 2**64 - 1
 
 
@@ -40,6 +42,8 @@ class Workspace:
     Attributes:
         slots: the addresses; 0 beyond the last rank.
         counters: int32 [MOST_PROGRAMS], as `slots.py` describes.
+        turn_slots: the addresses of the slots of `turns.py`, of TURN_BYTES each.
+        turn_counters: int32 [MOST_PROGRAMS], as that describes.
         missing: int8 [MOST_RANKS] in memory of the host: 1 for a rank that was waited for too long.
         owner: a weak reference to the group; None where nobody said which it is.
     """
@@ -47,8 +51,10 @@ class Workspace:
     def __init__(self, rank: int, memory: Tensor, addresses: Sequence[int], capacity: int) -> None:
         self.rank, self.world_size, self.capacity, self.device = rank, len(addresses), capacity, memory.device
         self.slots = (*addresses, *[0] * (MOST_RANKS - len(addresses)))
+        behind = _two_sets_bytes(self.world_size, capacity)
+        self.turn_slots = tuple(address and address + behind for address in self.slots)
         self._memory = memory.fill_(0xFF)  # every element empty
-        self.counters = torch.zeros(MOST_PROGRAMS, dtype=torch.int32, device=self.device)
+        self.counters, self.turn_counters = torch.zeros(2, MOST_PROGRAMS, dtype=torch.int32, device=self.device)
         self.missing = torch.zeros(MOST_RANKS, dtype=torch.int8, device="cpu", pin_memory=self.device.type == "cuda")
         self._missing = ctypes.c_uint64.from_address(self.missing.data_ptr())
         self._zeros: dict[int, Tensor] = {}
@@ -62,7 +68,7 @@ class Workspace:
         Nor is one on another stream than the last call's: see `follow_last_call`.
         """
         stream = ctypes.addressof(self._raw_stream) if self.device.type == "cuda" else 0
-        return Shared((self.counters, self.missing, *more), self.missing.data_ptr(), stream, self)
+        return Shared((self.counters, self.turn_counters, self.missing, *more), self.missing.data_ptr(), stream, self)
 
     def zeros(self, count: int) -> Tensor:
         """int32 words that are zero between calls, the same ones for all kernels that need as many.
@@ -115,7 +121,8 @@ def workspace_for(group: ProcessGroup, device: torch.device, slot_bytes: int, ti
         bases = list(shared.handle.buffer_ptrs)
         begin = shared.buffer.data_ptr() - bases[shared.rank]  # newer allocators place buffers in larger blocks
         addresses = [base + begin for base in bases]
-        made = Workspace(shared.rank, shared.buffer, addresses, shared.num_bytes // slots_bytes(world_size, 1))
+        capacity = (shared.num_bytes - slots_bytes(world_size, 0)) // _two_sets_bytes(world_size, 1)
+        made = Workspace(shared.rank, shared.buffer, addresses, capacity)
         made.owner = weakref.ref(group)
         torch.cuda.synchronize(device)
         meet(_PURPOSE, group, {"op": _PURPOSE, "step": "slots are empty"}, timeout_s)
@@ -148,5 +155,9 @@ def _is_captured(stream: torch.cuda.Stream) -> bool:
 
 
 def slots_bytes(world_size: int, capacity: int) -> int:
-    """Bytes of two sets of slots, one slot for each other rank."""
+    """Bytes of two sets of slots, one slot for each other rank, and of three sets of `turns.py`."""
+    return _two_sets_bytes(world_size, capacity) + SETS * (world_size - 1) * TURN_BYTES
+
+
+def _two_sets_bytes(world_size: int, capacity: int) -> int:
     return 2 * (world_size - 1) * capacity * UNIT
