@@ -222,10 +222,18 @@ def measured(name: str) -> str:
 
 # Cases of benchmarks/results on an H200 that the README shows: what is done, the benchmark, the case.
 HEADLINES = (
-    ("routing, DeepSeek V3.2, 4096 tokens", "moe", "routing deepseek-v3.2, 4096 tokens"),
-    ("FP8 experts, DeepSeek V3.2 / 8, 4096 tokens", "moe", "deepseek-v3.2, 256 experts of 256, fp8_block, 4096 tokens"),
-    ("FP8 experts, DeepSeek V3.2 / 8, 64 tokens", "moe", "deepseek-v3.2, 256 experts of 256, fp8_block, 64 tokens"),
-    ("experts, Qwen3 30B-A3B, 64 tokens", "moe", "qwen3-30b-a3b, 128 experts of 768, plain, 64 tokens"),
+    ("routing, DeepSeek V3.2, 4096 tokens", "moe_with_gluon", "routing deepseek-v3.2, 4096 tokens"),
+    (
+        "FP8 experts, DeepSeek V3.2 / 8, 4096 tokens",
+        "moe_with_gluon",
+        "deepseek-v3.2, 256 experts of 256, fp8_block, 4096 tokens",
+    ),
+    (
+        "FP8 experts, DeepSeek V3.2 / 8, 64 tokens",
+        "moe_with_gluon",
+        "deepseek-v3.2, 256 experts of 256, fp8_block, 64 tokens",
+    ),
+    ("experts, Qwen3 30B-A3B, 64 tokens", "moe_with_gluon", "qwen3-30b-a3b, 128 experts of 768, plain, 64 tokens"),
     (
         "FP8 block-scaled, 24576 x 1536, 4096 rows",
         "gemm_with_gluon",
@@ -243,7 +251,7 @@ HEADLINES = (
     ("paged decode, Llama 3.1 8B, 64 x 4096 tokens", "attention", "paged decode llama-3.1-8b, 64 x 4096, bfloat16 KV"),
     ("latent decode, 16 heads, 1 x 32768 tokens", "mla_with_gluon", "decode, 16 heads, 1 x 32768, bfloat16"),
     ("NVFP4 weights, 10240 x 8192, 256 rows", "gemm", "llama-3.1-70b qkv 10240 x 8192, nvfp4, 256 rows"),
-    ("MXFP8, 7168 x 2304, 1024 rows", "gemm", "deepseek-v3.2 down / 8 7168 x 2304, scaled by mx, 1024 rows"),
+    ("MXFP8, 7168 x 2304, 1024 rows", "gemm_mx", "deepseek-v3.2 down / 8 7168 x 2304, scaled by mx, 1024 rows"),
 )
 
 
@@ -272,8 +280,8 @@ def headlines() -> str:
     *before, last = sorted({result["date"] for _, _, result in rows})
     days = f"{', '.join(before)} and {last}" if before else last
     said = (
-        f"Median times on an {device}, {days}, with no vendor library installed, of the kernels that were selected "
-        "then. A speed-up below 1 is a loss."
+        f"Median times on an {device}, {days}, without kernels of vendors' libraries, of the kernels that were "
+        "selected then. A speed-up below 1 is a loss."
     )
     return f"{said}\n\n{table(header, [(*cells, f'{ratio:.2g} x') for ratio, cells, _ in rows])}"
 
