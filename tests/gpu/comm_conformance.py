@@ -17,6 +17,8 @@ import faulthandler
 import json
 import os
 import random
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -364,6 +366,13 @@ def file_of(folder: str, format: str | None, rank: int) -> Path:
     return Path(folder) / f"{format}.{rank}"
 
 
+def write(place: Path, answers: dict[str, Any]) -> None:
+    """Whole, also if the process is ended in between."""
+    whole = place.with_name(f"{place.name}.new")
+    whole.write_text(json.dumps(answers))
+    whole.replace(place)
+
+
 def live(
     rank: int,
     size: int,
@@ -385,7 +394,7 @@ def live(
     for format in formats:
         place = file_of(folder, format, rank)
         scenes = Scenes(op, kernel, rank, size, calls, most_rows, format, hidden)
-        scenes.act(lambda answers, place=place: place.write_text(json.dumps(answers)))
+        scenes.act(lambda answers, place=place: write(place, answers))
     dist.barrier()
     os._exit(0)
 
@@ -409,17 +418,20 @@ def main() -> None:
         for rank in ranks:
             rank.start()
         until = time.monotonic() + options.limit_s
-        for rank in ranks:
-            rank.join(max(0.0, until - time.monotonic()))
-        for rank in ranks:
-            if rank.is_alive():
-                rank.kill()
-            rank.join()
-        for format in options.format:
-            files = [file_of(folder, format, rank) for rank in range(options.ranks)]
-            answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
-            of_form = {} if format is None else {"format": format}
-            print(json.dumps({**of_form, "ended": [rank.exitcode for rank in ranks], "ranks": answers}))
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # of `timeout`: what ran until then is printed
+        try:
+            for rank in ranks:
+                rank.join(max(0.0, until - time.monotonic()))
+        finally:
+            for rank in ranks:
+                if rank.is_alive():
+                    rank.kill()
+                rank.join()
+            for format in options.format:
+                files = [file_of(folder, format, rank) for rank in range(options.ranks)]
+                answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
+                of_form = {} if format is None else {"format": format}
+                print(json.dumps({**of_form, "ended": [rank.exitcode for rank in ranks], "ranks": answers}), flush=True)
 
 
 if __name__ == "__main__":
