@@ -177,13 +177,6 @@ def prefill(
     return calls
 
 
-def of_registers(multiply: int, convert: int) -> type[ListedFloat8]:
-    class Altered(ListedFloat8):
-        registers = (multiply, convert)
-
-    return Altered
-
-
 def lists(heads: int, sequences: int, length: int, tokens: int = 1, topk: int = 2048, page: int = 64) -> Calls:
     """Decode over lists of float8 latents, and over lists of bfloat16 ones."""
     pages = -(-length // page)
@@ -210,7 +203,7 @@ def lists(heads: int, sequences: int, length: int, tokens: int = 1, topk: int = 
         made.launch(q, cache, arguments["topk_indices"].flatten(0, -2), step, values, out, None)
         return out
 
-    calls: Calls = {name: functools.partial(launched, adapter(problem)) for name, adapter in _BY_REGISTERS.items()}
+    calls: Calls = {"gluon.decode_listed_fp8": functools.partial(launched, ListedFloat8(problem))}
     calls["gluon.decode_listed, bfloat16"] = public(kernelhub.mla_attention, wide, "gluon.decode_listed")
     calls["flash_mla.sparse, bfloat16"] = public(kernelhub.mla_attention, wide, "flash_mla")
     calls["triton.split_kv, bfloat16"] = public(kernelhub.mla_attention, wide, "triton.split_kv")
@@ -218,12 +211,6 @@ def lists(heads: int, sequences: int, length: int, tokens: int = 1, topk: int = 
     return calls
 
 
-_BY_REGISTERS = {
-    "as it is": ListedFloat8,
-    "88 registers to convert, 208 each to multiply": of_registers(208, 88),
-    "72 registers to convert, 216 each to multiply": of_registers(216, 72),
-    "72 registers to convert, 224 and 208 to multiply": of_registers(208, 72),
-}
 GPT_OSS = AttentionModel("gpt-oss", 64, 8, 64, 64, window=127, sinks=True)
 GPT_OSS_WHOLE = AttentionModel("gpt-oss, all keys", 64, 8, 64, 64, sinks=True)
 LLAMA = AttentionModel("llama-3.1-8b", 32, 8, 128, 128)
@@ -272,6 +259,7 @@ CASES: dict[str, Callable[[], Calls]] = {
         f"lists, {heads} heads, {sequences} x {length}": functools.partial(lists, heads, sequences, length)
         for heads, sequences, length in _LISTS
     },
+    "lists, 128 heads, 2048 of 1 x 8192": lambda: lists(128, 1, 8192, tokens=2048),
     "lists, 128 heads, 2 of 32 x 8192": lambda: lists(128, 32, 8192, tokens=2),
     "lists, 16 heads, 4 of 32 x 8192, pages of 1": lambda: lists(16, 32, 8192, tokens=4, page=1),
     "halves, 128 groups of 256, 1536 x 2048": lambda: halves(lengths_of(128, 256), 1536, 2048),

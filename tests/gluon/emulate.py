@@ -125,6 +125,12 @@ class Pointer:
         places = place.numpy()[kept]
         _memory(self.tensor)[torch.from_numpy(places)] = _encoded(filled[kept], self.tensor.dtype)
 
+    def add(self, given: Any) -> Values:
+        """Of a number: what was there before."""
+        found = self.load()
+        self.store(found + given)
+        return found
+
 
 class Descriptor:
     """A host descriptor: what TMA reads and writes, with the checks of the driver."""
@@ -526,6 +532,7 @@ class _Program:
             **_ELEMENTWISE,
             load=lambda pointer, mask=None, other=0, **_: pointer.load(mask, other),
             store=lambda pointer, given, mask=None, **_: pointer.store(given, mask),
+            atomic_add=lambda pointer, given, **_: pointer.add(given),
             program_id=lambda axis: _number(self._place[axis]),
             num_programs=lambda axis: _number(self._grid[axis]),
             allocate_shared_memory=self._allocate,
@@ -549,6 +556,9 @@ class _Program:
             (language.fence_async_shared, self._fence),
             (language.halves_of_float8, _halves_of_float8),
             (language.bring_to_cache, _bring_to_cache),
+            (language.quick_exp2, _quietly(np.exp2)),
+            (language.quick_reciprocal, _quietly(np.reciprocal)),
+            (language.rounded_to, lambda x, dtype: _converted(_converted(x, dtype), torch.float32)),
             (language.warpgroup_mma, self._multiply),
             (language.warpgroup_mma_wait, self._multiply_wait),
         )
@@ -660,6 +670,7 @@ _ELEMENTWISE: dict[str, Any] = {
     "log2": _quietly(np.log2),
     "abs": _quietly(np.abs),
     "div_rn": _quietly(np.divide),
+    "fma": _quietly(lambda x, y, z: (np.float64(x) * np.float64(y) + np.float64(z)).astype(np.float32)),
     "erf": lambda x: values(torch.erf(torch.from_numpy(np.asarray(x, np.float32))).numpy()),
     "zeros_like": lambda x, *_: values(np.zeros_like(np.asarray(x))),
     "associative_scan": lambda x, axis, combine: values(np.cumsum(np.asarray(x), axis)),

@@ -23,6 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language import PropagateNan
 
 tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
 tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
@@ -94,7 +95,42 @@ def bring_to_cache(addresses, wanted):
     )
 
 
+@gluon.jit
+def quick_exp2(x):
+    """2^x of float32 within two units; numbers below the normal ones become 0."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def quick_reciprocal(x):
+    """1 / x of float32 within a unit; numbers below the normal ones become 0, and are taken for 0."""
+    return gl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=r,r", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def rounded_to(x, dtype: gl.constexpr):
+    """float32 rounded to another dtype, bfloat16 two at a time. Triton would round each on its own."""
+    if dtype == gl.bfloat16:
+        x = gl.inline_asm_elementwise(
+            """{
+            .reg .b32 both;
+            cvt.rn.bf16x2.f32 both, $3, $2;
+            shl.b32 $0, both, 16;
+            and.b32 $1, both, 0xffff0000;
+            }""",
+            "=r,=r,r,r",
+            [x],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        x = x.to(dtype).to(gl.float32)
+    return x
+
+
 __all__ = [
+    "PropagateNan",
     "TensorDescriptor",
     "bring_to_cache",
     "copy_arrive",
@@ -104,7 +140,10 @@ __all__ = [
     "gluon",
     "halves_of_float8",
     "mbarrier",
+    "quick_exp2",
+    "quick_reciprocal",
     "reinterpreted",
+    "rounded_to",
     "tma",
     "tma_load",
     "tma_store",

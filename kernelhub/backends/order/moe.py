@@ -36,9 +36,10 @@ FUSED_MOE = (
         "measured on an EPYC of Zen 5, torch 2.13, 2026-11-20; Triton is only interpreted on a CPU",
     ),
     # Qwen3 30B-A3B in bfloat16, 64 tokens: 0.316 and 18.6 ms; DeepSeek V3.2 / 8 in fp8 blocks: 0.350 and 95.5.
-    # In fp8 blocks gluon.experts is slower than triton.experts with few tokens. On an H200 (gluon_h200.json) Qwen3
-    # 30B-A3B, 16, 64 and 256 tokens: 0.121, 0.176 and 0.212 against 0.111, 0.163 and 0.197; DeepSeek V3.2: 1.08, 2.49
-    # and 2.85 against 1.04, 2.33 and 2.74. In bfloat16 gluon.experts_halves (gluon_more_h200.json), 1, 16, 64 and 256
+    # In fp8 blocks gluon.experts is level with triton.experts with few tokens. On an H200 (gluon_experts_h200.json),
+    # Qwen3 30B-A3B, 16, 64, 256 and 512 tokens: 0.109, 0.163, 0.171 and 0.177 against 0.108, 0.160, 0.189 and 0.247;
+    # 256 of DeepSeek V3.2 2.59 and 2.61, of an eighth of its width 0.381 and 0.375; one of Qwen3 0.033 and 0.027 in the
+    # kernel before (gluon_h200.json). In bfloat16 gluon.experts_halves (gluon_more_h200.json), 1, 16, 64 and 256
     # tokens: Qwen3 0.042, 0.195, 0.300 and 0.315 against 0.029, 0.187, 0.288 and 0.303; Mixtral 8x7B 0.235, 0.676,
     # 0.684 and 0.748 against 0.233, 0.706, 0.751 and 0.943; gpt-oss 20B's shape 0.082, 0.396, 0.410 and 0.422 against
     # 0.070, 0.383, 0.408 and 0.437.
@@ -52,11 +53,10 @@ FUSED_MOE = (
         "hopper",
         "many",
         first(("gluon.experts", "gluon.experts_halves"), _ALL),
-        "measured in fp8 blocks, 1024 and 4096 tokens, on an H200: Qwen3 30B-A3B 0.284 and 0.585 ms, with "
-        "triton.experts 0.278 and 0.763; DeepSeek V3.2 2.93 and 5.07, 4.19 and 6.77, an eighth of its experts' width "
-        "0.507 and 0.916, 0.531 and 1.19 (benchmarks/results/gluon_h200.json); on an H100, 1024, 2048 and 4096 tokens: "
-        "Qwen3 0.310, 0.391 and 0.597, 0.306, 0.439 and 0.729; DeepSeek V3.2 4.15, 4.39 and 6.11, 4.54, 4.91 and 6.73 "
-        "(benchmarks/results/experts_sort_h100.json); in bfloat16, 1024, 2048 and 4096 tokens, on an H200: Qwen3 "
+        "measured in fp8 blocks, 1024, 2048, 4096 and 8192 tokens, on an H200: Qwen3 30B-A3B 0.204, 0.276, 0.434 and "
+        "0.774 ms, with triton.experts 0.268, 0.424, 0.740 and 1.37; DeepSeek V3.2, 1024 and 4096, 2.71 and 3.94, 4.01 "
+        "and 6.74, an eighth of its experts' width 0.440 and 0.806, 0.507 and 1.13 "
+        "(benchmarks/results/gluon_experts_h200.json); in bfloat16, 1024, 2048 and 4096 tokens, on an H200: Qwen3 "
         "0.357, 0.452 and 0.703, with triton.experts 0.373, 0.465 and 0.826; Mixtral 8x7B 1.57, 2.70 and 4.68, 1.77, "
         "3.45 and 6.09; gpt-oss 20B's shape 0.619, 0.975 and 1.62, 0.606, 1.11 and 1.97 "
         "(benchmarks/results/gluon_more_h200.json)",

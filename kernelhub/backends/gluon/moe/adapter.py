@@ -19,6 +19,7 @@ from kernelhub.ops.moe.experts.problem import FP8_BLOCK_UE8M0, ExpertsProblem
 from kernelhub.ops.moe.experts.weights import BLOCK, Matrix
 
 _CODED_AT_ONCE = 8  # times 128 columns
+_COUNTERS_BYTES = 8  # of tiles that each product has handed out
 
 
 class Experts(Layer):
@@ -39,7 +40,7 @@ class Experts(Layer):
     def _bytes_between(self, tokens: int) -> int:
         problem = self.problem
         groups, inner = -(-problem.hidden_size // BLOCK), problem.intermediate_size // BLOCK
-        return int(tokens * (groups + problem.top_k * inner) * (BLOCK + 4))
+        return int(tokens * (groups + problem.top_k * inner) * (BLOCK + 4)) + _COUNTERS_BYTES
 
     def _multiply_both(
         self, x: Tensor, w13: Matrix, w2: Matrix, router: Tensor, placed: Placed, values: Values, added: Tensor
@@ -49,18 +50,20 @@ class Experts(Layer):
         groups, of_x = -(-hidden // BLOCK), x.stride()
         codes = x.new_empty((tokens, groups * BLOCK), dtype=E4M3)
         scales = x.new_empty((tokens, groups), dtype=torch.float32)
+        counters = x.new_empty(2, dtype=torch.int32)
         self._code(
             -(-tokens * groups // _CODED_AT_ONCE),
             (x.get_device(), of_x) if not x.data_ptr() & 15 else None,
             x,
             codes,
             scales,
+            counters,
             tokens,
             *of_x,
         )
         joined = x.new_empty((pairs, inner), dtype=E4M3)
         joined_scales = x.new_empty((inner // BLOCK, pairs), dtype=torch.float32)
-        whole = (router, placed, values)
+        whole = (router, placed, counters, values)
         self._multiply(True, height, codes, scales, w13, *whole, joined, joined_scales)
         self._multiply(False, height, joined, joined_scales.t(), w2, *whole, added, None)
 
@@ -73,6 +76,7 @@ class Experts(Layer):
         matrix: Matrix,
         router: Tensor,
         placed: Placed,
+        counters: Tensor,
         values: Values,
         out: Tensor,
         out_scale: Tensor | None,
@@ -87,7 +91,7 @@ class Experts(Layer):
             min(problem.device.num_sms, most_tiles(pairs, problem.num_experts, height) * across),
             (out.get_device(), strides[:3], None if bias is None else bias.dtype),
             a,
-            descriptor(a, (height, 128)),
+            descriptor(a, (64, 128)),
             descriptor(weight.matrix, (128, 128)),
             out,
             out_scale,
@@ -100,6 +104,7 @@ class Experts(Layer):
             placed.rows,
             placed.ends,
             placed.num_tiles,
+            counters,
             across,
             n if first else 128,
             n,
@@ -126,8 +131,6 @@ class Experts(Layer):
             "FIRST": first,
             "ACTIVATION": problem.activation,
             "HALF": TYPES[self._dtype],
-            # Without turns 4096 tokens take 0.98 (Qwen3 30B-A3B) to 1.08 (DeepSeek V3.2) of the time (gluon_h200.json).
-            "TURNS": rows == 128,
             # float32 fills sectors of memory as it is, and is too wide for the shared memory that is left.
             "BY_LINES": first or self._added_dtype is torch.bfloat16,
         }

@@ -28,18 +28,16 @@ from kernelhub.backends.shared.sorted_sizes import (
     tokens_of_a_round,
 )
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
-from kernelhub.ops.moe.experts.problem import PLAIN, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
 
 # The most pairs that every program counts for itself: 2 passes, against the launch of another kernel.
 _COUNTED_ALONE = 2048
 _SUMMED_AT_ONCE = 1024
-# Rows of an expert on average, up to which tiles of 64 are taken: an expert's second tile reads its weights once more,
-# from L2 if they are few. On an H100, 64 rows on average take 0.86 of the time in tiles of 64 with Qwen3 30B-A3B, whose
-# experts have 3 MB in their first matrix, and 1.27 with DeepSeek V3.2, whose have 29 MB (gluon_rows_h100.json). In
-# bfloat16 Qwen3's have 6 MB, and 64 rows take 1.03 of the time in tiles of 64 on an H200 (gluon_more_h200.json).
-_FEW_ROWS, _FEWER_ROWS = 64, 48
-_KEPT_BYTES = 8 << 20
+# Rows of an expert on average, up to which tiles of 64 are taken: an expert's second tile reads its weights once more.
+# In float8 64 rows take 1.01 of the time in tiles of 64 with Qwen3 30B-A3B on an H200, and 32 rows 0.98
+# (gluon_experts_h200.json); in bfloat16 64 rows 1.03 (gluon_more_h200.json).
+_FEW_ROWS = 48
 TYPES = {torch.float32: gl.float32, torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
@@ -69,7 +67,6 @@ class Layer(ExpertsAdapter, abc.ABC):
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         # What experts add may be beyond float16 where their sum is not.
         self._added_dtype = torch.bfloat16 if self._dtype is torch.bfloat16 else torch.float32
-        self._kept = problem.weights != PLAIN and 2 * problem.intermediate_size * problem.hidden_size <= _KEPT_BYTES
         self._bins = bins_of(problem.num_experts)
         choices = {
             "TOP_K": problem.top_k,
@@ -180,8 +177,7 @@ class Layer(ExpertsAdapter, abc.ABC):
 
     def _rows(self, num_tokens: int) -> int:
         """Of a tile."""
-        few = _FEW_ROWS if self._kept else _FEWER_ROWS
-        return 64 if num_tokens * self.problem.top_k <= few * self.problem.num_experts else 128
+        return 64 if num_tokens * self.problem.top_k <= _FEW_ROWS * self.problem.num_experts else 128
 
     def _round(self, num_tokens: int) -> int:
         """Tokens at a time."""

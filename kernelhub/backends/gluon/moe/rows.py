@@ -15,9 +15,14 @@ SMALLEST_AMAX = tl.constexpr(1e-10)
 E4M3_MAX = tl.constexpr(448.0)
 
 
-@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["scales"])
-def code_kernel(x, codes, scales, tokens, stride_xm, stride_xk, K: tl.constexpr, BLOCK: tl.constexpr):
-    """BLOCK times 128 columns; codes [tokens, K up to whole 128], zeros beyond K, scales [tokens, ceil(K / 128)]."""
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["scales", "counters"])
+def code_kernel(x, codes, scales, counters, tokens, stride_xm, stride_xk, K: tl.constexpr, BLOCK: tl.constexpr):
+    """BLOCK times 128 columns; codes [tokens, K up to whole 128], zeros beyond K, scales [tokens, ceil(K / 128)].
+
+    `counters`, of tiles that the two products have handed out, become 0.
+    """
+    if tl.program_id(0) == 0:
+        tl.store(counters + tl.arange(0, 2), tl.zeros((2,), dtype=tl.int32))
     groups: tl.constexpr = (K + 127) // 128
     piece = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     row = piece // groups
