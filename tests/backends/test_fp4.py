@@ -9,10 +9,12 @@ import triton.language as tl
 
 import kernelhub
 from kernelhub.backends.triton import fp4, interpreter
-from kernelhub.backends.triton.gemm.fp4 import adapter
+from kernelhub.backends.triton.gemm.fp4 import adapter, few, pieces
 from kernelhub.backends.triton.planes import Planes, wide, words
 from kernelhub.ops import formats
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
+from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
+from kernelhub.probes.device import SIMULATED
 from kernelhub.runtime.counters import MOST, counters_of
 from tests.conftest import DEVICE
 
@@ -26,15 +28,22 @@ FORMS = [("mxfp4", "bfloat16"), ("nvfp4", "bfloat16"), ("nvfp4", "float16"), ("n
 
 
 @triton.jit
-def decode(w, scales, out, FORMAT: tl.constexpr, NATIVE: tl.constexpr, PTX: tl.constexpr, WORDS: tl.constexpr):
+def decode(
+    w, scales, out, FORMAT: tl.constexpr, NATIVE: tl.constexpr, PTX: tl.constexpr, WORDS: tl.constexpr,
+    IN_PIECES: tl.constexpr,
+):  # fmt: skip
     """The words by the 16 scales of this program: out [256, 4, WORDS]."""
     row = tl.program_id(0) * 16 + tl.arange(0, 16)
     word = tl.arange(0, WORDS)
     dtype: tl.constexpr = out.dtype.element_ty
     raw = tl.load(scales + row)[:, None]
-    factor = fp4.spread(fp4.group_factor(raw, FORMAT, dtype, NATIVE, PTX), 16, 1, WORDS)
     values = tl.broadcast_to(tl.load(w + word)[None, :], (16, WORDS))
-    w0, w1, w2, w3 = fp4.quads(values, factor, FORMAT, dtype, PTX)
+    if IN_PIECES:
+        factor = fp4.spread(pieces.piece_factor(raw, FORMAT, dtype, NATIVE, PTX), 16, 1, WORDS)
+        w0, w1, w2, w3 = pieces.piece_quads(values, factor, FORMAT, dtype, PTX)
+    else:
+        factor = fp4.spread(fp4.group_factor(raw, FORMAT, dtype, NATIVE, PTX), 16, 1, WORDS)
+        w0, w1, w2, w3 = fp4.quads(values, factor, FORMAT, dtype, PTX)
     at = out + row[:, None] * (4 * WORDS) + word[None, :]
     tl.store(at, w0)
     tl.store(at + WORDS, w1)
@@ -42,24 +51,25 @@ def decode(w, scales, out, FORMAT: tl.constexpr, NATIVE: tl.constexpr, PTX: tl.c
     tl.store(at + 3 * WORDS, w3)
 
 
-def decoded(w: torch.Tensor, form: str, dtype: str) -> torch.Tensor:
+def decoded(w: torch.Tensor, form: str, dtype: str, in_pieces: bool) -> torch.Tensor:
     """[256 scales, 4, words], as float64."""
     out = torch.empty(256, 4, w.numel(), dtype=getattr(torch, dtype), device=DEVICE)
     native = DEVICE == "cuda" and torch.cuda.get_device_capability() >= (8, 9)
     ptx = fp4.by_ptx("nvidia", dtype, form)
-    decode[(16,)](w.to(DEVICE), ALL_BYTES.to(DEVICE), out, form, native, ptx, w.numel())
+    decode[(16,)](w.to(DEVICE), ALL_BYTES.to(DEVICE), out, form, native, ptx, w.numel(), in_pieces)
     return out.cpu().double() * fp4.left_of(form, dtype, ptx)
 
 
+@pytest.mark.parametrize("in_pieces", [False, True], ids=["quads", "pieces"])
 @pytest.mark.parametrize(("form", "dtype"), FORMS)
-def test_every_word_by_every_scale(form: str, dtype: str) -> None:
+def test_every_word_by_every_scale(form: str, dtype: str, in_pieces: bool) -> None:
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
     some = every[:: (1 << 8) + 1].contiguous()  # every byte, twice
     scales = formats.from_e8m0(ALL_BYTES) if form == "mxfp4" else ALL_BYTES.view(torch.float8_e4m3fn).float()
     for w in every.split(1 << 12) if DEVICE == "cuda" else (some,):
         codes = formats.from_e2m1(w.view(torch.uint8)).view(-1, 4).t().double()
         want = codes * scales.double()[:, None, None]  # up to 6 x 2^127, which no such dtype holds
-        assert torch.equal(decoded(w, form, dtype).nan_to_num(nan=1e300), want.nan_to_num(nan=1e300))
+        assert torch.equal(decoded(w, form, dtype, in_pieces).nan_to_num(nan=1e300), want.nan_to_num(nan=1e300))
 
 
 @pytest.mark.parametrize(("rows", "k"), [(1, 16), (7, 2), (3, 1030), (600, 2052)])
@@ -105,3 +115,31 @@ def test_one_launch_of_a_product_has_the_bits_of_two(monkeypatch: pytest.MonkeyP
     kernelhub.fp4_gemm.op._forget()
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "kind"),
+    [
+        (2048, 4096, None),
+        (4096, 4096, "small"),
+        (5760, 2880, "small"),
+        (6144, 4096, "medium"),
+        (4096, 14336, "medium"),
+        (16384, 4096, None),
+        (28672, 4096, "wide"),
+        (57344, 8192, None),
+    ],
+)
+def test_few_rows_have_forms_of_their_own_on_hopper(n: int, k: int, kind: str | None) -> None:
+    for name, device in SIMULATED.items():
+        for form in ("mxfp4", "nvfp4"):
+            problem = Fp4GemmProblem(device=device, b_format=form, n=n, k=k)
+            got = tuple(few.form_of(problem, size) for size in few.SIZES)
+            forms = (None,) * 4 if kind is None or device.family != "hopper" else few.FORMS[form, kind]
+            assert got == forms, name
+
+
+def test_forms_need_the_memory_that_the_plan_declares() -> None:
+    problem = Fp4GemmProblem(device=SIMULATED["H200"], b_format="mxfp4", n=4096, k=4096)
+    parts = 4 * 64 * 4096 * 8
+    assert adapter.Fp4Gemm(problem).workspace_bytes(num_tokens=64) == parts + 2 * 64 * 4096

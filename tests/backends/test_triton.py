@@ -8,8 +8,10 @@ from typing import ClassVar
 import pytest
 import torch
 
+import kernelhub
 from kernelhub.backends.triton.gemm import decoded
 from kernelhub.backends.triton.gemm.fp4 import adapter as fp4_adapter
+from kernelhub.backends.triton.gemm.fp4 import few
 from kernelhub.testing import KernelCase, OpContract
 from tests.conftest import HAS_GPU
 from tests.contract.attention import Contract, DenseContract, PagedContract
@@ -177,6 +179,35 @@ class TestBmmFp8(BmmFp8Contract):
 class TestFp4Gemm(Fp4GemmContract):
     kernel = "triton.fp4_gemm"
     most_elements = None if HAS_GPU else 34_000
+
+
+class TestFp4GemmOfFewRows(Fp4GemmContract):
+    """The kernels for few rows of a Hopper GPU, whatever the shape: the forms there, small tiles in the interpreter."""
+
+    kernel = "triton.fp4_gemm"
+    most_elements = None if HAS_GPU else 20_000
+
+    @pytest.fixture(autouse=True, params=["small", "medium", "wide"] if HAS_GPU else ["tiles"])
+    def every_weight_is_of_a_kind(self, request, monkeypatch):
+        def form(problem, size):
+            if request.param == "tiles":
+                return few.Sliced(16, 2, 1, 3) if size <= 16 else few.Split(64, 4, 1, 3, each_sm=4)
+            hopper = problem.device.family == "hopper"
+            return few.FORMS[problem.b_format, request.param][few.SIZES.index(size)] if hopper else None
+
+        monkeypatch.setattr(few, "form_of", form)
+        kernelhub.fp4_gemm.op._forget()
+        yield
+        kernelhub.fp4_gemm.op._forget()
+
+    @pytest.mark.parametrize("b_format", ["nvfp4", "mxfp4"])
+    @pytest.mark.parametrize("tokens", [1, 9, 20, 64])
+    def test_a_step_that_is_not_whole(self, tokens: int, b_format: str) -> None:
+        for k in (160, 1120):
+            arguments = self.inputs(tokens=tokens, n=80, k=k, b_format=b_format, bias=True)
+            got = self.run(arguments)
+            self.check(got, arguments)
+            assert torch.equal(self.run(self.packed(arguments)), got)
 
 
 class TestFp4GemmDecoded(Fp4GemmContract):

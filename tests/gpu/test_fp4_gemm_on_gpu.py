@@ -12,6 +12,9 @@ import kernelhub
 from kernelhub.backends.triton.gemm.finish import finish_kernel
 from kernelhub.backends.triton.gemm.fp4.decode import decode_kernel
 from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
+from kernelhub.backends.triton.gemm.fp4.parts import parts_kernel
+from kernelhub.backends.triton.gemm.fp4.pieces import piece_planes_kernel
+from kernelhub.backends.triton.gemm.fp4.sliced import sliced_kernel
 from kernelhub.evidence.cases import CASES
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import A_FORMATS, B_FORMATS
@@ -120,9 +123,25 @@ class TestSteps:
         # 40000 rows of activations leave room for 1024 rows of the weight at a time.
         arguments = fp4_gemm_inputs(tokens=4, n=2048, k=4096, device="cuda")
         a = arguments["a"].repeat(10000, 1)
-        for tokens in (16, 32, 64, 128, 512):
+        for tokens in (8, 16, 32, 64, 128, 512):
             kernelhub.fp4_gemm(**{**arguments, "a": a[:tokens]}, backend=KERNEL)
         before = compiled()
-        for tokens in (1, 2, 7, 15, 17, 31, 33, 63, 65, 127, 129, 1000, 40000):
+        for tokens in (1, 2, 7, 9, 15, 17, 31, 33, 63, 65, 127, 129, 1000, 40000):
+            kernelhub.fp4_gemm(**{**arguments, "a": a[:tokens]}, backend=KERNEL)
+        assert compiled() == before
+
+    @pytest.mark.parametrize("b_format", B_FORMATS)
+    def test_another_number_of_few_tokens_compiles_nothing(self, b_format: str) -> None:
+        kernels = (gemm_kernel, sum_kernel, sliced_kernel, parts_kernel, piece_planes_kernel)
+
+        def compiled() -> int:
+            return sum(len(cache[0]) for kernel in kernels for cache in kernel.device_caches.values())
+
+        arguments = fp4_gemm_inputs(tokens=64, n=4096, k=4096, b_format=b_format, device="cuda")
+        a = arguments["a"]
+        for tokens in (8, 16, 32, 64):
+            kernelhub.fp4_gemm(**{**arguments, "a": a[:tokens]}, backend=KERNEL)
+        before = compiled()
+        for tokens in (1, 2, 7, 9, 15, 17, 31, 33, 48, 63):
             kernelhub.fp4_gemm(**{**arguments, "a": a[:tokens]}, backend=KERNEL)
         assert compiled() == before

@@ -54,6 +54,10 @@ def _cases() -> list[Case]:
     kinds: dict[str, dict[str, Any]] = {
         "nvfp4": {},
         "nvfp4 packed": {"weight_layout": LAYOUT},
+        "float16 x nvfp4": {"a_format": "float16"},
+        "mxfp4": {"b_format": "mxfp4"},
+        "mxfp4 wide": {"b_format": "mxfp4", "n": 28672, "k": 4096},
+        "nvfp4 wide": {"n": 28672, "k": 4096},
         "mxfp4 packed": {"b_format": "mxfp4", "weight_layout": LAYOUT, "n": 5760, "k": 2880, "bias": True},
         "float16 x mxfp4": {"a_format": "float16", "b_format": "mxfp4"},
         "fp8 x nvfp4": {"a_format": "fp8"},
@@ -63,7 +67,7 @@ def _cases() -> list[Case]:
     return [
         Case(f"fp4 gemm {rows}, {name}", functools.partial(_launch, facets, rows))
         for name, facets in kinds.items()
-        for rows in (16, 32, 64, 256, 512)
+        for rows in (8, 16, 32, 64, 256, 512)
     ]
 
 

@@ -10,6 +10,7 @@ ONCE = frozenset(
         "decode fp8",
         "decode in parts of the lengths alone",
         "mixed",
+        "fp4 gemm 8, mxfp4 packed",
         "fp4 gemm 64, mxfp4 packed",
         "fp4 gemm 256, nvfp4 packed",
         "fp4 gemm 512, mxfp4 packed",

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import LEFT_OF_MX, by_ptx, left_of
+from kernelhub.backends.triton.gemm.fp4 import few
 from kernelhub.backends.triton.gemm.fp4.decoded import Decoded
 from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N, pack, unpack
@@ -84,7 +85,10 @@ def _scale_after(problem: Fp4GemmProblem) -> bool:
 
 
 class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
-    """`fp4_gemm`: swapped operands and a split K for few rows, one launch for more, and a decoded weight for many."""
+    """`fp4_gemm`: swapped operands and a split K for few rows, one launch for more, and a decoded weight for many.
+
+    On Hopper `few.py` has kernels of their own for up to 64 rows.
+    """
 
     def __init__(self, problem: Fp4GemmProblem) -> None:
         super().__init__(problem)
@@ -101,6 +105,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         # torch multiplies into float32 on NVIDIA GPUs only.
         self._decoded = Decoded(problem, self._packed) if self._quads and device.vendor in ("nvidia", "cpu") else None
         self._launchers: dict[tuple[int, bool], tuple[Launcher, int, Tiles]] = {}
+        self._few_rows: dict[tuple[int, bool], few.FewRows | None] = {}
         self._splits = self._launcher_of(16, True)[1]
         static = {
             "N": problem.n,
@@ -119,6 +124,18 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
         made = self._launchers.get((size, in_words))
         if made is None:
             made = self._launchers[size, in_words] = self._launcher(size, in_words)
+        return made
+
+    def _few_rows_of(self, rows: int, in_words: bool) -> few.FewRows | None:
+        """What multiplies so few rows; None where the kernel of all sizes does."""
+        size = next((size for size in few.SIZES if rows <= size), 0)
+        if (size, in_words) in self._few_rows:
+            return self._few_rows[size, in_words]
+        form = few.form_of(self.problem, size) if size and self._quads else None
+        made = None
+        if form is not None:
+            made = few.FewRows(self.problem, form, size, self._packed, in_words, self._native, self._ptx, self._left)
+        self._few_rows[size, in_words] = made
         return made
 
     def _launcher(self, size: int, in_words: bool) -> tuple[Launcher, int, Tiles]:
@@ -165,7 +182,12 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
             decoded = self._decoded.workspace_bytes(tokens)
             tokens = DECODED_FROM
         parts = 4 * self._splits * min(tokens, self._few) * self.problem.n if self._splits > 1 else 0
-        return max(decoded, parts + (2 * tokens * self.problem.k if self._quads else 0))
+        most = max(decoded, parts + (2 * tokens * self.problem.k if self._quads else 0))
+        for size in few.SIZES:
+            few_rows = self._few_rows_of(size, True)
+            if few_rows is not None:
+                most = max(most, few_rows.workspace_bytes(min(tokens, size)))
+        return most
 
     def pack(self, *weight: Tensor | None) -> tuple[dict[str, Tensor | None], Callable[[PackedWeight], Tensors]]:
         codes, scale, global_scale = weight
@@ -209,6 +231,11 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
                 in_words = True
                 b_codes, of_codes = words(b_codes)
             b_strides = (*of_codes, *b_scale.stride())
+        few_rows = self._few_rows_of(rows, in_words)
+        if few_rows is not None:
+            with device_of(out):
+                few_rows.launch(codes, b_codes, b_strides, b_scale, b.global_scale, bias, out)
+            return
         launcher, splits, tiles = self._launcher_of(rows, in_words)
         parts = counters = None
         tiles_of_out = -(-rows // tiles.block_m) * -(-n // tiles.block_n)
