@@ -50,7 +50,7 @@ def test_a_call_of_experts_has_few_tokens_or_many(tokens: int, rows: str) -> Non
 
 
 def test_calls_of_experts_have_two_keys_whatever_the_number_of_tokens() -> None:
-    given = [moe_inputs(tokens=tokens, **SMALL) for tokens in (0, 1, 7, 64, 1000, 1024, 1025, 3000)]
+    given = [moe_inputs(tokens=tokens, **SMALL) for tokens in (0, 1, 7, 64, 500, 512, 513, 3000)]
     assert len({kernelhub.fused_moe.op.parse(None, (), one).key for one in given}) == 2
 
 
@@ -144,15 +144,15 @@ def test_rows_of_logits_go_to_the_kernel_that_was_measured_faster() -> None:
     ("op", "problem", "counts"),
     [
         ("topk_indices", TopKProblem(CPU, row_ends=True), (1,)),
-        ("topk_indices", TopKProblem(CPU, row_ends=True, rows="many"), (1023, 1024, 4095, 4096, 8192)),
-        ("fused_moe", ExpertsProblem(CPU, rows="few"), (1, 1023)),
-        ("fused_moe", ExpertsProblem(CPU, rows="many"), (1024, 4095, 4096, 8192)),
-        ("attention", DenseAttentionProblem(CPU), (1023, 1024, 4095, 4096, 8192)),
+        ("topk_indices", TopKProblem(CPU, row_ends=True, rows="many"), (511, 512, 4095, 4096, 8192)),
+        ("fused_moe", ExpertsProblem(CPU, rows="few"), (1, 511)),
+        ("fused_moe", ExpertsProblem(CPU, rows="many"), (512, 4095, 4096, 8192)),
+        ("attention", DenseAttentionProblem(CPU), (511, 512, 4095, 4096, 8192)),
         ("attention", DenseAttentionProblem(CPU, length="long"), (4096, 8192)),
     ],
 )
 def test_warm_up_calls_a_class_with_its_own_sizes(op: str, problem: Any, counts: tuple[int, ...]) -> None:
-    assert counts_of(need_of(op, problem), (1, 1023, 1024, 4095, 4096, 8192)) == counts
+    assert counts_of(need_of(op, problem), (1, 511, 512, 4095, 4096, 8192)) == counts
     assert len(forms_of([need_of(op, problem)])) == 2
 
 

@@ -47,7 +47,7 @@ SILU, GELU, GELU_TANH, SWIGLU_OAI, SWIGLU_CLAMPED, SWIGLU_STEP = ACTIVATIONS = (
 
 # Tokens of a call, which order lines distinguish: those of decode, or of prefill.
 FEW, MANY = "few", "many"
-MOST_FEW = 1023
+MOST_FEW = 511
 
 
 @dataclass(frozen=True)
