@@ -94,27 +94,61 @@ def add_up_with(
     absent = tl.zeros([], tl.int32)  # a bit for each rank
     looks = tl.zeros([], tl.int64)
     while state == 2:
-        if looks % _PATIENCE < _PATIENCE - 1:
-            total = look_only(own, x, at, mask, slots, here, sender, RANK, WORLD) + before
-            squares = tl.sum(total * total, 0)
-            state = tl.where(squares == squares, 0, 2)
-        else:  # the row itself may have a NaN
-            if CLOCK:
-                over = globaltimer() > until
-            else:
-                over = looks > until
-            total, empty = look(own, x, at, mask, slots, here, sender, RANK, WORLD)
-            total += before
-            squares = tl.sum(total * total, 0)
-            state = tl.max(tl.where(empty != 0, 2 + over.to(tl.int32), 0), 0)
-            if state == 3:
-                for peer in tl.static_range(WORLD):
-                    absent += tl.max(empty & (1 << peer), 0)
+        total, squares, state, absent = look_at_row(
+            looks, absent, own, before, x, at, mask, slots, here, sender, until, RANK, WORLD, CLOCK
+        )
         looks += 1
-    for peer in tl.static_range(WORLD):
-        tl.store(missing + peer, 1, (absent & (1 << peer)) > 0)
+    note_absent(absent, missing, WORLD)
     empty_slots(x, at, mask, slots, here, sender, RANK, WORLD)
     return total, squares, tl.maximum(late, state)
+
+
+@triton.jit
+def look_at_row(
+    looks,
+    absent,
+    own,
+    before,
+    x,
+    at,
+    mask,
+    slots,
+    here,
+    sender,
+    until,
+    RANK: tl.constexpr,
+    WORLD: tl.constexpr,
+    CLOCK: tl.constexpr,
+):
+    """One look of a program that waits for a row: the sum, that of its squares, a state, and a bit for each late rank.
+
+    The state is 2 while something has not come and there is time, 3 when there is none, 0 once all has come. `absent`
+    has the bits of the looks before.
+    """
+    if looks % _PATIENCE < _PATIENCE - 1:
+        total = look_only(own, x, at, mask, slots, here, sender, RANK, WORLD) + before
+        squares = tl.sum(total * total, 0)
+        state = tl.where(squares == squares, 0, 2)
+    else:  # the row itself may have a NaN
+        if CLOCK:
+            over = globaltimer() > until
+        else:
+            over = looks > until
+        total, empty = look(own, x, at, mask, slots, here, sender, RANK, WORLD)
+        total += before
+        squares = tl.sum(total * total, 0)
+        state = tl.max(tl.where(empty != 0, 2 + over.to(tl.int32), 0), 0)
+        if state == 3:
+            for peer in tl.static_range(WORLD):
+                absent += tl.max(empty & (1 << peer), 0)
+    return total, squares, state, absent
+
+
+@triton.jit
+def note_absent(absent, missing, WORLD: tl.constexpr):
+    """Mark the ranks of `look_at_row`'s bits."""
+    for peer in tl.static_range(WORLD):
+        tl.store(missing + peer, 1, (absent & (1 << peer)) > 0)
 
 
 @triton.jit

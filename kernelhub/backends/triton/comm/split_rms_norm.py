@@ -20,13 +20,10 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import globaltimer
 
-from kernelhub.backends.triton.comm.at_once import look, look_only, send_values
+from kernelhub.backends.triton.comm.at_once import look_at_row, note_absent, send_values
 from kernelhub.backends.triton.comm.slots import deadline
 from kernelhub.backends.triton.comm.turns import advance, empty_last
-
-_PATIENCE = tl.constexpr(8)  # of so many looks at a row that has a NaN one asks whether it is of an empty slot
 
 
 @triton.jit(do_not_specialize=["rows", "in_place", "capacity", "ahead", "limit_us"])
@@ -92,28 +89,14 @@ def split_rms_norm_kernel(
     absent = tl.zeros([], tl.int32)  # a bit for each rank
     looks = tl.zeros([], tl.int64)
     while waits == 2:
-        if looks % _PATIENCE < _PATIENCE - 1:
-            total = look_only(own, x, at, inside, slots, here, sender, RANK, WORLD) + before
-            squares = tl.sum(total * total, 0)
-            waits = tl.where(squares == squares, 0, 2)
-        else:  # the row itself may have a NaN
-            if CLOCK:
-                over = globaltimer() > until
-            else:
-                over = looks > until
-            total, empty = look(own, x, at, inside, slots, here, sender, RANK, WORLD)
-            total += before
-            squares = tl.sum(total * total, 0)
-            waits = tl.max(tl.where(empty != 0, 2 + over.to(tl.int32), 0), 0)
-            if waits == 3:
-                for peer in tl.static_range(WORLD):
-                    absent += tl.max(empty & (1 << peer), 0)
+        total, squares, waits, absent = look_at_row(
+            looks, absent, own, before, x, at, inside, slots, here, sender, until, RANK, WORLD, CLOCK
+        )
         if looks == 0:
             # All threads have read the counter: they have taken part in the sum of squares.
             advance(counters, following, MOST)
         looks += 1
-    for peer in tl.static_range(WORLD):
-        tl.store(missing + peer, 1, (absent & (1 << peer)) > 0)
+    note_absent(absent, missing, WORLD)
     inverse = tl.rsqrt(squares / H + eps)
     tl.store(residual_out + at, total.to(residual_out.dtype.element_ty), mine)
     tl.store(out + at, (total * inverse * scale.to(tl.float32)).to(out.dtype.element_ty), mine)
