@@ -277,11 +277,22 @@ def run(
     return result
 
 
+def _expression(text: str) -> str:
+    """The text, if it is a regular expression."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+    return text
+
+
 def main(description: str, cases: Callable[[torch.device, bool], Cases]) -> int:
     """Run a benchmark by its command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="fewer cases, shorter measurements")
-    parser.add_argument("--only", default="", help="a regular expression of the cases' labels; all of them by default")
+    parser.add_argument(
+        "--only", type=_expression, default="", help="a regular expression of the cases' labels; all of them by default"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--out", type=Path, help="also write the JSON to this file, after each case anew")
     parser.add_argument("--show", dest="shown", type=Path, help="show this JSON of an earlier run; measure nothing")
