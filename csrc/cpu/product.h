@@ -272,25 +272,28 @@ void few_rows(const Call &c, const Element *a, int64_t begin, int64_t end) {
 // As AHEAD, of 16 rows at once: 16 rows by 8 experts of 7168 x 256 take 12.2 ms without, 7.8 with 256 and with 512.
 constexpr int64_t PANEL_AHEAD = 512;
 
+// Into the cache, of 16 rows from `first + r` on at column k of a panel of columns from..to: what comes next, of these rows;
+// of the next 16; of the next panel, which is to the right, or the next task's.
+template <Codes CODES>
+inline void ask_for_next(const Call &c, int64_t first, int64_t r, int64_t k, int64_t from, int64_t to) {
+    const int64_t ahead = PANEL_AHEAD < to - from ? PANEL_AHEAD : to - from;
+    int64_t n = first + r, wanted = k + ahead;
+    if (wanted >= to) {
+        n += 16, wanted -= to - from;
+        if (r + 16 == PANEL) {
+            if (to < c.k) n = first, wanted += to - from;
+            else n = first + PANEL * c.threads, wanted -= from;
+        }
+    }
+    for (int i = 0; i < 16; i++) Row<CODES>(c, n + i).ask_for(wanted);
+}
+
 // Columns from..to of 64 rows of b, pair by pair: [pairs][64] pairs. Rows and columns that b lacks are 0.
 template <Codes CODES>
 void make_panel(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t *panel) {
-    const int64_t ahead = PANEL_AHEAD < to - from ? PANEL_AHEAD : to - from;
     for (int64_t r = 0; r < PANEL; r += 16)
         for (int64_t k = from; k < to; k += 32) {
-            if ((k - from) % LINE<CODES> == 0) {
-                // What comes next: of these rows; of the next 16; of the next panel, which is to the right, or the next
-                // task's.
-                int64_t n = first + r, wanted = k + ahead;
-                if (wanted >= to) {
-                    n += 16, wanted -= to - from;
-                    if (r + 16 == PANEL) {
-                        if (to < c.k) n = first, wanted += to - from;
-                        else n = first + PANEL * c.threads, wanted -= from;
-                    }
-                }
-                for (int i = 0; i < 16; i++) Row<CODES>(c, n + i).ask_for(wanted);
-            }
+            if ((k - from) % LINE<CODES> == 0) ask_for_next<CODES>(c, first, r, k, from, to);
             __m512i rows[16];
             for (int i = 0; i < 16; i++) {
                 const bool there = first + r + i < c.n;
@@ -301,64 +304,184 @@ void make_panel(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t
         }
 }
 
-// sums[64] += sum[64] * a_scale * factors
-inline void add_scaled(const __m512 sum[4], float a_scale, const float *factors, float *sums) {
-    const __m512 other = _mm512_set1_ps(a_scale);
-    for (int j = 0; j < 4; j++) {
-        const __m512 scale = _mm512_loadu_ps(factors + 16 * j);
-        __m512 factor = _mm512_mul_ps(other, scale), value = sum[j];
-        const __mmask16 normal = are_normal(factor);
-        if (normal != 0xffff) {
-            const __mmask16 in_order = _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_abs_ps(other), _CMP_GT_OQ);
-            const __m512 larger = _mm512_mask_mov_ps(other, in_order, scale);
-            value = _mm512_mask_mul_ps(value, static_cast<__mmask16>(~normal), value, larger);
-            factor = _mm512_mask_mov_ps(_mm512_mask_mov_ps(scale, in_order, other), normal, factor);
+// The same: codes change places before they are decoded, when they are half as many bytes. Of 64 columns at a time; a panel
+// has room for them.
+template <>
+void make_panel<E4M3>(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t *panel) {
+    for (int64_t r = 0; r < PANEL; r += 16)
+        for (int64_t k = from; k < to; k += 64) {
+            ask_for_next<E4M3>(c, first, r, k, from, to);
+            const uint8_t *codes = c.b + (first + r) * c.stride_bn + k;
+            __m512i rows[16];
+            if (k + 64 <= c.k && first + r + 16 <= c.n) {
+                for (int i = 0; i < 16; i++) rows[i] = _mm512_loadu_si512(codes + i * c.stride_bn);
+            } else {
+                const __mmask64 kept = c.k - k >= 64 ? ~0ull : (1ull << (c.k - k)) - 1;
+                for (int i = 0; i < 16; i++)
+                    rows[i] = first + r + i < c.n ? _mm512_maskz_loadu_epi8(kept, codes + i * c.stride_bn)
+                                                  : _mm512_setzero_si512();
+            }
+            transpose_codes(rows);
+            uint32_t *into = panel + (k - from) / 2 * PANEL + r;
+            for (int i = 0; i < 16; i++, into += 2 * PANEL) {
+                __m512i pairs, next;
+                decode_halves(rows[i], pairs, next);
+                _mm512_store_si512(into, pairs);
+                _mm512_store_si512(into + PANEL, next);
+            }
         }
-        float *at = sums + 16 * j;
-        _mm512_store_ps(at, _mm512_fmadd_ps(value, factor, _mm512_load_ps(at)));
+}
+
+// The scale of each row of a panel, for a group of columns.
+void factors_of(const Call &c, int64_t first, int64_t g, float *factors) {
+    if (c.row_block % PANEL == 0) {
+        const __m512 all = _mm512_set1_ps(c.b_scale.at(first / c.row_block, g));
+        for (int j = 0; j < PANEL; j += 16) _mm512_store_ps(factors + j, all);
+        return;
+    }
+    int64_t block = first / c.row_block, left = c.row_block - first % c.row_block;
+    for (int64_t j = 0; j < PANEL; j++) {
+        factors[j] = first + j < c.n ? c.b_scale.at(block, g) : 1.0f;
+        if (--left == 0) block++, left = c.row_block;
     }
 }
 
+// Whether every product of one of 16 numbers and one of the 64 factors is normal: a bit for each of the numbers.
+inline __mmask16 normal_products(const float *numbers, const float *factors) {
+    __m512i least = _mm512_castps_si512(_mm512_abs_ps(_mm512_load_ps(factors))), most = least;
+    for (int j = 16; j < PANEL; j += 16) {
+        const __m512i size = _mm512_castps_si512(_mm512_abs_ps(_mm512_load_ps(factors + j)));
+        least = _mm512_min_epu32(least, size), most = _mm512_max_epu32(most, size);  // NaN is the largest
+    }
+    const __m512 of = _mm512_load_ps(numbers);
+    const float low = float_of(_mm512_reduce_min_epu32(least)), high = float_of(_mm512_reduce_max_epu32(most));
+    return are_normal(_mm512_mul_ps(of, _mm512_set1_ps(low))) & are_normal(_mm512_mul_ps(of, _mm512_set1_ps(high)));
+}
+
+// sums[16] += sum * a_scale * factors
+inline void add_any(__m512 sum, float a_scale, const float *factors, float *sums) {
+    const __m512 other = _mm512_set1_ps(a_scale), scale = _mm512_load_ps(factors);
+    __m512 factor = _mm512_mul_ps(other, scale);
+    const __mmask16 normal = are_normal(factor);
+    const __mmask16 in_order = _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_abs_ps(other), _CMP_GT_OQ);
+    const __m512 larger = _mm512_mask_mov_ps(other, in_order, scale);
+    sum = _mm512_mask_mul_ps(sum, static_cast<__mmask16>(~normal), sum, larger);
+    factor = _mm512_mask_mov_ps(_mm512_mask_mov_ps(scale, in_order, other), normal, factor);
+    _mm512_store_ps(sums, _mm512_fmadd_ps(sum, factor, _mm512_load_ps(sums)));
+}
+
+// The same of products that are normal.
+inline void add_normal(__m512 sum, float a_scale, const float *factors, float *sums) {
+    const __m512 factor = _mm512_mul_ps(_mm512_set1_ps(a_scale), _mm512_load_ps(factors));
+    _mm512_store_ps(sums, _mm512_fmadd_ps(sum, factor, _mm512_load_ps(sums)));
+}
+
+// sums[64] += sum[64] * a_scale * factors. Vectors by value: g++ 12 kept an array of them in memory, too, and wrote each
+// after each product, which took twice as long as the products.
+inline void add_scaled(__m512 a, __m512 b, __m512 c, __m512 d, float a_scale, const float *factors, bool normal,
+                       float *sums) {
+    if (normal) {
+        add_normal(a, a_scale, factors, sums);
+        add_normal(b, a_scale, factors + 16, sums + 16);
+        add_normal(c, a_scale, factors + 32, sums + 32);
+        add_normal(d, a_scale, factors + 48, sums + 48);
+    } else {
+        add_any(a, a_scale, factors, sums);
+        add_any(b, a_scale, factors + 16, sums + 16);
+        add_any(c, a_scale, factors + 32, sums + 32);
+        add_any(d, a_scale, factors + 48, sums + 48);
+    }
+}
+
+// Rows of a tile and their scales for a group of columns, and which of these make normal products with all factors.
+struct Left {
+    const Element *const *rows;
+    const float *scale;
+    __mmask16 normal;
+};
+
+// What a thread reads next from memory, line by line of so many rows. It is asked for while this panel is multiplied: in
+// turn, the reading and the multiplication of 16 rows took as long as each other.
+struct Next {
+    const char *at = nullptr, *end = nullptr;  // of a row
+    int64_t width = 0, stride = 0, left = 0;   // bytes, bytes, lines
+
+    template <Codes CODES>
+    static Next of_panel(const Call &c, int64_t first, int64_t from) {
+        Next next;
+        if (first >= c.n) return next;
+        const int64_t to = from + DEPTH < c.k ? from + DEPTH : c.k, rows = c.n - first < PANEL ? c.n - first : PANEL;
+        next.at = reinterpret_cast<const char *>(c.b + first * c.stride_bn + from * 64 / LINE<CODES>);
+        next.width = (to - from + LINE<CODES> - 1) / LINE<CODES> * 64, next.stride = c.stride_bn;
+        next.end = next.at + next.width, next.left = next.width / 64 * rows;
+        return next;
+    }
+
+    void ask() {
+        _mm_prefetch(at, _MM_HINT_T1);
+        at += 64;
+        if (at == end) at += stride - width, end += stride;
+    }
+};
+
 // sums[ROWS][64] += (a's rows . pairs of the panel) * a_scale * factors
-template <int ROWS>
-void tile(const Element *const *rows, const uint32_t *panel, int64_t pairs, const float *a_scale, const float *factors,
-          float *sums) {
+template <int ROWS, bool ASK>
+__attribute__((noinline)) void tile(const Left &left, const uint32_t *panel, int64_t pairs, const float *factors,
+                                    float *sums, Next &next) {
     const Element *a[ROWS];
-    for (int i = 0; i < ROWS; i++) a[i] = rows[i];
     __m512 sum[ROWS][4];
-    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) {
+        a[i] = left.rows[i];
+#pragma GCC unroll 4
         for (int j = 0; j < 4; j++) sum[i][j] = _mm512_setzero_ps();
+    }
+    Next asked = next;
     for (int64_t p = 0; p < pairs; p++) {
+        if (ASK) asked.ask();
         __m512i right[4];
+#pragma GCC unroll 4
         for (int j = 0; j < 4; j++) right[j] = _mm512_load_si512(panel + p * PANEL + 16 * j);
+#pragma GCC unroll 8
         for (int i = 0; i < ROWS; i++) {
             int32_t pair;
             memcpy(&pair, a[i] + 2 * p, 4);
-            const __m512i left = _mm512_set1_epi32(pair);
-            for (int j = 0; j < 4; j++) sum[i][j] = add_products(sum[i][j], left, right[j]);
+            const __m512i one = _mm512_set1_epi32(pair);
+#pragma GCC unroll 4
+            for (int j = 0; j < 4; j++) sum[i][j] = add_products(sum[i][j], one, right[j]);
         }
     }
-    for (int i = 0; i < ROWS; i++) add_scaled(sum[i], a_scale[i], factors, sums + i * PANEL);
+    if (ASK) next = asked, next.left -= pairs;
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++)
+        add_scaled(sum[i][0], sum[i][1], sum[i][2], sum[i][3], left.scale[i], factors, left.normal >> i & 1,
+                   sums + i * PANEL);
 }
 
-void some_rows(int64_t count, const Element *const *rows, const uint32_t *panel, int64_t pairs, const float *a_scale,
-               const float *factors, float *sums) {
+template <int ROWS>
+inline void tile(const Left &left, const uint32_t *panel, int64_t pairs, const float *factors, float *sums, Next &next) {
+    if (next.left >= pairs) tile<ROWS, true>(left, panel, pairs, factors, sums, next);
+    else tile<ROWS, false>(left, panel, pairs, factors, sums, next);
+}
+
+void some_rows(int64_t count, const Left &left, const uint32_t *panel, int64_t pairs, const float *factors, float *sums,
+               Next &next) {
     switch (count) {
-        case 6: tile<6>(rows, panel, pairs, a_scale, factors, sums); break;
-        case 5: tile<5>(rows, panel, pairs, a_scale, factors, sums); break;
-        case 4: tile<4>(rows, panel, pairs, a_scale, factors, sums); break;
-        case 3: tile<3>(rows, panel, pairs, a_scale, factors, sums); break;
-        case 2: tile<2>(rows, panel, pairs, a_scale, factors, sums); break;
-        default: tile<1>(rows, panel, pairs, a_scale, factors, sums);
+        case 6: tile<6>(left, panel, pairs, factors, sums, next); break;
+        case 5: tile<5>(left, panel, pairs, factors, sums, next); break;
+        case 4: tile<4>(left, panel, pairs, factors, sums, next); break;
+        case 3: tile<3>(left, panel, pairs, factors, sums, next); break;
+        case 2: tile<2>(left, panel, pairs, factors, sums, next); break;
+        default: tile<1>(left, panel, pairs, factors, sums, next);
     }
 }
 
 #if defined(KERNELHUB_AMX)
 
 // The same of up to 16 rows; `pairs` is a multiple of 16. Rows that are not one after another, or not 16, are gathered.
-void rows_of_tile(int64_t count, const Element *const *rows, const uint32_t *panel, int64_t pairs, const float *a_scale,
-                  const float *factors, float *sums) {
+void rows_of_tile(int64_t count, const Left &left, const uint32_t *panel, int64_t pairs, const float *factors, float *sums) {
     thread_local Buffer of_rows;
+    const Element *const *rows = left.rows;
     alignas(64) float products[TILE_ROWS * PANEL];
     bool even = count == TILE_ROWS;
     for (int64_t i = 2; i < count; i++) even &= rows[i] - rows[i - 1] == rows[1] - rows[0];
@@ -372,9 +495,9 @@ void rows_of_tile(int64_t count, const Element *const *rows, const uint32_t *pan
     }
     multiply_tiles(a, apart * sizeof(Element), panel, PANEL * sizeof(uint32_t), pairs, products);
     for (int64_t i = 0; i < count; i++) {
-        __m512 sum[4];
-        for (int j = 0; j < 4; j++) sum[j] = _mm512_load_ps(products + i * PANEL + 16 * j);
-        add_scaled(sum, a_scale[i], factors, sums + i * PANEL);
+        const float *of = products + i * PANEL;
+        add_scaled(_mm512_load_ps(of), _mm512_load_ps(of + 16), _mm512_load_ps(of + 32), _mm512_load_ps(of + 48),
+                   left.scale[i], factors, left.normal >> i & 1, sums + i * PANEL);
     }
 }
 
@@ -391,7 +514,8 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
     memset(sums, 0, (end - begin) * PANEL * sizeof(float));
     const int64_t padded = c.padded(), width = c.terms * padded;
     const bool one_group = c.group >= c.k;
-    const int64_t step = one_group ? DEPTH : c.group;
+    const int64_t step = one_group ? DEPTH : c.group, tall = (end - begin + REGISTERS_HOLD - 1) / REGISTERS_HOLD;
+    const int64_t at_once = (end - begin + tall - 1) / tall;  // 7 rows are 4 and 3: products of one row wait for each other
 #if defined(KERNELHUB_AMX)
     const bool amx = end - begin > 1 && has_amx();
     const Tiles of_thread(amx);
@@ -401,30 +525,36 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
     for (int64_t from = 0; from < c.k; from += DEPTH) {
         const int64_t to = from + DEPTH < padded ? from + DEPTH : padded;
         make_panel<CODES>(c, first, from, to, panel);
+        Next next;
+        if (!amx) {
+            if (to < c.k) next = Next::of_panel<CODES>(c, first, to);
+            else next = Next::of_panel<CODES>(c, first + PANEL * c.threads, 0);
+        }
         for (int64_t k = from; k < to; k += step) {
             const int64_t g = one_group ? 0 : k / c.group, pairs = ((k + step < to ? k + step : to) - k) / 2;
-            float factors[PANEL];
-            for (int64_t j = 0; j < PANEL; j++)
-                factors[j] = first + j < c.n ? c.b_scale.at((first + j) / c.row_block, g) : 0.0f;
+            alignas(64) float factors[PANEL];
+            factors_of(c, first, g, factors);
             const uint32_t *part = panel + (k - from) / 2 * PANEL;
             // AMX adds up 16 pairs at a time; groups that end within such are for AVX-512.
             const bool tiles = amx && pairs % 16 == 0;
-            const int64_t most = tiles ? MOST_AT_ONCE : REGISTERS_HOLD;
+            const int64_t most = tiles ? MOST_AT_ONCE : at_once;
             for (int64_t i = begin; i < end; i += most) {
                 const int64_t rows = end - i < most ? end - i : most;
-                float *into = sums + (i - begin) * PANEL, of_a[MOST_AT_ONCE];
+                float *into = sums + (i - begin) * PANEL;
+                alignas(64) float of_a[MOST_AT_ONCE] = {};
                 for (int64_t r = 0; r < rows; r++) of_a[r] = c.a_scale.at(i + r, g);
+                const __mmask16 normal = normal_products(of_a, factors);
                 for (int64_t term = 0; term < c.terms; term++) {
-                    const Element *left[MOST_AT_ONCE];
+                    const Element *row[MOST_AT_ONCE];
                     for (int64_t r = 0; r < rows; r++)
-                        left[r] = a + (c.rows ? c.rows[i + r] : c.first_row + i + r) * width + term * padded + k;
+                        row[r] = a + (c.rows ? c.rows[i + r] : c.first_row + i + r) * width + term * padded + k;
 #if defined(KERNELHUB_AMX)
                     if (tiles && rows > 1) {
-                        rows_of_tile(rows, left, part, pairs, of_a, factors, into);
+                        rows_of_tile(rows, {row, of_a, normal}, part, pairs, factors, into);
                         continue;
                     }
 #endif
-                    some_rows(rows, left, part, pairs, of_a, factors, into);
+                    some_rows(rows, {row, of_a, normal}, part, pairs, factors, into, next);
                 }
             }
         }
