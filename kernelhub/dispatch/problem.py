@@ -36,15 +36,16 @@ class Problem(Protocol):
 ProblemT = TypeVar("ProblemT", bound=Problem)
 
 
-def facet(doc: str, *, values: tuple[Any, ...] = (), **default: Any) -> Any:
+def facet(doc: str, *, values: tuple[Any, ...] = (), least: int = 1, **default: Any) -> Any:
     """A structural field of a problem, which every kernel record must constrain.
 
     Args:
         doc: description of the facet.
-        values: values that the op's contract allows; if empty, every positive integer.
+        values: values that the op's contract allows; if empty, every integer from `least` on.
+        least: the least integer.
         default: ``default=...`` of the dataclass field.
     """
-    return field(metadata={"doc": doc, "kind": "structural", "values": values}, **default)
+    return field(metadata={"doc": doc, "kind": "structural", "values": values, "least": least}, **default)
 
 
 def bucket(doc: str, values: tuple[str, ...], default: str) -> Any:
@@ -89,6 +90,7 @@ class Facet:
     annotation: str
     layout: bool = False
     size: bool = False
+    least: int = 1
 
     @property
     def is_number(self) -> bool:
@@ -103,7 +105,8 @@ class Facet:
         if allowed:
             fits = any(type(one) is type(value) and one == value for one in allowed)
             return "" if fits else f"it takes {', '.join(map(str, allowed))}"
-        return "" if type(value) is int and value > 0 else "it takes a positive int"
+        least = "a positive int" if self.least == 1 else f"an int from {self.least} on"
+        return "" if type(value) is int and value >= self.least else f"it takes {least}"
 
 
 def shown(value: Any) -> str:
@@ -153,6 +156,7 @@ class Schema:
                 str(item.type),
                 meta["kind"] == "layout",
                 meta["kind"] == "size",
+                meta.get("least", 1),
             )
         others = {name for name, item in self.facets.items() if item.semantic or item.layout or item.size}
         self.structural = frozenset(self.facets) - others

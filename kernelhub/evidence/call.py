@@ -37,6 +37,7 @@ from kernelhub.evidence.poison import (
 )
 from kernelhub.evidence.results import CANNOT_LAUNCH
 from kernelhub.ops.case import Arguments, Judgement, OpCases
+from kernelhub.ops.operands import share_memory
 from kernelhub.runtime.scratch import Guarded, watched
 
 # Errors before a launch are no evidence about a kernel: policy, ranks, seal, a full disk.
@@ -143,7 +144,7 @@ class GuardedCall:
             if written:
                 raise Failed("past_output", f"{written} elements of {name} in rows of no sequence were written")
         written_to = {name for name, value in given.items() if places and _lies_in(value, places)}
-        spoiled = list(changed(given, meant, {*self.cases.written, *written_to}))
+        spoiled = list(changed(given, meant, {*self._written(given), *written_to}))
         if spoiled:
             raise Failed("input_changed", f"{' and '.join(spoiled)} is not as it was before the call")
         if own:
@@ -177,6 +178,12 @@ class GuardedCall:
 
     def _places(self, arguments: Arguments) -> list[tuple[str, tuple[tuple[int, ...], torch.dtype]]]:
         return list(self.cases.destinations(arguments).items())
+
+    def _written(self, given: Arguments) -> set[str]:
+        """Operands that a call writes to, also those in whose memory it does: a state may be stored where it was."""
+        tensors = {name: value for name, value in given.items() if isinstance(value, Tensor)}
+        written = [tensors[name] for name in self.cases.written if name in tensors]
+        return {name for name, value in tensors.items() if any(share_memory(value, place) for place in written)}
 
     def _place(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, apart: bool) -> _Destination:
         apart = apart and bool(shape) and name not in self.cases.whole

@@ -25,6 +25,7 @@ from kernelhub.errors import InvalidArgument, KernelUnavailable, NoKernel
 from kernelhub.evidence.call import Expectations, Failed, GuardedCall, JudgedResults, OutOfMemory, Unavailable, why
 from kernelhub.evidence.poison import apart, copied, in_wider, kind_of_error, overwrite, same
 from kernelhub.evidence.results import Check
+from kernelhub.evidence.serving import other_class
 from kernelhub.ops.case import Arguments, Case, Make, OpCases, Packing, each
 
 NOT_REPRESENTED = "its format cannot represent this weight"  # prefix of `Subject.check` for a layout that rounds
@@ -95,7 +96,10 @@ class Subject:
 
     def _check(self, case: Case) -> Check | str:
         arguments = case.make(self.device)
-        claim = self.claims(arguments)
+        selection = self.function.explain(**arguments)
+        if other := other_class(case, selection.problem):
+            raise Unavailable(other)
+        claim = self.claims_of(selection)
         if not claim.holds:
             return claim.why
 

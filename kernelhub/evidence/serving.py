@@ -73,6 +73,20 @@ def serving_case(plain: Mapping[str, Any]) -> Case:
     return ServingCall(Need.from_dict(plain["need"]), **{name: plain[name] for name in _PLAIN}).case()
 
 
+def other_class(case: Case, problem: Any) -> str:
+    """How the problem of a serving call differs from the class that it is to show, as a sentence; empty if it does not.
+
+    A kernel that is verified by calls of another class would be trusted for one that it never ran.
+    """
+    if case.serving is None:
+        return ""
+    meant = Need.from_dict(case.serving["need"]).facets
+    differs = [
+        f"{name} {getattr(problem, name)} for {value}" for name, value in meant if getattr(problem, name) != value
+    ]
+    return f"its call has {', '.join(differs)}: kernelhub makes no calls of this class" if differs else ""
+
+
 def serving_calls(
     need: Need, tokens: Sequence[int], context_len: int, most_sizes: int = _MOST_SIZES
 ) -> list[ServingCall]:

@@ -87,7 +87,8 @@ class LinearAttentionCases(OpCases):
         allowed = result_error_allowed(want, size, q.dtype, tokens, width, rounds_operands=True)
         figures = [worst((out.double() - want).abs(), allowed + 1e-30)]
         if "out_state" in arguments:  # slots of no sequence stay as they are
-            kept = arguments["state_indices"]
+            kept = arguments.get("state_indices")
+            kept = torch.arange(len(want_state), device=q.device) if kept is None else kept
             others = torch.ones(len(want_state), dtype=torch.bool, device=q.device)
             others[kept[kept >= 0].long()] = False
             touched = int((results["state"][others] != arguments["out_state"][others]).sum())

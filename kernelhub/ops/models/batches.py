@@ -65,7 +65,7 @@ def batch_of(
     op: str, problem: Any, sizes: Mapping[str, int], tokens: int, context_len: int, longest: int, sequences: int | None
 ) -> Batch | None:
     """The sequences of a call with so many new tokens; None if the class has no such call."""
-    if tokens < 1 or not _has_rows(op, problem, tokens):
+    if tokens < _least_rows(op, problem) or not _has_rows(op, problem, tokens):
         return None
     q_len = getattr(problem, "q_len", None)
     max_q_len: int | None = None
@@ -121,6 +121,12 @@ def batches_of_every_size(tokens: int, says: bool, context_len: int, longest: in
                 yield Batch(q_lens, q_lens, max(longest, context_len, *q_lens), length if says else None)
             length *= 2
         sequences *= 2
+
+
+def _least_rows(op: str, problem: Any) -> int:
+    """The least rows of a call of the class: a scale for each row is, of one row, one for the tensor or for a group."""
+    of_rows = op == "dequantize_fp8" and problem.granularity in ("token", "block")
+    return 2 if of_rows or (op == "grouped_gemm" and problem.a_scale == "token") else 1
 
 
 def _has_rows(op: str, problem: Any, tokens: int) -> bool:

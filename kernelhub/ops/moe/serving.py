@@ -5,7 +5,16 @@ from __future__ import annotations
 import torch
 
 from kernelhub.ops.formats import E4M3
-from kernelhub.ops.moe.experts.problem import FOUR_BIT_FORMATS, FP8, FP8_FORMATS, MXINT4, NVFP4, PLAIN, ExpertsProblem
+from kernelhub.ops.moe.experts.problem import (
+    ASKED_FORMATS,
+    FOUR_BIT_FORMATS,
+    FP8,
+    FP8_FORMATS,
+    MXINT4,
+    NVFP4,
+    PLAIN,
+    ExpertsProblem,
+)
 from kernelhub.ops.moe.experts.weights import scale_dtypes, scale_shapes
 from kernelhub.ops.moe.routing.problem import RoutingProblem
 from kernelhub.ops.serving import Arguments, Batch, Calls, Sizes, Values
@@ -55,10 +64,11 @@ def fused_moe_calls(problem: ExpertsProblem, sizes: Sizes, values: Values) -> Ca
 
 def _layer(problem: ExpertsProblem, values: Values) -> Arguments:
     """The part of a call that all steps share."""
-    kind = torch.float8_e4m3fn if problem.activation_dtype == FP8 else getattr(torch, problem.dtype)
     made: Arguments = {"activation": problem.activation}
-    if problem.weights in FP8_FORMATS:
-        made["activation_dtype"] = kind
+    if problem.activation_dtype in ASKED_FORMATS:
+        made["activation_dtype"] = problem.activation_dtype
+    elif problem.weights in FP8_FORMATS:
+        made["activation_dtype"] = E4M3 if problem.activation_dtype == FP8 else getattr(torch, problem.dtype)
     if problem.static_scales:
         made |= {"a1_scale": values.near(1, size=2.0**-6), "a2_scale": values.near(1, size=2.0**-6)}
     if problem.apply_router_weight_on_input:

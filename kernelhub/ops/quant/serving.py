@@ -8,6 +8,7 @@ from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.quant.arguments import fp8_scale_shape
 from kernelhub.ops.quant.problem import (
     GROUP,
+    TENSOR,
     DequantizeFp8Problem,
     DequantizeProblem,
     QuantizeFp8Problem,
@@ -30,9 +31,14 @@ def quantize_fp8_calls(problem: QuantizeFp8Problem, sizes: Sizes, values: Values
     }
     if problem.granularity == "group":
         said["group_size"] = problem.group_size
-    if problem.static:
-        said["scale"] = values.near(size=2.0**-6)
-    return lambda batch: {"x": values.normal(batch.tokens, width, dtype=problem.dtype), **said}
+
+    def call(batch: Batch) -> Arguments:
+        made = {"x": values.normal(batch.tokens, width, dtype=problem.dtype), **said}
+        if problem.static:
+            made["scale"] = values.near(*(() if problem.granularity == TENSOR else (batch.tokens, 1)), size=2.0**-6)
+        return made
+
+    return call
 
 
 def quantize_nvfp4_calls(problem: QuantizeNvfp4Problem, sizes: Sizes, values: Values) -> Calls:

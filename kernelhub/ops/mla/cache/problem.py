@@ -22,7 +22,7 @@ class MlaCacheProblem:
         "dtype of the cache: that of the tokens, or float8_e4m3fn", values=(*FLOATS, FP8), default="bfloat16"
     )
     latent_dim: int = facet("width of the latent", default=512)
-    rope_dim: int = facet("width of the rotary part", default=64)
+    rope_dim: int = facet("width of the rotary part", least=0, default=64)
     page_size: int = facet("tokens per page of the cache", default=64)
     kv_scale: str | None = feature("how the scale of an fp8 cache arrives", None, KV_SCALES)
 

@@ -89,12 +89,19 @@ class DoubtfulPart(NamedTuple):
         result: [R, H], what is added to them.
         squares: [R, H], of the terms of the result, summed.
         doubts: [R, H], of their deviations, summed.
+        of_rows: `fourth_powers` of the part.
     """
 
     tokens: Tensor
     result: Tensor
     squares: Tensor
     doubts: Tensor
+    of_rows: Tensor
+
+
+def fourth_powers(inner: Tensor, w2: Tensor, weights: Tensor) -> Tensor:
+    """Of what each element of `inner` [R, I] adds to rows by w2 [H, I] and weights [R, 1]: sizes^4, summed; float64."""
+    return (inner.square() * w2.square().sum(0) * weights.square()).double().square().sum()
 
 
 def doubtful_parts(arguments: dict[str, Any], rounds_halves: bool) -> Iterator[DoubtfulPart]:
@@ -127,7 +134,7 @@ def doubtful_parts(arguments: dict[str, Any], rounds_halves: bool) -> Iterator[D
             result = result + layer.w2.bias[expert].double()
         factor, weighed = router.square(), down.square().t()
         squares, doubts = inner.value.square() @ weighed * factor, inner.std.square() @ weighed * factor
-        yield DoubtfulPart(tokens, result * router, squares, doubts)
+        yield DoubtfulPart(tokens, result * router, squares, doubts, fourth_powers(inner.value, down, router))
 
 
 def _inner(
