@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,16 +16,15 @@ from kernelhub.dispatch.op import OpFunction
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import ConfigurationError
-from kernelhub.evidence.apart import Child, Ended, can_go_apart, goes_apart
+from kernelhub.evidence.apart import Child, can_go_apart, goes_apart
 from kernelhub.evidence.budgets import FULL_BUDGET_S, QUICK_BUDGET_S
-from kernelhub.evidence.call import OutOfMemory, Unavailable
+from kernelhub.evidence.case_run import CaseRun
 from kernelhub.evidence.cases import CASES
-from kernelhub.evidence.checks import DeviceUnusable, Subject
+from kernelhub.evidence.checks import Subject
 from kernelhub.evidence.earn import BUDGET_S, earn
 from kernelhub.evidence.here import Here
-from kernelhub.evidence.quarantine import begun, changing, keep, kept_of, now
-from kernelhub.evidence.results import IN_SERVICE, Check, Result, Verification, is_of_serving
-from kernelhub.ops.case import Case
+from kernelhub.evidence.quarantine import kept_of
+from kernelhub.evidence.results import Result, Verification
 from kernelhub.ops.models.calls import need_of
 from kernelhub.probes.device import facts
 
@@ -111,45 +108,22 @@ def verify(
             if lost and not elsewhere:
                 results.append(Result(subject.kernel.op, subject.kernel.name, why_not=lost))
                 continue
-            result, was_wrong, device_lost, kept_not = _kept(
-                subject, quick, limit_s, child if elsewhere else here, case
-            )
-            unwritten = kept_not or unwritten
+            run = CaseRun(subject, quick, limit_s, case)
+            result = run.ask(child if elsewhere else here)
+            assert result is not None
+            unwritten = run.unwritten or unwritten
             results.append(result)
-            if device_lost and not elsewhere:
+            if run.device_lost and not elsewhere:
                 lost = f"{subject.kernel.name} left the device unusable for this process; restart it"
             elif here.hung and where.type != "cpu" and not lost:
                 lost = f"{subject.kernel.name} hangs on the device in this process; restart it, or give apart=True"
-            if result.checks and was_wrong and not result.failures:
+            if result.checks and run.was_wrong and not result.failures:
                 lifted.append((subject.kernel.op, subject.kernel.name))
     finally:
         child.close()
         here.close()
         HUB.forget_evidence()
     return Verification(str(facts(where)), tuple(results), tuple(lifted), unwritten)
-
-
-def verify_in(child: Child, kernel: Kernel, device: torch.device) -> Result:
-    """Check one kernel with the quick cases of its op in a given child, and store the result.
-
-    The caller must reset selections afterwards: `HUB.forget_evidence`.
-    """
-    subject = Subject(HUB.function(kernel.op), kernel, CASES[kernel.op], device)
-    return _kept(subject, True, QUICK_BUDGET_S, child)[0]
-
-
-def _kept(
-    subject: Subject, quick: bool, limit_s: float, asked_in: Child | Here, label: str | None = None
-) -> tuple[Result, bool, bool, str]:
-    """The result of `_verified`, and why it is not on disk, if it is not."""
-    unwritten, where = "", facts(subject.device)
-    with begun(subject.kernel, where) as note:
-        result, was_wrong, device_lost = _verified(subject, quick, limit_s, asked_in, label)
-        note.ended = bool(result.checks)  # the result replaces the note
-        if result.checks:
-            with changing:
-                unwritten = keep(subject.kernel, where, result, now())
-    return result, was_wrong, device_lost, unwritten
 
 
 def _verify_class(
@@ -205,63 +179,6 @@ def count(
     return sum(1 for _ in _subjects(op, backend, device_here(device)))
 
 
-def _verified(
-    subject: Subject, quick: bool, limit_s: float, asked_in: Child | Here, label: str | None
-) -> tuple[Result, bool, bool]:
-    """The result of one kernel, whether an earlier result was a failure, and whether the device is lost."""
-    start = time.monotonic()
-    before = kept_of(subject.kernel, facts(subject.device))
-    failed = {check.case: check for check in before.result.failures} if before is not None else {}
-    checks: dict[str, Check] = {}
-    left_out, why_not, lost, first = 0, "", False, ""
-    if label is None:
-        cases = _in_order(subject.cases.cases(), quick, failed)
-    else:
-        cases = [case for case in subject.cases.cases() if case.label == label]
-    for place, case in enumerate(cases):
-        if checks and time.monotonic() - start > limit_s:
-            left_out += 1
-            continue
-        try:
-            found = asked_in.check(subject, case)
-        except Unavailable as error:
-            why_not = str(error)
-            break
-        except OutOfMemory:
-            left_out += 1
-            continue
-        except DeviceUnusable as error:
-            checks[case.label], lost = error.check, True
-            break
-        except Ended as error:
-            checks[case.label] = error.check
-            left_out += len(cases) - place - 1
-            break
-        if isinstance(found, Check):
-            checks[case.label] = found
-        else:
-            first = first or found
-    # An earlier failure stays until its case runs again; a full run drops cases that no longer exist.
-    # A failure at a model's sizes stays until that problem class is verified again (see `earn`).
-    labels = {case.label for case in subject.cases.cases()}
-    # A failure in an audit stays until `kernelhub replay` of its call passes: no case covers it.
-    stays = {check.case for check in failed.values() if is_of_serving(check) or check.code == IN_SERVICE}
-    unasked = [check for name, check in failed.items() if name not in checks]
-    some = quick or label is not None or left_out > 0
-    standing = [check for check in unasked if check.case in stays or (some and check.case in labels)]
-    result = Result(
-        subject.kernel.op,
-        subject.kernel.name,
-        tuple(checks.values()),
-        left_out,
-        why_not or ("" if checks else f"it supports none of the cases: {first}"),
-        time.monotonic() - start,
-    )
-    if checks:
-        result = replace(result, checks=(*result.checks, *standing))
-    return result, bool(failed), lost
-
-
 def _check_label(op: OpFunction[Any, Any, Any] | str | None, label: str) -> None:
     """Raise for a label that no case of the op has."""
     if op is None:
@@ -273,12 +190,6 @@ def _check_label(op: OpFunction[Any, Any, Any] | str | None, label: str) -> None
             f"verify: {name} has no case {label!r}{did_you_mean(label, labels)}; "
             f"its {len(labels)} cases are those of `kernelhub.testing.cases`"
         )
-
-
-def _in_order(cases: Iterator[Case], quick: bool, failed: dict[str, Check]) -> list[Case]:
-    """The cases of a run: those that failed before, then the quick ones, then the rest."""
-    wanted = [case for case in cases if not quick or case.quick or case.label in failed]
-    return sorted(wanted, key=lambda case: (case.label not in failed, not case.quick))
 
 
 def _subjects(

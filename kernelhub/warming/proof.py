@@ -13,14 +13,17 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.problem_class import unpacked_facets
 from kernelhub.evidence.apart import Child, can_go_apart
+from kernelhub.evidence.case_run import CaseRun, quick_run
 from kernelhub.evidence.quarantine import kept_of, was_interrupted
 from kernelhub.evidence.results import NOT_RUN, WRONG, Result
 from kernelhub.evidence.trust import covered
-from kernelhub.evidence.verify import verify, verify_in
+from kernelhub.evidence.verify import verify
 from kernelhub.probes.device import facts
 from kernelhub.runtime.progress import Heart
 from kernelhub.warming.crew import Crew, room_for_children
 from kernelhub.warming.wanted import Item
+
+_CASES_OF_A_CHILD = 6  # a child starts in the time in which it compiles that many
 
 
 @dataclass
@@ -62,9 +65,9 @@ class Proof:
     def settle(self, items: Sequence[Item], device: torch.device, heart: Heart, jobs: int | None = None) -> bool:
         """Verify selected kernels until all have evidence; return whether there was anything to verify.
 
-        A wrong kernel is quarantined; the next best one is then selected and verified too. Several kernels are verified
-        at a time, each in a child, if memory or `jobs` allows it: most of the time is compilation. Kernels whose last
-        verification was interrupted come first.
+        A wrong kernel is quarantined; the next best one is then selected and verified too. Several children verify at a
+        time, if memory or `jobs` allows it, and share the cases of a kernel that has many: most of the time is
+        compilation. Kernels whose last verification was interrupted come first.
         """
         any_asked = self._again(items, device, heart)
         while todo := self.unknown(items, device):
@@ -92,27 +95,30 @@ class Proof:
             with Child() as child:
                 for place, kernel in enumerate(todo):
                     heart.step(f"{kernel.op} {kernel.name}, whose verification was interrupted", place)
-                    self._note(kernel, verify_in(child, kernel, device))
+                    self._note(kernel, quick_run(kernel, device).ask(child))
             HUB.forget_evidence()
         return bool(todo)
 
     def _in_children(
         self, todo: Sequence[Kernel], device: torch.device, heart: Heart, crew: Crew
     ) -> dict[Kernel, Result | None]:
-        """Results of verifying several kernels at a time, without kernels that cannot run in a child."""
+        """Results of verifying with several children, without kernels that cannot run in one."""
         results: dict[Kernel, Result | None] = {}
-        apart, begun = [kernel for kernel in todo if can_go_apart(kernel)], itertools.count()
-        if crew.processes < 2 or len(apart) < 2:
+        runs = [quick_run(kernel, device) for kernel in todo if can_go_apart(kernel)]
+        shares, begun = _shares(runs), itertools.count()
+        if crew.processes < 2 or len(shares) < 2:
             return results
+        steps = {run.kernel: (f"{run.kernel.op} {run.kernel.name}", next(begun)) for run in runs}
 
-        def ask(kernel: Kernel, child: Child) -> None:
+        def ask(run: CaseRun, child: Child) -> None:
             crew.check()
-            heart.step(f"{kernel.op} {kernel.name}", next(begun))
-            result = verify_in(child, kernel, device)
-            if result.checks:
-                results[kernel] = result
+            if run.left:
+                heart.step(*steps[run.kernel])
+            result = run.ask(child)
+            if result is not None and result.checks:
+                results[run.kernel] = result
 
-        crew.share_out(apart, ask)
+        crew.share_out(shares, ask)
         HUB.forget_evidence()
         return results
 
@@ -125,6 +131,13 @@ class Proof:
         self.verified.append(key)
         if result.status == WRONG:
             self.quarantined.append((*key, result.reason))
+
+
+def _shares(runs: Sequence[CaseRun]) -> list[CaseRun]:
+    """Every run once, then those with many cases again, for as many children as are worth their start."""
+    ordered = sorted(runs, key=lambda run: -run.left)
+    more = [run for run in ordered for _ in range(1, -(-run.left // _CASES_OF_A_CHILD))]
+    return [*ordered, *more]
 
 
 def interrupted(items: Sequence[Item], device: torch.device) -> list[Kernel]:
