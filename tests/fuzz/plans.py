@@ -86,6 +86,8 @@ def other_sizes(op: str, base: Base, random: Random) -> ParsedCall | None:
     wanted = CASES[op].destinations(base.arguments)
     names = [name for name, tensor in tensors_of(given).items() if "[" not in name and tensor.ndim and tensor.numel()]
     names = [name for name in names if name not in ("block_table", "seq_lens", "cu_seqlens_q", "cu_seqlens_k")]
+    if not names and not wanted:
+        return None
     name = random.choice([*names, *wanted] if random.random() < 0.5 or not wanted else list(wanted))
     if name in wanted:
         shape, dtype = wanted[name]

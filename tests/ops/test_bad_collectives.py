@@ -250,3 +250,46 @@ class TestConnections:
         assert [bucket_of(size) for size in (0, 32 << 10, (32 << 10) + 1, 32 << 20, (32 << 20) + 1)] == [
             "32KB", "32KB", "256KB", "32MB", "more",
         ]  # fmt: skip
+
+
+def one(strides: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full((64,), 3.0, dtype=dtype).as_strided((1, 1), strides)
+
+
+@pytest.mark.parametrize("warm", [False, True], ids=["first", "warm"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
+@pytest.mark.parametrize("strides", [(1 << 20, 7), (1, 0), (0, 3)])
+def test_one_element_of_any_strides_is_gathered(strides: tuple[int, ...], dtype: torch.dtype, warm: bool) -> None:
+    for _ in range(3 * warm):
+        kernelhub.all_gather(torch.ones(1, 1, dtype=dtype), alone(CPU))
+    assert kernelhub.all_gather(one(strides, dtype), alone(CPU)).tolist() == [[3.0]]
+    out = one(strides, dtype).mul_(0)
+    kernelhub.all_gather(torch.full((1, 1), 5, dtype=dtype), alone(CPU), out=out)
+    assert out.tolist() == [[5]]
+    assert kernelhub.all_gather(one(strides, dtype), alone(CPU), rows=[1]).tolist() == [[3.0]]
+
+
+# One element is contiguous whatever it is a view of, so that only this one can come here with the bit.
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter"])
+def test_one_element_with_the_negative_bit_is_refused_after_right_calls_too(op: str) -> None:
+    function = getattr(kernelhub, op)
+    negated = torch.complex(torch.zeros(1, 1), torch.ones(1, 1)).conj().imag
+    assert negated.is_neg()
+    assert negated.is_contiguous()
+    for _ in range(4):
+        function(torch.ones(1, 1), alone(CPU))
+        function(torch.ones(1, 1), alone(CPU), torch.zeros(1, 1))
+        with pytest.raises(InvalidArgument, match=r"x has the negative bit set; give x\.resolve_neg"):
+            function(negated, alone(CPU))
+        with pytest.raises(InvalidArgument, match="out has the negative bit set"):
+            function(torch.ones(1, 1), alone(CPU), torch.complex(z(1, 1), z(1, 1)).conj().imag)
+
+
+def test_a_destination_of_compressed_rows_is_named() -> None:
+    with pytest.raises(InvalidArgument, match=r"out has layout torch\.sparse_csr"):
+        kernelhub.all_reduce(z(4, 2), alone(CPU), out=z(4, 2).to_sparse_csr())
+
+
+def test_the_reference_gathers_vectors() -> None:
+    x = torch.arange(5.0)
+    assert torch.equal(kernelhub.all_gather.reference(x, alone(CPU)), x)

@@ -44,7 +44,8 @@ def same_place(x: Tensor, out: Any) -> bool:
     """Whether each element of one tensor is that element of the other."""
     if out is x:
         return True
-    return type(out) is Tensor and out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
+    dense = type(out) is Tensor and out.layout is torch.strided and not out.is_nested
+    return dense and out.data_ptr() == x.data_ptr() and out.stride() == x.stride()
 
 
 _op: Op[AllReduceProblem] = Op(

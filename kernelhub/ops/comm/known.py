@@ -25,7 +25,7 @@ _MOST_BYTES = 2 << 20  # of what one of them has ready: calls with larger result
 def plain_operand(tensor: Any, dtype: torch.dtype, device: int) -> bool:
     """Whether it is an ordinary contiguous tensor of this dtype and device, and torch neither transforms nor traces."""
     try:
-        plain = usable(tensor, dtype, device) and not tensor.is_nested and tensor.is_contiguous()
+        plain = usable(tensor, dtype, device) and not tensor.is_nested and _in_order(tensor)
         return plain and not transformed()
     except RuntimeError:  # compressed rows have no such question
         return False
@@ -34,9 +34,14 @@ def plain_operand(tensor: Any, dtype: torch.dtype, device: int) -> bool:
 def plain_like(tensor: Any, shape: Sequence[int], dtype: torch.dtype, device: int) -> bool:
     """The same of a tensor of this shape, without the question for transforms."""
     try:
-        return alike(tensor, shape, dtype, device) and tensor.is_contiguous()
+        return alike(tensor, shape, dtype, device) and _in_order(tensor)
     except RuntimeError:
         return False
+
+
+def _in_order(tensor: Tensor) -> bool:
+    """Whether its elements are one after the other. One alone may be a view that negates it: the full check looks."""
+    return tensor.is_contiguous() and tensor.numel() != 1
 
 
 def plain_place(

@@ -78,9 +78,11 @@ def all_gather_reference(
     """The rows of all ranks. All ranks call it."""
     pg = resolved("all_gather", group)
     counts = [x.shape[0]] * pg.size() if rows is None else list(rows)
-    padded = torch.zeros(max(counts), *x.shape[1:], dtype=x.dtype, device=x.device).view(torch.uint8)
-    padded[: x.shape[0]] = x.contiguous().view(torch.uint8)
-    parts = [torch.empty_like(padded) for _ in counts]
-    if padded.numel():
-        pg.allgather([parts], [padded]).wait()
-    return torch.cat([part[:count].view(x.dtype) for part, count in zip(parts, counts, strict=True)])
+    padded = torch.zeros(max(counts), *x.shape[1:], dtype=x.dtype, device=x.device)
+    padded[: x.shape[0]] = x
+    sent = padded.view(-1).view(torch.uint8)  # gloo has not every dtype
+    parts = [torch.empty_like(sent) for _ in counts]
+    if sent.numel():
+        pg.allgather([parts], [sent]).wait()
+    whole = [part.view(x.dtype).view(padded.shape) for part in parts]
+    return torch.cat([part[:count] for part, count in zip(whole, counts, strict=True)])

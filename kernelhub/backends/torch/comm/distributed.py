@@ -126,8 +126,8 @@ class AllGather(_Connecting, AllGatherAdapter):
             sent[: x.shape[0]] = x
         even = rows is None or min(rows) == most
         found = out if even and out.is_contiguous() else x.new_empty(size * most, *x.shape[1:])
-        moved = found.view(-1).view(torch.uint8)
-        work = group._allgather_base(moved, sent.view(-1).view(torch.uint8))
+        moved = _bytes(found)
+        work = group._allgather_base(moved, _bytes(sent))
         finish("all_gather", work, moved, group, timeout_s)
         if found is out:
             return
@@ -138,6 +138,11 @@ class AllGather(_Connecting, AllGatherAdapter):
         parts = found.view(size, most, *x.shape[1:])
         for part, place, count in zip(parts, out.split(list(rows)), rows, strict=True):
             place.copy_(part[:count])
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The bytes of a contiguous tensor in a row; one of one element may have any strides."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def finish(op: str, work: Any, moved: Tensor, group: ProcessGroup, timeout_s: float) -> None:
