@@ -559,6 +559,9 @@ class _Program:
             (language.quick_exp2, _quietly(np.exp2)),
             (language.quick_reciprocal, _quietly(np.reciprocal)),
             (language.rounded_to, lambda x, dtype: _converted(_converted(x, dtype), torch.float32)),
+            (language.masked_after, lambda x, key, last: _where(key <= last, x, -np.inf)),
+            (language.masked_outside, lambda x, key, first, last: _where((key >= first) & (key <= last), x, -np.inf)),
+            (language.softmax_is_done, lambda sums: None),
             (language.warpgroup_mma, self._multiply),
             (language.warpgroup_mma_wait, self._multiply_wait),
         )
@@ -687,6 +690,7 @@ _ELEMENTWISE: dict[str, Any] = {
     "SliceLayout": lambda *a, **_: None,
     "NVMMADistributedLayout": lambda **_: None,
     "DotOperandLayout": lambda **_: None,
+    "DistributedLinearLayout": lambda *a, **_: None,
     "SwizzledSharedLayout": lambda *a, **_: None,
     "NVMMASharedLayout": types.SimpleNamespace(get_default_for=lambda *a, **_: None),
 }

@@ -39,6 +39,19 @@ class TestPagedPrefillAny(PagedContract):
     kernel = "gluon.prefill_any"
 
 
+class TestPipelinedPrefill(DenseContract):
+    kernel = "gluon.prefill_pipelined"
+
+
+class TestPagedPipelinedPrefill(PagedContract):
+    kernel = "gluon.prefill_pipelined"
+
+
+class TestPipelinedPrefillOfWideHeads(DenseContract):
+    kernel = "gluon.prefill_pipelined"
+    model = WIDE
+
+
 class TestDecode(MlaContract):
     kernel = "gluon.decode"
     widths = (512, 64)

@@ -129,6 +129,72 @@ def rounded_to(x, dtype: gl.constexpr):
     return x
 
 
+@gluon.jit
+def masked_after(x, key, last):
+    """x in float32 where key <= last, else -inf."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.le.s32 p, $2, $3;
+        selp.f32 $0, $1, 0fFF800000, p;
+        }""",
+        "=r,r,r,r",
+        [x, key, last],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def masked_outside(x, key, first, last):
+    """x in float32 where first <= key <= last, else -inf."""
+    return gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.le.s32 p, $2, $4;
+        setp.ge.and.s32 p, $2, $3, p;
+        selp.f32 $0, $1, 0fFF800000, p;
+        }""",
+        "=r,r,r,r,r",
+        [x, key, first, last],
+        dtype=gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def softmax_is_done(sums):
+    """Does nothing with float32 numbers, four of each thread, none of which is below 0.
+
+    To the assembler it is a store to shared memory that depends on them. So it leaves what they are made of before the
+    next wait for products. Of a real store Triton orders those of two steps by a barrier, which this has not.
+    """
+    gl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        .reg .f32 a, b;
+        .reg .b32 nowhere;
+        add.f32 a, $4, $5;
+        add.f32 b, $6, $7;
+        add.f32 a, a, b;
+        setp.lt.f32 p, a, 0f00000000;
+        mov.b32 nowhere, 0;
+        @p st.shared.f32 [nowhere], a;
+        mov.b32 $0, 0;
+        mov.b32 $1, 0;
+        mov.b32 $2, 0;
+        mov.b32 $3, 0;
+        }""",
+        "=r,=r,=r,=r,r,r,r,r",
+        [sums],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=4,
+    )
+
+
 __all__ = [
     "PropagateNan",
     "TensorDescriptor",
@@ -139,11 +205,14 @@ __all__ = [
     "gl",
     "gluon",
     "halves_of_float8",
+    "masked_after",
+    "masked_outside",
     "mbarrier",
     "quick_exp2",
     "quick_reciprocal",
     "reinterpreted",
     "rounded_to",
+    "softmax_is_done",
     "tma",
     "tma_load",
     "tma_store",

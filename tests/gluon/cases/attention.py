@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from kernelhub.backends.gluon.attention.adapter import Prefill
+from kernelhub.backends.gluon.attention.pipelined_adapter import PipelinedPrefill
 from kernelhub.ops.attention.problem import ANY, MANY
 from tests.backends.ahead.attention import launch
 from tests.backends.ahead.case import Case
@@ -24,6 +25,10 @@ _192 = {"head_dim_qk": 192, "head_dim_vo": 128, "num_kv_heads": 32}
 
 def _case(name: str, facets: dict[str, Any], paged: bool = False) -> Case:
     return Case(name, functools.partial(launch, Prefill, _PLAIN | facets, paged))
+
+
+def _pipelined(name: str, facets: dict[str, Any], paged: bool = False) -> Case:
+    return Case(f"pipelined prefill, {name}", functools.partial(launch, PipelinedPrefill, _PLAIN | facets, paged))
 
 
 CASES = [
@@ -68,4 +73,19 @@ CASES = [
     _case("gluon prefill, everything, 192 for 128", {"ragged": True, "q_len": ANY, **_EVERYTHING, **_192}),
     _case("gluon prefill, fp16, pages of 32", {"causal": True, "page_size": 32, **_FLOAT16}, paged=True),
     _case("gluon prefill, e5m2, pages of 128", {**_FP8, **_E5M2, "softcap": True, "page_size": 128}, paged=True),
+    _pipelined("causal", {"causal": True}),
+    _pipelined("not causal", {}),
+    _pipelined("everything", {"ragged": True, "q_len": ANY, **_EVERYTHING}),
+    _pipelined("64", {"causal": True, **_64}),
+    _pipelined("256", {"causal": True, **_256}),
+    _pipelined("192 for 128", {"causal": True, **_192}),
+    _pipelined("everything, 192 for 128", {"ragged": True, "q_len": ANY, **_EVERYTHING, **_192}),
+    _pipelined("96", {"causal": True, **_96}),
+    _pipelined("pages of 16", {"causal": True, "ragged": True, "q_len": ANY, "page_size": 16}, paged=True),
+    _pipelined("pages of 256, float16", {"causal": True, "page_size": 256, **_FLOAT16}, paged=True),
+    _pipelined(
+        "everything, 256, pages of 64",
+        {"ragged": True, "q_len": ANY, "page_size": 64, **_EVERYTHING, **_256},
+        paged=True,
+    ),
 ]

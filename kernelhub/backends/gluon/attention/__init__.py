@@ -6,6 +6,7 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import Constraint, OneOf, Rule, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
+from kernelhub.dispatch.standing import Standing, opt_in
 from kernelhub.ops.attention.problem import ANY, FEW, KV_SCALES, MANY, ONE, QUANTISED, AttentionProblem
 
 _WRITTEN = "the widths that it is written for"
@@ -51,19 +52,22 @@ _ANY_FLOAT8 = "over keys and values of float8 as gluon.prefill_fp8, also with a 
 _ANY = "the same with a left window, for heads of 64 or 96, and for keys of 192 with values of 128"
 
 
+_PIPELINED = "gluon.prefill_any in sections of heads that L2 holds, the first scores of a tile beside its last values"
+
+
 def _record(
     op: str,
     name: str,
     summary: str,
     constraints: tuple[Constraint, ...],
     features: frozenset[str],
-    passed: int,
-    file: str = "gluon_h100.json",
+    ran: tuple[Standing, ...],
+    target: str = "adapter:Prefill",
 ) -> Kernel:
     return Kernel(
         op=op,
         name=name,
-        target="kernelhub.backends.gluon.attention.adapter:Prefill",
+        target=f"kernelhub.backends.gluon.attention.{target}",
         summary=summary,
         band=Band.TUNED,
         constraints=(*_CONSTRAINTS, *constraints),
@@ -72,30 +76,36 @@ def _record(
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
-        standings=standings(passed, file),
+        standings=ran,
     )
 
 
 KERNELS = (
-    _record("attention", "gluon.prefill", _PREFILL, _DENSE, _FEATURES - {"window_left"}, 51),
-    _record("attention", "gluon.prefill_any", _ANY, _SIXTEEN_BITS, _FEATURES, 137),
+    _record("attention", "gluon.prefill", _PREFILL, _DENSE, _FEATURES - {"window_left"}, standings(51)),
+    _record("attention", "gluon.prefill_any", _ANY, _SIXTEEN_BITS, _FEATURES, standings(137)),
     _record(
         "paged_attention",
         "gluon.prefill",
         f"{_PREFILL}; pages by TMA",
         (*_PAGED, _PAGES),
         (_FEATURES | {"kv_layout=HND"}) - {"window_left"},
-        66,
+        standings(66),
     ),
-    _record("paged_attention", "gluon.prefill_any", _ANY, (*_SIXTEEN_BITS, _PAGES), _FEATURES | {"kv_layout=HND"}, 167),
+    _record(
+        "paged_attention",
+        "gluon.prefill_any",
+        _ANY,
+        (*_SIXTEEN_BITS, _PAGES),
+        _FEATURES | {"kv_layout=HND"},
+        standings(167),
+    ),
     _record(
         "paged_attention",
         "gluon.prefill_fp8",
         "the same over a cache of float8, of which four more warps make tiles in 16 bits",
         (dtype_in("kv_dtype", *QUANTISED), OneOf("head_dim_qk", (64, 128), why=_WRITTEN), _PAGES),
         (_OF_FLOAT8 | {"kv_layout=HND"}) - {"window_left"},
-        27,
-        "gluon_more_h200.json",
+        standings(27, "gluon_more_h200.json"),
     ),
     _record(
         "attention",
@@ -103,17 +113,40 @@ KERNELS = (
         _OVER_FLOAT8,
         _DENSE_FLOAT8,
         _OF_FLOAT8 - {"window_left"},
-        10,
-        "gluon_tests_h200.json",
+        standings(10, "gluon_tests_h200.json"),
     ),
-    _record("attention", "gluon.prefill_fp8_any", _ANY_FLOAT8, _FLOAT8, _OF_FLOAT8, 16, "gluon_tests_h200.json"),
+    _record(
+        "attention",
+        "gluon.prefill_fp8_any",
+        _ANY_FLOAT8,
+        _FLOAT8,
+        _OF_FLOAT8,
+        standings(16, "gluon_tests_h200.json"),
+    ),
     _record(
         "paged_attention",
         "gluon.prefill_fp8_any",
         _ANY_FLOAT8,
         (*_FLOAT8, _PAGES),
         _OF_FLOAT8 | {"kv_layout=HND"},
-        28,
-        "gluon_tests_h200.json",
+        standings(28, "gluon_tests_h200.json"),
+    ),
+    _record(
+        "attention",
+        "gluon.prefill_pipelined",
+        _PIPELINED,
+        _SIXTEEN_BITS,
+        _FEATURES,
+        (opt_in("hopper", evidence="it has not run on a GPU"),),
+        "pipelined_adapter:PipelinedPrefill",
+    ),
+    _record(
+        "paged_attention",
+        "gluon.prefill_pipelined",
+        f"{_PIPELINED}; pages by TMA",
+        (*_SIXTEEN_BITS, _PAGES),
+        _FEATURES | {"kv_layout=HND"},
+        (opt_in("hopper", evidence="it has not run on a GPU"),),
+        "pipelined_adapter:PipelinedPrefill",
     ),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,7 +40,13 @@ class Rows(NamedTuple):
 
 
 class Prefill(AttentionAdapter[AttentionProblem, Any]):
-    """Tiles of 128 queries of a head, taken in turns by as many programs as the device runs at once."""
+    """Tiles of 128 queries of a head, taken in turns by as many programs as the device runs at once.
+
+    Attributes:
+        kernel: what it launches.
+    """
+
+    kernel: ClassVar[Any] = prefill_kernel
 
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)
@@ -93,7 +99,7 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
         keys = _rows_of(k, paged, self._heads_first)
         values_of = _rows_of(v, paged, self._heads_first)
         num_seqs, q_tokens, kv_tokens = self._sizes(q, k, step)
-        pack = self._static["PACK"]
+        pack = self._static.get("PACK", 1)
         each = _ROWS // pack  # queries of a tile
         blocks = q_tokens // each + num_seqs if ragged else -(-q_tokens // each) * num_seqs
         total = blocks * (problem.num_q_heads // pack)
@@ -104,7 +110,7 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
         positive = of_scores > 0
         launch = self._launchers.get(positive)
         if launch is None:
-            launch = self._launchers[positive] = Launcher(prefill_kernel, {**self._static, "SCALED": not positive})
+            launch = self._launchers[positive] = Launcher(self.kernel, {**self._static, "SCALED": not positive})
         softcap = values.softcap
         scale = of_scores / softcap if problem.softcap else of_scores * _LOG2E
         result = out if out.stride(-1) == 1 else torch.empty(out.shape, dtype=out.dtype, device=out.device)
@@ -127,14 +133,13 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
                 result,
                 lse_of,
                 sinks,
-                result if k_scale is None else k_scale,
-                result if v_scale is None else v_scale,
+                *self.scales(k_scale, v_scale, result),
                 step.cu_seqlens_q if ragged else nothing,
                 step.cu_seqlens_k if ragged and not paged else nothing,
                 table,
                 step.seq_lens if paged else nothing,
                 scale,
-                of_values,
+                *self.factor_of_values(of_values),
                 softcap * _LOG2E,
                 num_seqs,
                 q_tokens,
@@ -159,9 +164,22 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
                 min(values.window_right, _NO_LIMIT),
                 *strides,
                 *_strides_of_lse(lse, ragged),
+                *self.order(q, num_seqs, q_tokens, kv_tokens),
             )
             if result is not out:
                 out.copy_(result)
+
+    def scales(self, k_scale: Tensor | None, v_scale: Tensor | None, nothing: Tensor) -> tuple[Tensor, ...]:
+        """Factors of float8 on the device, or any tensor in place of those that there are not."""
+        return nothing if k_scale is None else k_scale, nothing if v_scale is None else v_scale
+
+    def factor_of_values(self, factor: float) -> tuple[float, ...]:
+        """What results are multiplied by."""
+        return (factor,)
+
+    def order(self, q: Tensor, num_seqs: int, q_tokens: int, kv_tokens: int) -> tuple[Any, ...]:
+        """What else the kernel takes to order tiles."""
+        return ()
 
     def _sizes(self, q: Tensor, k: Tensor, step: DenseStep | PagedStep) -> tuple[int, int, int]:
         """(sequences, queries, keys): of a sequence if batched, of all if ragged; keys of a table's row if paged."""
