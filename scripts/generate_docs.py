@@ -46,7 +46,7 @@ PART = re.compile(r"(<!-- ([a-z0-9_ ]+): made by scripts/generate_docs.py -->\n)
 OPS = tuple(function.op.contract.name for function in functions())
 INSTALLED = kernelhub.SimulatedMachine({"torch": "2.13.0", "triton": "3.7.1"})
 DEVICES = ("CPU", "A100", "L40S", "H200", "B200", "RTX5090", "MI300X")  # one of each family
-COLUMNS = (DEVICES[0], "XEON", *DEVICES[1:])  # a CPU with AMX has kernels of its own
+COLUMNS = (DEVICES[0], "ZEN4", "XEON", *DEVICES[1:])  # CPUs with AVX-512 BF16 and with AMX have kernels of their own
 
 
 def table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

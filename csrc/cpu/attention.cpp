@@ -22,6 +22,8 @@
 
 #include "attention_amx.h"
 #include "attention_call.h"
+#include "attention_dots.h"
+#include "attention_tiles.h"
 #include "numbers.h"
 #include "threads.h"
 #include "vectors.h"
@@ -258,21 +260,33 @@ __attribute__((noinline)) void finish(const Call &c, int64_t b, int64_t token, i
     if (c.lse) c.lse[c.of_lse.at(batch, t, head)] = lse;
 }
 
+// Whether this CPU and this library have them.
+inline bool has_products(int64_t products) {
+#if defined(KERNELHUB_ATTENTION_AMX)
+    if (products == BY_AMX) return has_amx();
+#endif
+#if defined(KERNELHUB_ATTENTION_DOTS)
+    if (products == BY_DOTS) return true;
+#endif
+    return (void)products, false;
+}
+
 template <class Of>
 struct Attention {
     const Call &c;
     int64_t group, q_width, o_width, together = 1;
     List<Task> tasks;
-    List<int64_t> places;    // where an element of a row is, of q and of results
-    int64_t partial = 0;     // rows of partial results
-    int64_t most_lines = 0;  // of a task
-    bool on_tiles = false;
+    List<int64_t> places;     // where an element of a row is, of q and of results
+    int64_t partial = 0;      // rows of partial results
+    int64_t most_lines = 0;   // of a task
+    bool tiles_some = false;  // whether tasks of enough rows are multiplied as tiles
+    int64_t kept_width;       // of a row of partial results
 
     Attention(const Call &call, int threads)
-        : c(call), group(call.group()), q_width(padded(call.width)), o_width(padded(call.value_width)) {
-#if defined(KERNELHUB_ATTENTION_AMX)
-        on_tiles = c.amx && OnTiles<Of>::takes(c);
-        if (on_tiles) o_width = 16 * OnTiles<Of>::v_tiles_of(c);
+        : c(call), group(call.group()), q_width(padded(call.width)), o_width(padded(call.value_width)), kept_width(o_width) {
+#if defined(KERNELHUB_ATTENTION_TILES)
+        tiles_some = Bfloat16s<Of>::EXACT && c.kind == BFLOAT16 && has_products(c.products);
+        if (tiles_some) kept_width = 16 * OnTiles<Of, ByDots>::v_tiles_of(c);
 #endif
         const int64_t wider = std::max(q_width, o_width);
         for (int64_t d = 0; d < wider; d++) places.add(Of::place(d));
@@ -322,7 +336,7 @@ struct Attention {
     }
 
     int64_t tokens_at_once(int64_t queries) const {
-        const int64_t rows = !on_tiles ? ROWS : queries * group > FEW_ROWS ? 4 * ROWS : 2 * ROWS;
+        const int64_t rows = !tiles_some ? ROWS : queries * group > FEW_ROWS ? 4 * ROWS : 2 * ROWS;
         return c.sparse() ? 1 : std::max<int64_t>(1, rows / group);
     }
 
@@ -344,20 +358,33 @@ struct Attention {
     // Bytes of a thread's memory; of a task's rows at most.
     int64_t bytes() const {
         const int64_t rows = std::max(ROWS, group), lines = rows * together, ends = 64 * 8;
-#if defined(KERNELHUB_ATTENTION_AMX)
-        if (on_tiles) return OnTiles<Of>::bytes(c, most_lines, together) + o_width * 4 + 64;
+        int64_t of_tiles = 0;
+#if defined(KERNELHUB_ATTENTION_TILES)
+        if (tiles_some) of_tiles = OnTiles<Of, ByDots>::bytes(c, most_lines, together) + kept_width * 4 + 64;
+        if (c.products == BY_AMX && tiles_some) return of_tiles;
 #endif
-        return lines * (q_width + o_width + 2) * 4 + rows * 2 * 8 + ends + Source<Of>::bytes(c.k, c.width) +
-               Source<Of>::bytes(c.v, c.value_width) + Widened<Of>::bytes(rows, q_width, o_width);
+        return std::max(of_tiles, lines * (q_width + o_width + 2) * 4 + rows * 2 * 8 + ends +
+                                      Source<Of>::bytes(c.k, c.width) + Source<Of>::bytes(c.v, c.value_width) +
+                                      Widened<Of>::bytes(rows, q_width, o_width));
+    }
+
+    // Whether the rows of a task are multiplied as tiles: by AMX all, by dot products those that fill half a tile.
+    bool on_tiles(const Task &task) const {
+        return tiles_some && (c.products == BY_AMX || task.count * group >= (Of::BYTES == 1 ? FEWEST_OF_CODES : FEWEST));
     }
 
     void run(int threads) {
         Buffer kept;
-        float *pieces = partial ? kept.take<float>(partial * (o_width + 2)) : nullptr;
+        float *pieces = partial ? kept.take<float>(partial * (kept_width + 2)) : nullptr;
         parallel_for(tasks.count, threads, [&](int64_t i) {
+#if defined(KERNELHUB_ATTENTION_TILES)
+            if constexpr (Bfloat16s<Of>::EXACT)
+                if (on_tiles(tasks[i])) {
 #if defined(KERNELHUB_ATTENTION_AMX)
-            if constexpr (OnTiles<Of>::From::EXACT)
-                if (on_tiles) return attend_on_tiles(tasks[i], pieces);
+                    if (c.products == BY_AMX) return attend_on_tiles<ByAmx>(tasks[i], pieces);
+#endif
+                    return attend_on_tiles<ByDots>(tasks[i], pieces);
+                }
 #endif
             attend(tasks[i], pieces);
         });
@@ -419,16 +446,17 @@ struct Attention {
 
     // Where a piece of a row's results is kept: its largest score, its sum, its results.
     float *of_piece(const Task &task, int64_t line, float *pieces) const {
-        return pieces + (task.partial + line * task.pieces + task.piece) * (o_width + 2);
+        return pieces + (task.partial + line * task.pieces + task.piece) * (kept_width + 2);
     }
 
-#if defined(KERNELHUB_ATTENTION_AMX)
+#if defined(KERNELHUB_ATTENTION_TILES)
+    template <class Product>
     void attend_on_tiles(const Task &task, float *pieces) const {
         thread_local Buffer memory;
         Cursor cursor{memory.take<char>(bytes())};
-        float *row = cursor.take<float>(o_width);
-        OnTiles<Of> tiles(c, task, cursor);
-        const Tiles of_thread(true);
+        float *row = cursor.take<float>(kept_width);
+        OnTiles<Of, Product> tiles(c, task, cursor);
+        [[maybe_unused]] const typename Product::Registers of_thread;
         tiles.begin();
         Places both[2];
         both[0].find(c, task, task.low, task.high, tiles.block);
@@ -475,7 +503,7 @@ struct Attention {
     void result(const Task &task, int64_t line, const float *o, float largest, float sum) const {
         const int64_t rows = task.count * group, row = line % rows,
                       head = (task.kv_head + line / rows) * group + row % group;
-        finish(c, task.sequence, task.first + row / group, head, o, largest, sum, on_tiles ? nullptr : places.begin());
+        finish(c, task.sequence, task.first + row / group, head, o, largest, sum, on_tiles(task) ? nullptr : places.begin());
     }
 
     // Queries in float32, times what scores are multiplied by.
@@ -505,21 +533,22 @@ struct Attention {
 
     void merge(const Task &task, const float *pieces) const {
         thread_local Buffer memory;
-        float *o = memory.take<float>(o_width);
+        const int64_t width = on_tiles(task) ? kept_width : o_width, next = kept_width + 2;
+        float *o = memory.take<float>(width);
         for (int64_t line = 0; line < task.count * group * task.kv_heads; line++) {
-            const float *of_row = pieces + (task.partial + line * task.pieces) * (o_width + 2);
+            const float *of_row = pieces + (task.partial + line * task.pieces) * next;
             float largest = -INFINITY, sum = 0.0f;
             for (int64_t p = 0; p < task.pieces; p++) {
-                const float of_piece = of_row[p * (o_width + 2)];
+                const float of_piece = of_row[p * next];
                 largest = of_piece > largest ? of_piece : largest;
             }
-            memset(o, 0, o_width * sizeof(float));
+            memset(o, 0, width * sizeof(float));
             const float base = largest == -INFINITY ? 0.0f : largest;
             for (int64_t p = 0; p < task.pieces; p++) {
-                const float *piece = of_row + p * (o_width + 2), factor = std::exp(piece[0] - base);
+                const float *piece = of_row + p * next, factor = std::exp(piece[0] - base);
                 if (piece[1] == 0.0f) continue;
                 sum += piece[1] * factor;
-                for (int64_t d = 0; d < o_width; d++) o[d] += piece[2 + d] * factor;
+                for (int64_t d = 0; d < width; d++) o[d] += piece[2 + d] * factor;
             }
             result(task, line, o, largest, sum);
         }
@@ -530,21 +559,18 @@ struct Attention {
 
 extern "C" {
 
-// Whether AMX, where it is asked for, multiplies such q and such keys and values; weights are rounded to bfloat16 then.
-int64_t KERNELHUB(attention_has_amx)(int64_t kind, int64_t kv_kind) {
-#if defined(KERNELHUB_ATTENTION_AMX)
-    return kind == BFLOAT16 && kv_kind != FLOAT16 && kv_kind != FLOAT32 && has_amx();
-#else
-    return (void)kind, (void)kv_kind, 0;
-#endif
+// Whether products of bfloat16, BY_AMX or BY_DOTS, are computed here of such q and such keys and values; weights are
+// rounded to bfloat16 then.
+int64_t KERNELHUB(attention_has)(int64_t products, int64_t kind, int64_t kv_kind) {
+    return kind == BFLOAT16 && kv_kind != FLOAT16 && kv_kind != FLOAT32 && has_products(products);
 }
 
 // sizes: 0 num_seqs, 1 tokens of a sequence, 2 tokens of all, 3 keys of a sequence, 4 keys of all, 5 heads, 6 kv_heads, 7
 // width, 8 value width, 9 page size, 10 pages, 11 pages of a row of the table, 12 stride of the table, 13 window left, 14
 // right, 15 kind of q and out, 16 kind of k and v, 17 and 18 strides of scales; in elements: 19 q (batch, token, head,
 // element), 23 out (the same), 27 lse (batch, token, head); in bytes: 30 k (batch, page, token, head, element), 35 v; 40
-// positions listed for each token of q, over pages, -1 if all are seen; in elements: 41 strides of the lists; 43 whether AMX
-// multiplies, of q in bfloat16 and k and v in bfloat16 or fp8, where there is AMX
+// positions listed for each token of q, over pages, -1 if all are seen; in elements: 41 strides of the lists; 43 what
+// multiplies (`Products`): AMX or AVX-512 BF16 only q in bfloat16 by k and v in bfloat16 or fp8, where there is such
 void KERNELHUB(attention)(const void *q, const void *k, const void *v, const int32_t *table, const int32_t *lengths,
                           const int32_t *starts_q, const int32_t *starts_k, const int32_t *listed, const float *sinks,
                           const float *k_scale, const float *v_scale, void *out, float *lse, const double *numbers,
@@ -560,7 +586,7 @@ void KERNELHUB(attention)(const void *q, const void *k, const void *v, const int
     c.of_q = {s[19], s[20], s[21], s[22]}, c.of_out = {s[23], s[24], s[25], s[26]}, c.of_lse = {s[27], s[28], s[29], 1};
     c.k = {static_cast<const char *>(k), s[30], s[31], s[32], s[33], s[34]};
     c.v = {static_cast<const char *>(v), s[35], s[36], s[37], s[38], s[39]};
-    c.num_listed = s[40], c.listed_row = s[41], c.listed_step = s[42], c.amx = s[43];
+    c.num_listed = s[40], c.listed_row = s[41], c.listed_step = s[42], c.products = s[43];
     const int count = static_cast<int>(threads);
     switch (c.kv_kind) {
         case BFLOAT16: Attention<OfBfloat16>(c, count).run(count); break;

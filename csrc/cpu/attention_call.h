@@ -7,13 +7,22 @@
 
 namespace {
 
-constexpr int64_t CHUNK = 32;          // keys whose scores are held at once, without AMX
-constexpr int64_t KEYS_AT_ONCE = 256;  // with AMX, at most
+constexpr int64_t CHUNK = 32;          // keys whose scores are held at once, without tiles
+constexpr int64_t KEYS_AT_ONCE = 256;  // on tiles, at most
 constexpr int64_t PIECE = 1024;        // keys of one task, of calls with few rows
 constexpr int64_t GROUP = 4;           // keys whose values are added while results are in registers and others are asked for
 constexpr int64_t ROWS = 64;           // rows of a task, unless the heads of one token are more
 constexpr int64_t FEW_ROWS = 512;
+constexpr int64_t TILE = 1024;  // bytes of 16 rows of 32 numbers of bfloat16, or of 16 of float32
+constexpr int64_t UNIT = 32;    // keys of a tile of weights
+// Rows of a task that dot products multiply as tiles, of bfloat16 and of fp8. Fewer leave most of a tile empty. 8 x 1024
+// keys, one thread of a Zen 4, the time by vectors over that on tiles: 2, 4, 6, 8 and 16 rows 0.5, 0.7, 0.9, 1.1 and 1.8, of
+// e4m3 0.8, 0.9, 1.5, 1.7 and 2.4.
+constexpr int64_t FEWEST = 8, FEWEST_OF_CODES = 6;
 constexpr int64_t TOGETHER = 64;  // rows of all heads of a task: with their results 64 KB
+
+// What multiplies: vectors of float32, tiles of bfloat16 by AMX, or by dot products of AVX-512 BF16.
+enum Products : int64_t { BY_VECTORS, BY_AMX, BY_DOTS };
 
 struct Rows {  // strides in elements
     int64_t batch, token, head, element;
@@ -38,7 +47,7 @@ struct Call {
     Rows of_q, of_out, of_lse;
     int64_t num_seqs, tokens, num_tokens, keys, num_keys, heads, kv_heads, width, value_width, page_size, num_pages,
         max_pages;
-    int64_t table_row, k_scale_step, v_scale_step, left, right, kind, kv_kind, num_listed, listed_row, listed_step, amx;
+    int64_t table_row, k_scale_step, v_scale_step, left, right, kind, kv_kind, num_listed, listed_row, listed_step, products;
 
     int64_t group() const { return heads / kv_heads; }
     bool sparse() const { return num_listed >= 0; }
@@ -156,6 +165,17 @@ struct Ahead {
             if (offset >= (value ? of_v : of_k)) offset = 0, place++;
         }
     }
+};
+
+// What is multiplied at a time: 16 or 32 rows of a head by a block of keys and values, all as tiles. Keys are tiles of 16
+// keys, q and values tiles of pairs of terms; the tiles of the next 32 terms follow those of the same keys, rows, columns.
+struct Strip {
+    const char *k, *v, *q, *weights;
+    char *scores, *o;  // of tiles of 16 keys by 16 rows, and of 16 rows by 16 columns
+    int64_t k_tiles, v_tiles;
+    int64_t next_weight, next_score;  // bytes from the first 16 rows to the others
+    int64_t tall, rows;               // tiles of rows; rows
+    int64_t from, to;                 // units of keys of the block
 };
 
 }  // namespace

@@ -26,8 +26,8 @@ class DeviceFacts:
         name: marketing name, for display; no decision reads it.
         type: torch device type, ``"cuda"`` (also ROCm) or ``"cpu"``.
         vendor: ``"nvidia"``, ``"amd"`` or ``"cpu"``.
-        arch: ``"sm_90"``, ``"gfx942"`` or the CPU's instruction set: ``"avx2"``, ``"avx512"``, ``"amx"`` (AVX-512 and
-            AMX BF16).
+        arch: ``"sm_90"``, ``"gfx942"`` or the CPU's instruction set: ``"avx2"``, ``"avx512"``,
+            ``"avx512_bf16"`` (with products of bfloat16), ``"amx"`` (with AMX BF16).
         capability: compute capability (major, minor); (0, 0) where there is none.
         num_sms: multiprocessors, compute units or physical cores.
         shared_memory_bytes: most shared memory one block may use (opt-in limit); 0 on a CPU.
@@ -100,6 +100,7 @@ SIMULATED = {
     "RTX5090": _nvidia("NVIDIA GeForce RTX 5090", (12, 0), 170),
     "MI300X": DeviceFacts("AMD Instinct MI300X", "cuda", "amd", "gfx942", (9, 4), 304, 65536, simulated=True),
     "CPU": DeviceFacts("a CPU", "cpu", "cpu", "cpu", simulated=True),
+    "ZEN4": DeviceFacts("a CPU with AVX-512 BF16 and no AMX", "cpu", "cpu", "avx512_bf16", simulated=True),
     "XEON": DeviceFacts("a CPU with AMX", "cpu", "cpu", "amx", simulated=True),
 }
 
@@ -217,14 +218,18 @@ def _cpu_facts() -> DeviceFacts:
 
     import torch
 
-    arch = with_amx(torch.backends.cpu.get_cpu_capability().lower())
+    arch = with_bfloat16(torch.backends.cpu.get_cpu_capability().lower())
     name = cpu_name()
     return DeviceFacts(name, "cpu", "cpu", arch, num_sms=os.cpu_count() or 1)
 
 
-def with_amx(arch: str) -> str:
+def with_bfloat16(arch: str) -> str:
     """The instruction set of the CPU, given the one that torch's kernels are compiled for."""
-    return "amx" if arch == "avx512" and "amx_bf16" in cpu_flags() else arch
+    if arch != "avx512":
+        return arch
+    if "amx_bf16" in cpu_flags():
+        return "amx"
+    return "avx512_bf16" if {"avx512_bf16", "avx512vbmi"} <= cpu_flags() else arch  # as kernelhub_cpu_level() in csrc
 
 
 @functools.cache

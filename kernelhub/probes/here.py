@@ -12,7 +12,7 @@ import os
 import platform
 import sys
 
-from kernelhub.probes.device import DeviceFacts, cpu_flags, cpu_name, facts_of, with_amx
+from kernelhub.probes.device import DeviceFacts, cpu_flags, cpu_name, facts_of, with_bfloat16
 from kernelhub.probes.torch_build import torch_build
 
 _NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
@@ -40,7 +40,7 @@ def cpu() -> DeviceFacts:
     capability = None if "torch" in sys.modules else _read_capability()
     if capability is None:
         return facts_of(-1)
-    return DeviceFacts(cpu_name(), "cpu", "cpu", with_amx(capability), num_sms=os.cpu_count() or 1)
+    return DeviceFacts(cpu_name(), "cpu", "cpu", with_bfloat16(capability), num_sms=os.cpu_count() or 1)
 
 
 def memory_bytes(index: int) -> int:

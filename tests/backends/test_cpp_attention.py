@@ -60,6 +60,30 @@ class TestLatentByAmx(MlaContract):
     device = "cpu"
 
 
+DOTS = facts_of(-1).arch == "avx512_bf16"
+needs_dots = pytest.mark.skipif(not DOTS, reason="this CPU has no AVX-512 BF16, or AMX: all cases of cpp.avx512_bf16")
+
+
+@needs_dots
+class TestDenseByDots(DenseContract):
+    kernel = "cpp.avx512_bf16"
+    device = "cpu"
+
+
+@needs_dots
+class TestPagedByDots(PagedContract):
+    kernel = "cpp.avx512_bf16"
+    device = "cpu"
+    model = AttentionModel("groups of eight", 16, 2, 64, 64)  # smaller groups are refused in decode
+
+
+@needs_dots
+class TestLatentByDots(MlaContract):
+    fewest_cases = 20
+    kernel = "cpp.avx512_bf16"
+    device = "cpu"
+
+
 def test_a_forked_child_computes_with_threads_of_its_own() -> None:
     """OpenMP's would be waited for without end."""
     before = torch.get_num_threads()
@@ -92,14 +116,21 @@ def test_calls_of_several_threads_do_not_disturb_each_other() -> None:
         assert all(threads.map(call, range(200)))
 
 
-@pytest.mark.parametrize("kernel", ["cpp.split_kv", pytest.param("cpp.amx", marks=needs_amx)])
+KERNELS = [
+    "cpp.split_kv",
+    pytest.param("cpp.amx", marks=needs_amx),
+    pytest.param("cpp.avx512_bf16", marks=needs_dots),
+]
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("threads", [2, 5])
 def test_neither_threads_nor_the_batch_change_a_bit(threads: int, kernel: str) -> None:
-    """Of sequences in several pieces and in one; cpp.amx takes groups of 8 heads."""
+    """Of sequences in several pieces and in one; kernels on tiles take groups of 8 heads."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        model = "gpt-oss-120b" if kernel == "cpp.amx" else "llama-3.1-8b"
+        model = "llama-3.1-8b" if kernel == "cpp.split_kv" else "gpt-oss-120b"
         arguments = paged_attention_inputs(model, seq_lens=(2500, 1, 1024, 1025))
         want = kernelhub.paged_attention(**arguments, backend=kernel)
         torch.set_num_threads(threads)
@@ -108,3 +139,22 @@ def test_neither_threads_nor_the_batch_change_a_bit(threads: int, kernel: str) -
         assert torch.equal(kernelhub.paged_attention(**arguments | alone, backend=kernel), want[:1])
     finally:
         torch.set_num_threads(before)
+
+
+@needs_dots
+def test_a_step_gives_each_sequence_the_bits_that_it_has_alone() -> None:
+    """Of a ragged step, single tokens are multiplied by vectors, and of prompts the rows that fill tiles on tiles."""
+    lens, queries = (1030, 5, 310, 64, 300), (1, 1, 300, 3, 65)
+    arguments = paged_attention_inputs("llama-3.1-8b", seq_lens=lens, q_lens=queries)
+    want = kernelhub.paged_attention(**arguments, backend="cpp.avx512_bf16")
+    first = 0
+    for b, count in enumerate(queries):
+        alone = {
+            "q": arguments["q"][first : first + count],
+            "block_table": arguments["block_table"][b : b + 1],
+            "seq_lens": arguments["seq_lens"][b : b + 1],
+            "cu_seqlens_q": torch.tensor([0, count], dtype=torch.int32),
+        }
+        got = kernelhub.paged_attention(**arguments | alone, backend="cpp.avx512_bf16")
+        assert torch.equal(got, want[first : first + count])
+        first += count

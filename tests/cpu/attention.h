@@ -9,8 +9,8 @@ using AttentionFunction = void (*)(const void *, const void *, const void *, con
 
 enum Layout { DENSE, RAGGED, NHD, HND, LATENT };
 
-// Whether AMX can multiply, by the kinds of q and of keys. Weights are rounded to bfloat16 then.
-using HasAmx = int64_t (*)(int64_t, int64_t);
+// Whether AMX or AVX-512 BF16 can multiply, by the kinds of q and of keys. Weights are rounded to bfloat16 then.
+using HasProducts = int64_t (*)(int64_t, int64_t, int64_t);
 
 struct AttentionCase {
     const char *name;
@@ -66,6 +66,16 @@ inline std::vector<AttentionCase> attention_cases() {
          {9, 134}, -1, 0, 0.0, true, true, true, 2, 3},
         {"ragged prefill of many rows with a window and a softcap", RAGGED, BFLOAT16, BFLOAT16, 6, 2, 40, 72, 0, {150,
          300}, {150, 310}, 90, 0, 20.0, true},
+        {"paged decode of nine heads, pieces of 1024 keys, and a window", NHD, BFLOAT16, BFLOAT16, 9, 1, 32, 32, 64, {1, 1},
+         {2049, 1500}, 1100, 0, 0.0, true},
+        {"paged decode head by head, groups of eight and a softcap", HND, BFLOAT16, BFLOAT16, 16, 2, 64, 64, 16, {1, 1, 1},
+         {300, 1, 17}, -1, 0, 30.0, true},
+        {"latent attention of e4m3, odd widths, many heads", LATENT, BFLOAT16, FLOAT8_E4M3, 21, 1, 45, 37, 7, {1, 1, 2}, {20,
+         7, 70}, -1, 0, 0.0, true, true, true, 1, 1},
+        {"single tokens beside a prompt and none, e5m2, every second element", NHD, BFLOAT16, FLOAT8_E5M2, 6, 2, 20, 36, 5,
+         {1, 1, 37, 0}, {9, 1134, 137, 3}, -1, 0, 0.0, true, true, true, 2, 3},
+        {"single tokens beside a prompt, groups of two, pages of three", NHD, BFLOAT16, BFLOAT16, 4, 2, 72, 40, 3, {1, 1,
+         300, 1}, {1030, 5, 310, 0}, -1, 0, 0.0, true},
         {"ragged prefill of e5m2", RAGGED, FLOAT32, FLOAT8_E5M2, 2, 1, 17, 17, 0, {3, 66}, {3, 66}, -1, 0, 0.0,
          true, true, true, 1, 1},
     };
@@ -82,9 +92,10 @@ struct AttentionRun {
     std::vector<int32_t> lists;  // of each query token
     double of_weights = 0.0;     // relative error of their rounding
 
-    AttentionRun(const AttentionCase &given, bool amx) : c(given), batch(static_cast<int64_t>(given.queries.size())) {
+    AttentionRun(const AttentionCase &given, int64_t products)
+        : c(given), batch(static_cast<int64_t>(given.queries.size())) {
         pages = c.layout >= NHD, ragged = c.layout == RAGGED;
-        if (amx) sizes[43] = 1, of_weights = rounding(BFLOAT16);
+        if (products) sizes[43] = products, of_weights = rounding(BFLOAT16);
         for (int64_t b = 0; b < batch; b++) {
             tokens += c.queries[b], keys += c.lengths[b];
             first_query.push_back(tokens), first_key.push_back(keys);

@@ -12,8 +12,8 @@ from kernelhub.backends.cpp import build
 from kernelhub.probes.device import cpu_flags
 
 HERE = Path(__file__).parent
-CASES = 48  # of the driver
-CASES_BY_AMX = 13  # of attention, once more
+CASES = 53  # of the driver
+CASES_OF_BFLOAT16 = 18  # of attention, once more by AVX-512 BF16 and by AMX
 # What is compiled together; the rest of csrc/cpu is headers, and the question which level a CPU has.
 UNITS = {"attention": ("attention.cpp", "routing.cpp"), "products": ("fp8_gemm.cpp", "experts.cpp")}
 # Names of the wheel's libraries -> flags.
@@ -25,6 +25,11 @@ def runs(level: str) -> bool:
     needed = {flag.removeprefix("-m") for flag in LEVELS[level]}
     names = {"avx512bf16": "avx512_bf16", "avx512vbmi": "avx512vbmi"}  # as Linux calls them
     return {names.get(name, name) for name in needed} <= set(Path("/proc/cpuinfo").read_text().split())
+
+
+def by_dots(level: str) -> bool:
+    """Whether a level multiplies bfloat16 by AVX-512 BF16."""
+    return level == "avx512bf16"
 
 
 def by_amx(level: str) -> bool:

@@ -67,12 +67,14 @@ int main(int count, char **names) {
     }
     bool ok = true;
     const auto attention = find<AttentionFunction>("kernelhub_attention");
-    const auto has_amx = find<HasAmx>("kernelhub_attention_has_amx");
+    const auto has = find<HasProducts>("kernelhub_attention_has");
+    const char *by[] = {"", ", by AMX", ", by AVX-512 BF16"};  // as `Products` of csrc/cpu/attention_call.h
     for (const AttentionCase &c : attention_cases())
-        for (int amx = 0; amx <= (has_amx(c.kind, c.kv_kind) ? 1 : 0); amx++)
-            ok &= tell(amx ? std::string(c.name) + ", by AMX" : c.name, [&](int64_t threads, Report &report) {
-                AttentionRun(c, amx).run(attention, threads, Random(1), report);
-            });
+        for (int64_t products = 0; products < 3; products++)
+            if (!products || has(products, c.kind, c.kv_kind))
+                ok &= tell(std::string(c.name) + by[products], [&](int64_t threads, Report &report) {
+                    AttentionRun(c, products).run(attention, threads, Random(1), report);
+                });
     const auto gemm = find<Fp8Gemm>("kernelhub_fp8_gemm");
     const auto batched = find<BmmFp8>("kernelhub_bmm_fp8");
     const auto element = find<ElementBytes>("kernelhub_fp8_gemm_element_bytes");

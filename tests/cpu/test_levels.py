@@ -17,7 +17,7 @@ from kernelhub.backends.cpp import build
 from kernelhub.probes.toolchain import cxx_compiler
 from tests.backends import test_cpp, test_cpp_attention
 from tests.cpu import compiled
-from tests.cpu.compiled import CASES, CASES_BY_AMX, LEVELS
+from tests.cpu.compiled import CASES, CASES_OF_BFLOAT16, LEVELS
 
 pytestmark = pytest.mark.skipif(not cxx_compiler().ok, reason="no C++ compiler here: all levels of csrc/cpu")
 
@@ -30,6 +30,9 @@ CONTRACTS: dict[str, Any] = {
     "attention": test_cpp_attention.TestDense,
     "paged_attention": test_cpp_attention.TestPaged,
     "mla_attention": test_cpp_attention.TestLatent,
+    "attention by AVX-512 BF16": test_cpp_attention.TestDenseByDots,
+    "paged_attention by AVX-512 BF16": test_cpp_attention.TestPagedByDots,
+    "mla_attention by AVX-512 BF16": test_cpp_attention.TestLatentByDots,
     "attention by AMX": test_cpp_attention.TestDenseByAmx,
     "paged_attention by AMX": test_cpp_attention.TestPagedByAmx,
     "mla_attention by AMX": test_cpp_attention.TestLatentByAmx,
@@ -56,7 +59,9 @@ def test_odd_operands(level: str, tmp_path: Path) -> None:
     driver, libraries = compiled.compile_all(str(cxx_compiler().value), tmp_path, flags)
     status, output = compiled.answer([driver, *libraries[level]])
     assert status == 0, output
-    assert len(compiled.digests(output)) == CASES + (CASES_BY_AMX if compiled.by_amx(level) else 0)
+    assert len(compiled.digests(output)) == CASES + CASES_OF_BFLOAT16 * (
+        compiled.by_dots(level) + compiled.by_amx(level)
+    )
 
 
 @pytest.mark.ahead
@@ -75,6 +80,8 @@ def test_contract(level: str, op: str, monkeypatch: pytest.MonkeyPatch, tmp_path
     needs(level)
     if op.endswith("by AMX") and not compiled.by_amx(level):
         pytest.skip(f"no AMX in {level} on this CPU: {op}")
+    if op.endswith("by AVX-512 BF16") and not (compiled.by_dots(level) and test_cpp_attention.DOTS):
+        pytest.skip(f"no AVX-512 BF16 in {level}, or this CPU has AMX: {op}")
     monkeypatch.setenv("KERNELHUB_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "levels"))
     flags = ("-O3", "-std=c++17", *LEVELS[level], "-shared", "-fPIC", "-pthread")
     monkeypatch.setattr(build, "flags", lambda: flags)

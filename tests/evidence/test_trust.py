@@ -27,7 +27,7 @@ from tests.evidence.fake_vendor import ACTS
 
 CLASS = {"num_q_heads": 4, "num_kv_heads": 2, "head_dim_qk": 32, "head_dim_vo": 32, "q_len": "many", "causal": True}
 QUICK = {"token_counts": [17, 19, 24], "device": "cpu"}
-PORTABLE = ("torch.", "cpp.")  # cpp.amx on a CPU that has it
+PORTABLE = ("torch.", "cpp.")  # the latter on a CPU with AVX-512
 
 
 @pytest.fixture

@@ -25,7 +25,21 @@ from kernelhub.ops import functions
 
 CONTRACTS = {function.op.contract.name: function.op.contract for function in functions()}
 HERE = Path(__file__).parent
-DEVICES = ("CPU", "XEON", "A100", "L40S", "H100", "H200", "B200", "B300", "RTX5090", "MI300X", "sm_75", "sm_137")
+DEVICES = (
+    "CPU",
+    "ZEN4",
+    "XEON",
+    "A100",
+    "L40S",
+    "H100",
+    "H200",
+    "B200",
+    "B300",
+    "RTX5090",
+    "MI300X",
+    "sm_75",
+    "sm_137",
+)
 FP8 = "float8_e4m3fn"
 FLASH_ATTENTION = {"flash_attn": "2.8.3", "flash_attn_interface": "3.0.0", "cutlass": "4.8.0"}
 INSTALLED: tuple[dict[str, str], ...] = (
@@ -257,7 +271,7 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-FAMILIES = ("CPU", "XEON", "A100", "L40S", "H200", "B200", "B300", "RTX5090", "MI300X")
+FAMILIES = ("CPU", "ZEN4", "XEON", "A100", "L40S", "H200", "B200", "B300", "RTX5090", "MI300X")
 LIBRARIES: dict[str, dict[str, str]] = {
     "nothing but Triton": {"triton": "3.7.1"},
     "FlashInfer": {"triton": "3.7.1", "flashinfer": "0.6.18.post1", "cudnn": "1.32.0"},

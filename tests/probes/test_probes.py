@@ -119,6 +119,8 @@ class TestDevice:
             ("L40S", "ada", "sm_89"),
             ("MI300X", "cdna3", "gfx942"),
             ("CPU", "cpu", "cpu"),
+            ("Zen4", "cpu", "avx512_bf16"),
+            ("XEON", "cpu", "amx"),
             ("sm_86", "ampere", "sm_86"),
             ("sm_137", "unknown", "sm_137"),
             ("sm_90a", "hopper", "sm_90"),
@@ -127,6 +129,22 @@ class TestDevice:
     def test_devices_are_simulated_by_name_or_architecture(self, name: str, family: str, arch: str) -> None:
         facts = device.simulated(name)
         assert (facts.family, facts.arch, facts.simulated) == (family, arch, True)
+
+    @pytest.mark.parametrize(
+        ("capability", "flags", "arch"),
+        [
+            ("avx2", {"avx512_bf16", "avx512vbmi", "amx_bf16"}, "avx2"),  # as ATEN_CPU_CAPABILITY says
+            ("avx512", {"avx512f"}, "avx512"),
+            ("avx512", {"avx512_bf16"}, "avx512"),  # Cooper Lake, whose library of the wheel is that of AVX-512
+            ("avx512", {"avx512_bf16", "avx512vbmi"}, "avx512_bf16"),
+            ("avx512", {"avx512_bf16", "avx512vbmi", "amx_bf16"}, "amx"),
+        ],
+    )
+    def test_a_cpu_is_named_by_what_multiplies_bfloat16(
+        self, monkeypatch, capability: str, flags: set[str], arch: str
+    ) -> None:
+        monkeypatch.setattr(device, "cpu_flags", lambda: frozenset(flags))
+        assert device.with_bfloat16(capability) == arch
 
     def test_an_unknown_name_lists_the_known_ones(self) -> None:
         with pytest.raises(ValueError, match=r"unknown device 'H2000' \(did you mean H200\?\); known: A100.*sm_90"):

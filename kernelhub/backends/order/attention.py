@@ -44,12 +44,18 @@ _HOPPER = (
 _VLLM = "https://docs.vllm.ai/en/latest/design/attention_backends/"
 _CPU_DECODE = ("cpp.split_kv", "torch.packed", "torch.sdpa", "torch.blocked", "triton.split_kv", "triton.prefill")
 _XEON = "measured on a Xeon with AMX, torch 2.13, 2026-11-26 (benchmarks/results/attention_amx_xeon.json)"
+_ZEN4 = (
+    "measured on an EPYC of Zen 4 (AVX-512 BF16, no AMX), one thread, torch 2.13, 2026-11-27 "
+    "(benchmarks/results/attention_avx512_epyc.json, `prefill`)"
+)
+_AVX512_PREFILL = first(("cpp.avx512_bf16", "cpp.split_kv", "torch.packed", "torch.sdpa"), _CPU_DECODE)
 
 ATTENTION = (
     # 8 x 2048 keys in bfloat16, 32 heads to 8, over torch.packed: 3.3 times as fast on an EPYC of Zen 3 (AVX2).
     Line("cpu", "decode", _CPU_DECODE, "measured on an EPYC of Zen 3, one thread, torch 2.13, 2026-11-25"),
     # cpp.amx, cpp.split_kv and torch.packed: 8 x 2048 keys of 64 heads to 8, a window of 128, 0.50, 0.60 and 1.5 ms.
     Line("cpu/amx", "decode", first(("cpp.amx",), _CPU_DECODE), _XEON),
+    Line("cpu/avx512_bf16", "decode", first(("cpp.avx512_bf16",), _CPU_DECODE), _ZEN4),
     # torch multiplies bfloat16 by instructions of its own where there are some; cpp.split_kv multiplies float32.
     # The time of torch.packed over that of cpp.split_kv, one thread of a Zen 3 (AVX2), 2026-11-25: causal, 128,
     # 512, 1024 and 2048 tokens of Llama 3.1 8B 1.6, 1.3, 1.1 and 0.9 to 1.2, gpt-oss 2.4; but not causal 2 x 512 tokens
@@ -81,6 +87,22 @@ ATTENTION = (
         )
         for regime in _PREFILLS
     ),
+    # The time of torch's faster kernel, torch.packed or torch.sdpa, over that of cpp.avx512_bf16, causal, bfloat16:
+    # 32, 128, 512, 1024 and 2048 tokens of Llama 3.1 8B 2.1, 3.2, 2.9, 2.7 and 2.5, over fp8 KV 2.2 and more; 256 of
+    # 4096 2.5; heads of 64 2.8 to 3.2, of 256 3.3 to 3.4; gpt-oss with its window and sinks 4.6; not causal 2.1. The
+    # same of cpp.split_kv, in float16 and float32: 128 tokens 1.5 and 1.3, 512 1.2 and 1.1, 1024 1.06 and 0.97, 2048
+    # 1.01 and 0.85; 256 of 4096 0.93 and 0.78; heads of 256 1.3 to 1.4; ragged 1.3 and 1.2; gpt-oss 2.0 and 1.9; not
+    # causal 0.83 and 0.75.
+    Line("cpu/avx512_bf16", "prefill", _AVX512_PREFILL, _ZEN4),
+    Line(
+        "cpu/avx512_bf16",
+        "long_prefill",
+        first(("cpp.avx512_bf16", "torch.packed", "torch.sdpa"), _AVX512_PREFILL),
+        _ZEN4,
+    ),
+    # Without BF16 the vectors of cpp.split_kv are those of that Zen 4, where torch has BF16 and still takes 1.06 to 1.6
+    # times as long in bfloat16.
+    Line("cpu/avx512", "prefill", _AVX512_PREFILL, _ZEN4, expected=True),
     # 1 x 8192, 32 x 4096, 128 x 2048 tokens: torch 0.022, 0.133, 0.254 ms, split_kv 0.031, 0.135, 0.254.
     Line(
         "*",

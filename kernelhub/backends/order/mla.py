@@ -57,6 +57,17 @@ MLA_ATTENTION = (
         ("cpp.amx", "cpp.split_kv", "torch.gathered", "triton.split_kv", "triton.split_kv_fixed"),
         "measured on a Xeon with AMX, torch 2.13, 2026-11-26 (benchmarks/results/mla_amx_xeon.json)",
     ),
+    # The time of torch's fastest calls over dense latents over those of cpp.avx512_bf16 and cpp.split_kv, one thread
+    # of a Zen 4: 128 heads, 1 x 4096 keys 1.17 and 0.53, 64 heads, 4 x 2048 1.3 and 0.62, 32 heads 1.5 and 0.75, 16
+    # heads, 8 x 2048 2.0 and 1.1; of an fp8 cache, 4 x 1024, 128 and 16 heads 1.2 and 0.48, 1.9 and 0.73; lists 5.3
+    # and 2.9.
+    Line(
+        "cpu/avx512_bf16",
+        "*",
+        ("cpp.avx512_bf16", "cpp.split_kv", "torch.gathered", "triton.split_kv", "triton.split_kv_fixed"),
+        "measured on an EPYC of Zen 4 (AVX-512 BF16, no AMX), torch 2.13, 2026-11-27 "
+        "(benchmarks/results/mla_avx512_epyc.json)",
+    ),
     # Two layers of a step, GPU time, split_kv and flash_mla.dense: with 128 heads 8 x 8192 tokens take 0.205 and
     # 0.114 ms, 32 x 8192 0.695 and 0.275, 128 x 2048 0.680 and 0.291; with 16 heads 0.110 and 0.101, 0.313 and 0.212,
     # 0.318 and 0.217. One sequence: 0.074 and 0.074 with 128 heads, 0.054 and 0.081 with 16.

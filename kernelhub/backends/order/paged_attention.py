@@ -80,6 +80,10 @@ _CPU_PREFILL = (
     "triton.prefill",
 )
 _XEON = "measured on a Xeon with AMX, one thread, torch 2.13, 2026-11-26"
+_ZEN4 = (
+    "measured on an EPYC of Zen 4 (AVX-512 BF16, no AMX), one thread, torch 2.13, 2026-11-27 "
+    "(benchmarks/results/attention_avx512_epyc.json, `prefill`)"
+)
 
 PAGED_ATTENTION = (
     # 8 x 2048 keys, 32 heads to 8, over torch.packed, which gathers the pages: bfloat16 3.7 times as fast, float16 5.8,
@@ -107,6 +111,15 @@ PAGED_ATTENTION = (
     # There, the time of torch.packed over that of cpp.amx: 512 tokens 1.8, 256 of 2048 2.1, 64 of 1024 1.5; 15 single
     # tokens of 1024 and 256 tokens of 2048 1.9.
     Line("cpu/amx", "*", first(("cpp.amx",), _CPU_PREFILL), _XEON),
+    # The time of torch.packed over those of cpp.avx512_bf16 and cpp.split_kv, bfloat16: prompts of 32, 128 and 512
+    # tokens 3.5 and 1.8, 3.5 and 1.7, 3.2 and 1.3; 256 of 2048 and of 8192 2.4 and 1.0, 2.5 and 0.95; 15 single
+    # tokens of 1024 and 256 of 2048 2.5 and 1.1, 63 of 512 and 64 4.1 and 3.3. Of fp8 KV, the last four: 2.6 and 1.0,
+    # 2.6 and 1.0, 7.0 and 3.0, 5.5 and 5.3. Over that of cpp.split_kv in float16 and float32: prompts of 512 1.3 and
+    # 1.1, 256 of 2048 0.98 and 0.85, 15 single tokens and 256 1.2 and 1.8, 63 and 64 3.9 and 2.2, gpt-oss with its
+    # window 2.2 and 2.1.
+    Line("cpu/avx512_bf16", "*", first(("cpp.avx512_bf16",), _CPP_FIRST), _ZEN4),
+    # The vectors of cpp.split_kv are the same without BF16.
+    *(Line("cpu/avx512", regime, _CPP_FIRST, _ZEN4, expected=True) for regime in ("prefill", "mixed")),
     # 64 x 4096 tokens: split_kv reaches 0.93 of the memory roof, split_kv_fixed 0.78; 1 x 131072: 0.145 and 0.209 ms.
     # flash_attn.fa3: 16 x 4096 0.083 ms against 0.085, 64 x 4096 0.270 against 0.261, 256 x 2048 0.536 against 0.507.
     # vLLM's own build of it: 64 x 4096 0.260 against 0.262, 256 x 1024 0.271 and 0.271, 1 x 131072 0.148 and 0.147.

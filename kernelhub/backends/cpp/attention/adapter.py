@@ -23,16 +23,21 @@ _NUMBERS = ctypes.c_double * 2
 Strides = tuple[int, ...]
 
 
-def _function(amx: bool, problem: AttentionProblem | MlaProblem) -> Any:
+VECTORS, AMX, DOTS = range(3)  # `Products` of attention_call.h
+_MISSING = {
+    AMX: "by AMX here: the compiler lacks them (g++ 11 and clang 12 have them), or Linux does not give this process "
+    "AMX's registers (5.16 and later can)",
+    DOTS: "by AVX-512 BF16 here: the compiler lacks them (g++ 10 and clang 9 have them)",
+}
+
+
+def _function(products: int, problem: AttentionProblem | MlaProblem) -> Any:
     compiled = library(SOURCE)
-    if amx:
-        has = compiled.kernelhub_attention_has_amx
-        has.argtypes, has.restype = [ctypes.c_int64] * 2, ctypes.c_int64
-        if not has(KINDS[problem.q_dtype], KINDS[problem.kv_dtype]):
-            raise BuildError(
-                f"{SOURCE} has no products by AMX here: the compiler lacks them (g++ 11 and clang 12 have them), or "
-                "Linux does not give this process AMX's registers (5.16 and later can)"
-            )
+    if products:
+        has = compiled.kernelhub_attention_has
+        has.argtypes, has.restype = [ctypes.c_int64] * 3, ctypes.c_int64
+        if not has(products, KINDS[problem.q_dtype], KINDS[problem.kv_dtype]):
+            raise BuildError(f"{SOURCE} has no products {_MISSING[products]}")
     run = compiled.kernelhub_attention
     run.argtypes = [ctypes.c_void_p] * 15 + [ctypes.c_int64]
     run.restype = None
@@ -43,14 +48,14 @@ class SplitKV(AttentionAdapter[AttentionProblem, DenseStep]):
     """`attention` on a CPU. Made, it compiles the source, or finds it compiled.
 
     Attributes:
-        amx: multiply by AMX BF16. Where the compiler lacks it, or Linux keeps its registers, it cannot be made.
+        products: what multiplies. Where the compiler lacks it, or Linux keeps AMX's registers, it cannot be made.
     """
 
-    amx = False
+    products = VECTORS
 
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)
-        self._run = _function(self.amx, problem)
+        self._run = _function(self.products, problem)
 
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values, out: Tensor, lse: Tensor | None
@@ -59,7 +64,7 @@ class SplitKV(AttentionAdapter[AttentionProblem, DenseStep]):
         counts = (step.num_seqs, 0, q.shape[0], 0, k.shape[0]) if ragged else (*q.shape[:2], 0, k.shape[1], 0)
         _attend(
             self._run,
-            self.amx,
+            self.products,
             self.problem,
             (q, k, v),
             (None, None, step.cu_seqlens_q, step.cu_seqlens_k, None),
@@ -75,11 +80,11 @@ class SplitKV(AttentionAdapter[AttentionProblem, DenseStep]):
 class SplitKVPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
     """`paged_attention` on a CPU. Made, it compiles the source, or finds it compiled."""
 
-    amx = False
+    products = VECTORS
 
     def __init__(self, problem: PagedAttentionProblem) -> None:
         super().__init__(problem)
-        self._run = _function(self.amx, problem)
+        self._run = _function(self.products, problem)
 
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: PagedStep, values: Values, out: Tensor, lse: Tensor | None
@@ -87,7 +92,7 @@ class SplitKVPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
         by_token = self.problem.kv_layout == "NHD"
         _attend(
             self._run,
-            self.amx,
+            self.products,
             self.problem,
             (q, k, v),
             (step.block_table, step.seq_lens, step.cu_seqlens_q, None, None),
@@ -102,11 +107,11 @@ class SplitKVPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
 class SplitKVLatent(MlaAdapter):
     """`mla_attention` on a CPU: a row of the cache is the key of all heads, its beginning their value."""
 
-    amx = False
+    products = VECTORS
 
     def __init__(self, problem: MlaProblem) -> None:
         super().__init__(problem)
-        self._run = _function(self.amx, problem)
+        self._run = _function(self.products, problem)
 
     def launch(
         self,
@@ -124,7 +129,7 @@ class SplitKVLatent(MlaAdapter):
         scale = values.kv_scale
         _attend(
             self._run,
-            self.amx,
+            self.products,
             self.problem,
             (q, pages, pages),
             (step.block_table, step.seq_lens, step.cu_seqlens_q, None, topk_indices),
@@ -139,24 +144,42 @@ class SplitKVLatent(MlaAdapter):
 class Amx(SplitKV):
     """`attention` by AMX."""
 
-    amx = True
+    products = AMX
 
 
 class AmxPaged(SplitKVPaged):
     """`paged_attention` by AMX."""
 
-    amx = True
+    products = AMX
 
 
 class AmxLatent(SplitKVLatent):
     """`mla_attention` by AMX."""
 
-    amx = True
+    products = AMX
+
+
+class Dots(SplitKV):
+    """`attention` by AVX-512 BF16."""
+
+    products = DOTS
+
+
+class DotsPaged(SplitKVPaged):
+    """`paged_attention` by AVX-512 BF16."""
+
+    products = DOTS
+
+
+class DotsLatent(SplitKVLatent):
+    """`mla_attention` by AVX-512 BF16."""
+
+    products = DOTS
 
 
 def _attend(
     run: Any,
-    amx: bool,
+    products: int,
     problem: AttentionProblem | MlaProblem,
     operands: tuple[Tensor, Tensor, Tensor],
     metadata: tuple[Tensor | None, ...],
@@ -193,7 +216,7 @@ def _attend(
         *keys[0],
         *keys[1],
         *((-1, 0, 0) if listed is None else (listed.shape[1], *listed.stride())),
-        amx,
+        products,
     )
     run(
         q.data_ptr(),
