@@ -288,39 +288,118 @@ inline void ask_for_next(const Call &c, int64_t first, int64_t r, int64_t k, int
     for (int i = 0; i < 16; i++) Row<CODES>(c, n + i).ask_for(wanted);
 }
 
-// Columns from..to of 64 rows of b, pair by pair: [pairs][64] pairs. Rows and columns that b lacks are 0.
-template <Codes CODES>
-void make_panel(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t *panel) {
-    for (int64_t r = 0; r < PANEL; r += 16)
-        for (int64_t k = from; k < to; k += 32) {
-            if ((k - from) % LINE<CODES> == 0) ask_for_next<CODES>(c, first, r, k, from, to);
-            __m512i rows[16];
-            for (int i = 0; i < 16; i++) {
-                const bool there = first + r + i < c.n;
-                rows[i] = there ? Row<CODES>(c, first + r + i).some(k, c.k) : _mm512_setzero_si512();
-            }
-            transpose(rows);
-            for (int i = 0; i < 16; i++) _mm512_storeu_si512(panel + ((k - from) / 2 + i) * PANEL + r, rows[i]);
+// 64 bytes of each of 16 rows; 0 where there are fewer rows or bytes.
+inline void load_rows(const uint8_t *from, int64_t stride, int64_t rows, int64_t bytes, __m512i into[16]) {
+    if (rows >= 16 && bytes >= 64) {
+        for (int i = 0; i < 16; i++) into[i] = _mm512_loadu_si512(from + i * stride);
+        return;
+    }
+    const __mmask64 kept = bytes >= 64 ? ~0ull : (1ull << bytes) - 1;
+    for (int i = 0; i < 16; i++)
+        into[i] = i < rows ? _mm512_maskz_loadu_epi8(kept, from + i * stride) : _mm512_setzero_si512();
+}
+
+inline __m512 of_e8m0(__m512i bytes) {
+    const __m512i least = _mm512_set1_epi32(0x00400000), nan = _mm512_set1_epi32(0x7fc00000);
+    const __m512i power = _mm512_mask_mov_epi32(_mm512_slli_epi32(bytes, 23), _mm512_testn_epi32_mask(bytes, bytes), least);
+    const __mmask16 missing = _mm512_cmpeq_epi32_mask(bytes, _mm512_set1_epi32(255));
+    return _mm512_castsi512_ps(_mm512_mask_mov_epi32(power, missing, nan));
+}
+
+inline __m512 of_e4m3(__m512i bytes) {
+    const __m512i size = _mm512_and_si512(bytes, _mm512_set1_epi32(0x7f)), normal = _mm512_slli_epi32(size, 20);
+    const __m512 small = _mm512_mul_ps(_mm512_cvtepi32_ps(size), _mm512_set1_ps(0x1p-9f));
+    __m512i value = _mm512_add_epi32(normal, _mm512_set1_epi32(120 << 23));
+    value = _mm512_mask_mov_epi32(value, _mm512_cmplt_epi32_mask(size, _mm512_set1_epi32(8)), _mm512_castps_si512(small));
+    const __mmask16 nan = _mm512_cmpeq_epi32_mask(size, _mm512_set1_epi32(0x7f));
+    value = _mm512_mask_mov_epi32(value, nan, _mm512_set1_epi32(0x7fc00000));
+    const __m512i sign = _mm512_slli_epi32(_mm512_srli_epi32(bytes, 7), 31);
+    return _mm512_castsi512_ps(_mm512_or_si512(value, sign));
+}
+
+// load(i, g, kept) gives the numbers of row i from g on, as many as `kept` has bits. into[g * step + i], for whole sixteens.
+template <class Load>
+void transposed(int64_t rows, int64_t count, const Load &load, float *into, int64_t step) {
+    for (int64_t r = 0; r < rows; r += 16)
+        for (int64_t g = 0; g < count; g += 16) {
+            const __mmask16 kept = count - g >= 16 ? 0xffff : (1u << (count - g)) - 1;
+            __m512i of[16];
+            for (int i = 0; i < 16; i++) of[i] = _mm512_castps_si512(load(r + i, g, kept));
+            transpose(of);
+            for (int i = 0; i < 16; i++) _mm512_storeu_ps(into + (g + i) * step + r, _mm512_castsi512_ps(of[i]));
         }
 }
 
-// The same: codes change places before they are decoded, when they are half as many bytes. Of 64 columns at a time; a panel
-// has room for them.
+inline __m512i load_bytes(const uint8_t *bytes, __mmask16 kept) {
+    return _mm512_cvtepu8_epi32(_mm_maskz_loadu_epi8(kept, bytes));
+}
+
+// Of `count` groups from g on and rows from `first` on the scales, transposed; 1 for those of `rows` that there are not.
+void scales_of(const Scale &scale, int64_t first, int64_t there, int64_t rows, int64_t g, int64_t count, float *into,
+               int64_t step) {
+    const int64_t place = first * scale.row + g * scale.column;
+    if (count == 1 || scale.column != 1) {
+        for (int64_t other = 0; other < count; other++)
+            for (int64_t i = 0; i < rows; i++) into[other * step + i] = i < there ? scale.at(first + i, g + other) : 1.0f;
+    } else if (scale.e8m0) {
+        const uint8_t *bytes = static_cast<const uint8_t *>(scale.values) + place;
+        const auto load = [&](int64_t i, int64_t from, __mmask16 kept) {
+            return i < there ? of_e8m0(load_bytes(bytes + i * scale.row + from, kept)) : _mm512_set1_ps(1.0f);
+        };
+        transposed(rows, count, load, into, step);
+    } else {
+        const float *values = static_cast<const float *>(scale.values) + place;
+        const auto load = [&](int64_t i, int64_t from, __mmask16 kept) {
+            return i < there ? _mm512_maskz_loadu_ps(kept, values + i * scale.row + from) : _mm512_set1_ps(1.0f);
+        };
+        transposed(rows, count, load, into, step);
+    }
+}
+
+// Columns from..to of 64 rows of b, pair by pair: [pairs][64] pairs. Rows and columns that b lacks are 0. Codes change
+// places before they are decoded, when they are fewer bytes. Of a line of the cache at a time; a panel has room for it.
+template <Codes CODES>
+void make_panel(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t *panel) {
+    constexpr int64_t EACH = CODES == MXFP4 ? 32 : 16;
+    thread_local Buffer of_scales;
+    float *scales = of_scales.take<float>(DEPTH / EACH * PANEL);
+    const int64_t count = ((to < c.k ? to : c.k) - from) / EACH;
+    const uint8_t *bytes = c.code_scale + first * c.stride_code_scale + from / EACH;
+    const auto load = [&](int64_t i, int64_t g, __mmask16 kept) {
+        if (first + i >= c.n) return _mm512_setzero_ps();
+        const __m512i some = load_bytes(bytes + i * c.stride_code_scale + g, kept);
+        return CODES == MXFP4 ? _mm512_mul_ps(of_e8m0(some), _mm512_set1_ps(0.125f)) : of_e4m3(some);
+    };
+    transposed(PANEL, count, load, scales, PANEL);
+    const __m512 values = _mm512_set_ps(-6.0f, -4.0f, -3.0f, -2.0f, -1.5f, -1.0f, -0.5f, -0.0f, 6.0f, 4.0f, 3.0f, 2.0f, 1.5f,
+                                        1.0f, 0.5f, 0.0f);
+    for (int64_t r = 0; r < PANEL; r += 16)
+        for (int64_t k = from; k < to; k += 128) {
+            ask_for_next<CODES>(c, first, r, k, from, to);
+            __m512i rows[16];
+            load_rows(c.b + (first + r) * c.stride_bn + k / 2, c.stride_bn, c.n - first - r, (c.k - k) / 2, rows);
+            transpose(rows);
+            uint32_t *into = panel + (k - from) / 2 * PANEL + r;
+            for (int i = 0; i < 16; i++) {
+                const __m512 factor = _mm512_load_ps(scales + (k - from + 8 * i) / EACH * PANEL + r);
+                for (int j = 0; j < 4; j++, into += PANEL) {
+                    const __m512i even = _mm512_srli_epi32(rows[i], 8 * j), odd = _mm512_srli_epi32(rows[i], 8 * j + 4);
+                    const __m512 low = _mm512_mul_ps(_mm512_permutexvar_ps(even, values), factor);
+                    const __m512 high = _mm512_mul_ps(_mm512_permutexvar_ps(odd, values), factor);
+                    const __m512i first_of_pair = _mm512_srli_epi32(_mm512_castps_si512(low), 16);
+                    _mm512_store_si512(into, _mm512_mask_mov_epi16(first_of_pair, 0xaaaaaaaa, _mm512_castps_si512(high)));
+                }
+            }
+        }
+}
+
 template <>
 void make_panel<E4M3>(const Call &c, int64_t first, int64_t from, int64_t to, uint32_t *panel) {
     for (int64_t r = 0; r < PANEL; r += 16)
         for (int64_t k = from; k < to; k += 64) {
             ask_for_next<E4M3>(c, first, r, k, from, to);
-            const uint8_t *codes = c.b + (first + r) * c.stride_bn + k;
             __m512i rows[16];
-            if (k + 64 <= c.k && first + r + 16 <= c.n) {
-                for (int i = 0; i < 16; i++) rows[i] = _mm512_loadu_si512(codes + i * c.stride_bn);
-            } else {
-                const __mmask64 kept = c.k - k >= 64 ? ~0ull : (1ull << (c.k - k)) - 1;
-                for (int i = 0; i < 16; i++)
-                    rows[i] = first + r + i < c.n ? _mm512_maskz_loadu_epi8(kept, codes + i * c.stride_bn)
-                                                  : _mm512_setzero_si512();
-            }
+            load_rows(c.b + (first + r) * c.stride_bn + k, c.stride_bn, c.n - first - r, c.k - k, rows);
             transpose_codes(rows);
             uint32_t *into = panel + (k - from) / 2 * PANEL + r;
             for (int i = 0; i < 16; i++, into += 2 * PANEL) {
@@ -332,30 +411,41 @@ void make_panel<E4M3>(const Call &c, int64_t first, int64_t from, int64_t to, ui
         }
 }
 
-// The scale of each row of a panel, for a group of columns.
-void factors_of(const Call &c, int64_t first, int64_t g, float *factors) {
-    if (c.row_block % PANEL == 0) {
-        const __m512 all = _mm512_set1_ps(c.b_scale.at(first / c.row_block, g));
-        for (int j = 0; j < PANEL; j += 16) _mm512_store_ps(factors + j, all);
-        return;
-    }
-    int64_t block = first / c.row_block, left = c.row_block - first % c.row_block;
-    for (int64_t j = 0; j < PANEL; j++) {
-        factors[j] = first + j < c.n ? c.b_scale.at(block, g) : 1.0f;
-        if (--left == 0) block++, left = c.row_block;
-    }
-}
+// Of a group of columns the scale of each row of a panel, and the least and the largest of their sizes.
+struct alignas(64) Factors {
+    float of[PANEL];
+    float low, high;
 
-// Whether every product of one of 16 numbers and one of the 64 factors is normal: a bit for each of the numbers.
-inline __mmask16 normal_products(const float *numbers, const float *factors) {
-    __m512i least = _mm512_castps_si512(_mm512_abs_ps(_mm512_load_ps(factors))), most = least;
-    for (int j = 16; j < PANEL; j += 16) {
-        const __m512i size = _mm512_castps_si512(_mm512_abs_ps(_mm512_load_ps(factors + j)));
-        least = _mm512_min_epu32(least, size), most = _mm512_max_epu32(most, size);  // NaN is the largest
+    void find_bounds() {
+        __m512i least = _mm512_castps_si512(_mm512_abs_ps(_mm512_load_ps(of))), most = least;
+        for (int j = 16; j < PANEL; j += 16) {
+            const __m512i size = _mm512_castps_si512(_mm512_abs_ps(_mm512_load_ps(of + j)));
+            least = _mm512_min_epu32(least, size), most = _mm512_max_epu32(most, size);  // NaN is the largest
+        }
+        low = float_of(_mm512_reduce_min_epu32(least)), high = float_of(_mm512_reduce_max_epu32(most));
     }
-    const __m512 of = _mm512_load_ps(numbers);
-    const float low = float_of(_mm512_reduce_min_epu32(least)), high = float_of(_mm512_reduce_max_epu32(most));
-    return are_normal(_mm512_mul_ps(of, _mm512_set1_ps(low))) & are_normal(_mm512_mul_ps(of, _mm512_set1_ps(high)));
+
+    // Whether a number times every factor is normal: a bit for each of 16 numbers.
+    __mmask16 normal(const float *numbers) const {
+        const __m512 one = _mm512_loadu_ps(numbers);
+        return are_normal(_mm512_mul_ps(one, _mm512_set1_ps(low))) & are_normal(_mm512_mul_ps(one, _mm512_set1_ps(high)));
+    }
+};
+
+// Those of so many groups from g on; there is room for a multiple of 16.
+void find_factors(const Call &c, int64_t first, int64_t g, int64_t count, Factors *factors) {
+    constexpr int64_t STEP = sizeof(Factors) / sizeof(float);
+    if (c.row_block == 1) {
+        scales_of(c.b_scale, first, c.n - first, PANEL, g, count, factors[0].of, STEP);
+    } else {
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t j = 0; j < PANEL;) {
+                const int64_t n = first + j < c.n ? first + j : c.n - 1, left = c.row_block - n % c.row_block;
+                const float scale = c.b_scale.at(n / c.row_block, g + i);
+                for (const int64_t end = j + left < PANEL ? j + left : PANEL; j < end; j++) factors[i].of[j] = scale;
+            }
+    }
+    for (int64_t i = 0; i < count; i++) factors[i].find_bounds();
 }
 
 // sums[16] += sum * a_scale * factors
@@ -411,10 +501,24 @@ struct Next {
         Next next;
         if (first >= c.n) return next;
         const int64_t to = from + DEPTH < c.k ? from + DEPTH : c.k, rows = c.n - first < PANEL ? c.n - first : PANEL;
+        if (CODES != E4M3)
+            ask_for_bytes(c.code_scale + first * c.stride_code_scale, c.stride_code_scale, rows, from, to,
+                          CODES == MXFP4 ? 32 : 16);
+        else if (c.b_scale.e8m0 && c.row_block == 1)
+            ask_for_bytes(static_cast<const uint8_t *>(c.b_scale.values) + first * c.b_scale.row, c.b_scale.row, rows, from,
+                          to, c.group);
         next.at = reinterpret_cast<const char *>(c.b + first * c.stride_bn + from * 64 / LINE<CODES>);
         next.width = (to - from + LINE<CODES> - 1) / LINE<CODES> * 64, next.stride = c.stride_bn;
         next.end = next.at + next.width, next.left = next.width / 64 * rows;
         return next;
+    }
+
+    // A byte of each row for so many columns. Few, but each row's wait for memory is as long as that of its codes.
+    static void ask_for_bytes(const uint8_t *bytes, int64_t stride, int64_t rows, int64_t from, int64_t to, int64_t each) {
+        for (int64_t i = 0; i < rows; i++) {
+            _mm_prefetch(reinterpret_cast<const char *>(bytes + i * stride + from / each), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char *>(bytes + i * stride + (to - 1) / each), _MM_HINT_T0);
+        }
     }
 
     void ask() {
@@ -476,6 +580,75 @@ void some_rows(int64_t count, const Left &left, const uint32_t *panel, int64_t p
     }
 }
 
+// The same of several small groups, whose products are all normal: sums of a group and sums of all are both in registers, of
+// 32 rows of the panel at a time. a_scale[groups][step]
+template <int ROWS, bool ASK>
+__attribute__((noinline)) void tile_of_groups(const Element *const *rows, const uint32_t *panel, int64_t groups,
+                                              int64_t pairs, const float *a_scale, int64_t step, const Factors *factors,
+                                              int64_t column, float *sums, Next &next) {
+    const Element *a[ROWS];
+    __m512 total[ROWS][2];
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) {
+        a[i] = rows[i];
+        total[i][0] = _mm512_load_ps(sums + i * PANEL);
+        total[i][1] = _mm512_load_ps(sums + i * PANEL + 16);
+    }
+    Next asked = next;
+    for (int64_t g = 0, p = 0; g < groups; g++) {
+        __m512 sum[ROWS][2];
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++) sum[i][0] = sum[i][1] = _mm512_setzero_ps();
+        for (const int64_t end = p + pairs; p < end; p++) {
+            if (ASK) asked.ask();
+            const __m512i first = _mm512_load_si512(panel + p * PANEL), second = _mm512_load_si512(panel + p * PANEL + 16);
+#pragma GCC unroll 8
+            for (int i = 0; i < ROWS; i++) {
+                int32_t pair;
+                memcpy(&pair, a[i] + 2 * p, 4);
+                const __m512i one = _mm512_set1_epi32(pair);
+                sum[i][0] = add_products(sum[i][0], one, first);
+                sum[i][1] = add_products(sum[i][1], one, second);
+            }
+        }
+        const float *of_group = factors[g].of + column;
+        const __m512 first = _mm512_load_ps(of_group), second = _mm512_load_ps(of_group + 16);
+#pragma GCC unroll 8
+        for (int i = 0; i < ROWS; i++) {
+            const __m512 other = _mm512_set1_ps(a_scale[g * step + i]);
+            total[i][0] = _mm512_fmadd_ps(sum[i][0], _mm512_mul_ps(other, first), total[i][0]);
+            total[i][1] = _mm512_fmadd_ps(sum[i][1], _mm512_mul_ps(other, second), total[i][1]);
+        }
+    }
+    if (ASK) next = asked, next.left -= groups * pairs;
+#pragma GCC unroll 8
+    for (int i = 0; i < ROWS; i++) {
+        _mm512_store_ps(sums + i * PANEL, total[i][0]);
+        _mm512_store_ps(sums + i * PANEL + 16, total[i][1]);
+    }
+}
+
+template <int ROWS>
+inline void tile_of_groups(const Element *const *rows, const uint32_t *panel, int64_t groups, int64_t pairs,
+                           const float *a_scale, int64_t step, const Factors *factors, float *sums, Next &next) {
+    const bool ask = next.left >= groups * pairs;
+    if (ask) tile_of_groups<ROWS, true>(rows, panel, groups, pairs, a_scale, step, factors, 0, sums, next);
+    else tile_of_groups<ROWS, false>(rows, panel, groups, pairs, a_scale, step, factors, 0, sums, next);
+    tile_of_groups<ROWS, false>(rows, panel + 32, groups, pairs, a_scale, step, factors, 32, sums + 32, next);
+}
+
+void some_rows_of_groups(int64_t count, const Element *const *rows, const uint32_t *panel, int64_t groups, int64_t pairs,
+                         const float *a_scale, int64_t step, const Factors *factors, float *sums, Next &next) {
+    switch (count) {
+        case 6: tile_of_groups<6>(rows, panel, groups, pairs, a_scale, step, factors, sums, next); break;
+        case 5: tile_of_groups<5>(rows, panel, groups, pairs, a_scale, step, factors, sums, next); break;
+        case 4: tile_of_groups<4>(rows, panel, groups, pairs, a_scale, step, factors, sums, next); break;
+        case 3: tile_of_groups<3>(rows, panel, groups, pairs, a_scale, step, factors, sums, next); break;
+        case 2: tile_of_groups<2>(rows, panel, groups, pairs, a_scale, step, factors, sums, next); break;
+        default: tile_of_groups<1>(rows, panel, groups, pairs, a_scale, step, factors, sums, next);
+    }
+}
+
 #if defined(KERNELHUB_AMX)
 
 // The same of up to 16 rows; `pairs` is a multiple of 16. Rows that are not one after another, or not 16, are gathered.
@@ -504,36 +677,45 @@ void rows_of_tile(int64_t count, const Left &left, const uint32_t *panel, int64_
 #endif
 
 // Rows that `many_rows` takes at once.
-constexpr int64_t MOST_AT_ONCE = 16, REGISTERS_HOLD = 6;
+constexpr int64_t MOST_AT_ONCE = 16, REGISTERS_HOLD = 6, MOST_GROUPS = 4;
 
 template <Codes CODES>
 void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, int64_t end) {
-    thread_local Buffer of_panel, of_sums;
+    thread_local Buffer of_panel, of_sums, of_factors, of_scales;
     uint32_t *panel = of_panel.take<uint32_t>(DEPTH / 2 * PANEL);
     float *sums = of_sums.take<float>((end - begin) * PANEL);
     memset(sums, 0, (end - begin) * PANEL * sizeof(float));
     const int64_t padded = c.padded(), width = c.terms * padded;
     const bool one_group = c.group >= c.k;
-    const int64_t step = one_group ? DEPTH : c.group, tall = (end - begin + REGISTERS_HOLD - 1) / REGISTERS_HOLD;
-    const int64_t at_once = (end - begin + tall - 1) / tall;  // 7 rows are 4 and 3: products of one row wait for each other
 #if defined(KERNELHUB_AMX)
     const bool amx = end - begin > 1 && has_amx();
     const Tiles of_thread(amx);
 #else
     constexpr bool amx = false;
 #endif
+    // MOST_GROUPS groups of 32 columns at a time, but by AMX.
+    const int64_t step = one_group ? DEPTH : !amx && c.group == 32 ? MOST_GROUPS * c.group : c.group;
+    const int64_t tall = (end - begin + REGISTERS_HOLD - 1) / REGISTERS_HOLD;
+    const int64_t at_once = (end - begin + tall - 1) / tall;  // 7 rows are 4 and 3: products of one row wait for each other
+    const int64_t every = (end - begin + 15) / 16 * 16;
     for (int64_t from = 0; from < c.k; from += DEPTH) {
         const int64_t to = from + DEPTH < padded ? from + DEPTH : padded;
         make_panel<CODES>(c, first, from, to, panel);
+        const int64_t first_group = one_group ? 0 : from / c.group;
+        const int64_t in_panel = one_group ? 1 : (to - from + c.group - 1) / c.group;
+        Factors *of_groups = of_factors.take<Factors>((in_panel + 15) / 16 * 16);
+        find_factors(c, first, first_group, in_panel, of_groups);
+        float *of_rows = of_scales.take<float>((in_panel + 15) / 16 * 16 * every + MOST_AT_ONCE);
+        scales_of(c.a_scale, begin, end - begin, every, first_group, in_panel, of_rows, every);
         Next next;
         if (!amx) {
             if (to < c.k) next = Next::of_panel<CODES>(c, first, to);
             else next = Next::of_panel<CODES>(c, first + PANEL * c.threads, 0);
         }
         for (int64_t k = from; k < to; k += step) {
-            const int64_t g = one_group ? 0 : k / c.group, pairs = ((k + step < to ? k + step : to) - k) / 2;
-            alignas(64) float factors[PANEL];
-            factors_of(c, first, g, factors);
+            const int64_t stop = k + step < to ? k + step : to, pairs = (stop - k) / 2, g = one_group ? 0 : k / c.group;
+            const int64_t groups = one_group ? 1 : (stop - k + c.group - 1) / c.group;
+            const Factors *factors = of_groups + (g - first_group);
             const uint32_t *part = panel + (k - from) / 2 * PANEL;
             // AMX adds up 16 pairs at a time; groups that end within such are for AVX-512.
             const bool tiles = amx && pairs % 16 == 0;
@@ -541,20 +723,31 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
             for (int64_t i = begin; i < end; i += most) {
                 const int64_t rows = end - i < most ? end - i : most;
                 float *into = sums + (i - begin) * PANEL;
-                alignas(64) float of_a[MOST_AT_ONCE] = {};
-                for (int64_t r = 0; r < rows; r++) of_a[r] = c.a_scale.at(i + r, g);
-                const __mmask16 normal = normal_products(of_a, factors);
+                const float *of_a = of_rows + (g - first_group) * every + i - begin;
+                __mmask16 normal[MOST_GROUPS], always = 0xffff;
+                for (int64_t other = 0; other < groups; other++)
+                    always &= normal[other] = factors[other].normal(of_a + other * every);
+                const bool all_normal = (~always & ((1u << rows) - 1)) == 0;
                 for (int64_t term = 0; term < c.terms; term++) {
                     const Element *row[MOST_AT_ONCE];
                     for (int64_t r = 0; r < rows; r++)
                         row[r] = a + (c.rows ? c.rows[i + r] : c.first_row + i + r) * width + term * padded + k;
 #if defined(KERNELHUB_AMX)
                     if (tiles && rows > 1) {
-                        rows_of_tile(rows, {row, of_a, normal}, part, pairs, factors, into);
+                        rows_of_tile(rows, {row, of_a, normal[0]}, part, pairs, factors[0].of, into);
                         continue;
                     }
 #endif
-                    some_rows(rows, {row, of_a, normal}, part, pairs, factors, into, next);
+                    if (groups > 1 && all_normal) {
+                        some_rows_of_groups(rows, row, part, groups, pairs / groups, of_a, every, factors, into, next);
+                        continue;
+                    }
+                    for (int64_t other = 0, p = 0; other < groups; other++, p += pairs / groups) {
+                        const uint32_t *of_group = part + p * PANEL;
+                        some_rows(rows, {row, of_a + other * every, normal[other]}, of_group, pairs / groups,
+                                  factors[other].of, into, next);
+                        for (int64_t r = 0; r < rows; r++) row[r] += 2 * (pairs / groups);
+                    }
                 }
             }
         }
