@@ -214,7 +214,10 @@ void kernelhub_experts_multiply(const void *a, const float *a_scale, const int32
         shares.push_back({c, 0});
     }
     int64_t end = 0;
-    for (Share &share : shares) end = share.end = end + divide(share.call, hit);
+    for (size_t i = 0; i < shares.size(); i++) {
+        end = shares[i].end = end + divide(shares[i].call, hit);
+        if (i) shares[i - 1].call.after = &shares[i].call;
+    }
     const Element *elements = static_cast<const Element *>(a);
     if (s[4] == E4M3) multiply<E4M3>(shares, elements, static_cast<int>(threads));
     else if (s[4] == MXFP4) multiply<MXFP4>(shares, elements, static_cast<int>(threads));

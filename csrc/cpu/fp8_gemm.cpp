@@ -60,25 +60,31 @@ void kernelhub_bmm_fp8(const uint8_t *a, const uint8_t *b, const float *a_scale,
     const int64_t batch = s[0], m = s[6], n = s[7], k = s[8], kind = s[12], width = kind == FLOAT32 ? 4 : 2;
     const bool each = batch >= threads;
     const int64_t padded = (k + 31) / 32 * 32;
-    const auto one = [&](int64_t i) {
+    const auto call_of = [&](int64_t i) {
         const Scale of_a{a_scale + i * s[4], 0, 0, 0}, of_b{b_scale + i * s[5], 0, 0, 0};
-        const Call call{a + i * s[1],
-                        b + i * s[2],
-                        of_a,
-                        of_b,
-                        nullptr,
-                        static_cast<char *>(out) + i * s[3] * width,
-                        static_cast<Element *>(work) + i * m * padded,
-                        m,
-                        n,
-                        k,
-                        k,
-                        1,
-                        s[9],
-                        s[10],
-                        s[11],
-                        kind,
-                        each ? 1 : static_cast<int>(threads)};
+        return Call{a + i * s[1],
+                    b + i * s[2],
+                    of_a,
+                    of_b,
+                    nullptr,
+                    static_cast<char *>(out) + i * s[3] * width,
+                    static_cast<Element *>(work) + i * m * padded,
+                    m,
+                    n,
+                    k,
+                    k,
+                    1,
+                    s[9],
+                    s[10],
+                    s[11],
+                    kind,
+                    each ? 1 : static_cast<int>(threads)};
+    };
+    const auto one = [&](int64_t i) {
+        Call call = call_of(i);
+        const int64_t later = i + (each ? threads : 1);
+        const Call after = call_of(later < batch ? later : i);
+        if (later < batch) call.after = &after;
         run(call);
     };
     if (each) {

@@ -74,7 +74,8 @@ struct Call {
     int64_t terms = 1;              // whose sum a row of a is
     const int32_t *rows = nullptr;  // of `work`, those that are multiplied; else those from `first_row` on
     int64_t first_row = 0;
-    int64_t together = 0;  // rows that one task takes, as `divide` says
+    int64_t together = 0;         // rows that one task takes, as `divide` says
+    const Call *after = nullptr;  // the product that the same threads do next, if it is known
 
     int64_t groups() const { return (k + group - 1) / group; }
     int64_t padded() const { return (k + 31) / 32 * 32; }
@@ -88,10 +89,6 @@ typedef uint16_t Element;
 constexpr int64_t PANEL = 64;        // rows of b
 constexpr int64_t DEPTH = 1024;      // columns of a panel: 128 KB, which stay in L2
 constexpr int64_t MOST_ROWS = 2048;  // of a that share a panel: their float32 sums are 512 KB
-// Rows up to which panels do not pay: 6, 7 and 8 rows by 8 experts of 7168 x 256 on a Zen 5 core take 3.5, 7.3 and 8.5 ms
-// without, since the registers for sums do not suffice; 4.9, 5.4 and 5.5 with them.
-constexpr int64_t FEW = 6;
-
 // 32 codes of fp4 times two scales, of 16 codes each, as bfloat16.
 inline __m512i decode(const uint8_t *codes, bool all, float first, float second) {
     const __m512 values = _mm512_set_ps(-6.0f, -4.0f, -3.0f, -2.0f, -1.5f, -1.0f, -0.5f, -0.0f, 6.0f, 4.0f, 3.0f, 2.0f, 1.5f,
@@ -490,17 +487,28 @@ struct Left {
     __mmask16 normal;
 };
 
+// Columns of a panel of this product. Panels are as wide as each other, so that while one is multiplied there is time to
+// read the next. With AMX, whose sums end with a panel, they are DEPTH wide but for the last.
+inline int64_t depth_of(const Call &c) {
+#if defined(KERNELHUB_AMX)
+    if (has_amx()) return DEPTH;
+#endif
+    const int64_t panels = c.k ? (c.k + DEPTH - 1) / DEPTH : 1;
+    return ((c.k + panels - 1) / panels + 127) / 128 * 128;
+}
+
 // What a thread reads next from memory, line by line of so many rows. It is asked for while this panel is multiplied: in
 // turn, the reading and the multiplication of 16 rows took as long as each other.
 struct Next {
     const char *at = nullptr, *end = nullptr;  // of a row
     int64_t width = 0, stride = 0, left = 0;   // bytes, bytes, lines
+    bool twice = false;                        // two lines with each pair of columns
 
     template <Codes CODES>
     static Next of_panel(const Call &c, int64_t first, int64_t from) {
         Next next;
-        if (first >= c.n) return next;
-        const int64_t to = from + DEPTH < c.k ? from + DEPTH : c.k, rows = c.n - first < PANEL ? c.n - first : PANEL;
+        const int64_t depth = depth_of(c), to = from + depth < c.k ? from + depth : c.k;
+        const int64_t rows = c.n - first < PANEL ? c.n - first : PANEL;
         if (CODES != E4M3)
             ask_for_bytes(c.code_scale + first * c.stride_code_scale, c.stride_code_scale, rows, from, to,
                           CODES == MXFP4 ? 32 : 16);
@@ -513,6 +521,15 @@ struct Next {
         return next;
     }
 
+    // Of the task that the thread likely takes next.
+    template <Codes CODES>
+    static Next of_task(const Call &c, int64_t first) {
+        first += PANEL * c.threads;
+        if (first < c.n) return of_panel<CODES>(c, first, 0);
+        first -= (c.n + PANEL - 1) / PANEL * PANEL;
+        return c.after && first < c.after->n ? of_panel<CODES>(*c.after, first, 0) : Next();
+    }
+
     // A byte of each row for so many columns. Few, but each row's wait for memory is as long as that of its codes.
     static void ask_for_bytes(const uint8_t *bytes, int64_t stride, int64_t rows, int64_t from, int64_t to, int64_t each) {
         for (int64_t i = 0; i < rows; i++) {
@@ -522,9 +539,11 @@ struct Next {
     }
 
     void ask() {
-        _mm_prefetch(at, _MM_HINT_T1);
-        at += 64;
-        if (at == end) at += stride - width, end += stride;
+        for (int i = 0; left && i <= twice; i++, left--) {
+            _mm_prefetch(at, _MM_HINT_T1);
+            at += 64;
+            if (at == end) at += stride - width, end += stride;
+        }
     }
 };
 
@@ -555,7 +574,7 @@ __attribute__((noinline)) void tile(const Left &left, const uint32_t *panel, int
             for (int j = 0; j < 4; j++) sum[i][j] = add_products(sum[i][j], one, right[j]);
         }
     }
-    if (ASK) next = asked, next.left -= pairs;
+    if (ASK) next = asked;
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
         add_scaled(sum[i][0], sum[i][1], sum[i][2], sum[i][3], left.scale[i], factors, left.normal >> i & 1,
@@ -564,7 +583,7 @@ __attribute__((noinline)) void tile(const Left &left, const uint32_t *panel, int
 
 template <int ROWS>
 inline void tile(const Left &left, const uint32_t *panel, int64_t pairs, const float *factors, float *sums, Next &next) {
-    if (next.left >= pairs) tile<ROWS, true>(left, panel, pairs, factors, sums, next);
+    if (next.left) tile<ROWS, true>(left, panel, pairs, factors, sums, next);
     else tile<ROWS, false>(left, panel, pairs, factors, sums, next);
 }
 
@@ -620,7 +639,7 @@ __attribute__((noinline)) void tile_of_groups(const Element *const *rows, const 
             total[i][1] = _mm512_fmadd_ps(sum[i][1], _mm512_mul_ps(other, second), total[i][1]);
         }
     }
-    if (ASK) next = asked, next.left -= groups * pairs;
+    if (ASK) next = asked;
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++) {
         _mm512_store_ps(sums + i * PANEL, total[i][0]);
@@ -631,8 +650,7 @@ __attribute__((noinline)) void tile_of_groups(const Element *const *rows, const 
 template <int ROWS>
 inline void tile_of_groups(const Element *const *rows, const uint32_t *panel, int64_t groups, int64_t pairs,
                            const float *a_scale, int64_t step, const Factors *factors, float *sums, Next &next) {
-    const bool ask = next.left >= groups * pairs;
-    if (ask) tile_of_groups<ROWS, true>(rows, panel, groups, pairs, a_scale, step, factors, 0, sums, next);
+    if (next.left) tile_of_groups<ROWS, true>(rows, panel, groups, pairs, a_scale, step, factors, 0, sums, next);
     else tile_of_groups<ROWS, false>(rows, panel, groups, pairs, a_scale, step, factors, 0, sums, next);
     tile_of_groups<ROWS, false>(rows, panel + 32, groups, pairs, a_scale, step, factors, 32, sums + 32, next);
 }
@@ -698,8 +716,9 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
     const int64_t tall = (end - begin + REGISTERS_HOLD - 1) / REGISTERS_HOLD;
     const int64_t at_once = (end - begin + tall - 1) / tall;  // 7 rows are 4 and 3: products of one row wait for each other
     const int64_t every = (end - begin + 15) / 16 * 16;
-    for (int64_t from = 0; from < c.k; from += DEPTH) {
-        const int64_t to = from + DEPTH < padded ? from + DEPTH : padded;
+    const int64_t depth = depth_of(c);
+    for (int64_t from = 0; from < c.k; from += depth) {
+        const int64_t to = from + depth < padded ? from + depth : padded;
         make_panel<CODES>(c, first, from, to, panel);
         const int64_t first_group = one_group ? 0 : from / c.group;
         const int64_t in_panel = one_group ? 1 : (to - from + c.group - 1) / c.group;
@@ -708,10 +727,8 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
         float *of_rows = of_scales.take<float>((in_panel + 15) / 16 * 16 * every + MOST_AT_ONCE);
         scales_of(c.a_scale, begin, end - begin, every, first_group, in_panel, of_rows, every);
         Next next;
-        if (!amx) {
-            if (to < c.k) next = Next::of_panel<CODES>(c, first, to);
-            else next = Next::of_panel<CODES>(c, first + PANEL * c.threads, 0);
-        }
+        if (!amx) next = to < c.k ? Next::of_panel<CODES>(c, first, to) : Next::of_task<CODES>(c, first);
+        next.twice = tall * c.terms == 1;
         for (int64_t k = from; k < to; k += step) {
             const int64_t stop = k + step < to ? k + step : to, pairs = (stop - k) / 2, g = one_group ? 0 : k / c.group;
             const int64_t groups = one_group ? 1 : (stop - k + c.group - 1) / c.group;
@@ -756,10 +773,23 @@ void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, in
     for (int64_t i = begin; i < end; i++) finish_row(c, i, first, columns, sums + (i - begin) * PANEL);
 }
 
+// Rows up to which panels do not pay. One core of Zen 4, ms without and with them: 2 rows of 7168 x 2304 scaled by blocks of
+// 128 columns 1.85 and 2.29, 3 rows 2.15 and 1.97; 2 rows scaled by 32 columns 3.3 and 2.3; 2 and 3 rows of 5120 x 2048
+// scaled by row 1.20 and 1.51, 1.40 and 1.20; 2 rows of 128 products of 512 x 128 1.45 and 1.09; 2 and 4 rows of 5760 x 2880
+// in MXFP4 1.72 and 2.35, 2.34 and 2.26. With AMX it is 6 throughout, measured on Zen 5 with other panels: 6 and 7 rows by 8
+// experts of 7168 x 256 took 3.5 and 7.3 ms without, since the registers for sums do not suffice; 4.9 and 5.4 with them.
+int64_t few(const Call &c) {
+#if defined(KERNELHUB_AMX)
+    if (has_amx()) return 6;
+#endif
+    if (c.codes != E4M3) return 4;
+    return c.group <= 32 || c.k <= 128 ? 1 : 2;
+}
+
 // How many tasks a product is, one of so many at the same time; they may run at once.
 int64_t divide(Call &c, int64_t products) {
     if (!c.m) return 0;  // `few_rows` takes one row at least
-    if (c.m * c.terms <= FEW) return (c.n + CHUNK - 1) / CHUNK;
+    if (c.m * c.terms <= few(c)) return (c.n + CHUNK - 1) / CHUNK;
     const int64_t panels = (c.n + PANEL - 1) / PANEL;
     int64_t rows = c.m < MOST_ROWS ? c.m : MOST_ROWS;
     while (products * panels * ((c.m + rows - 1) / rows) < 2 * c.threads && rows > 48) rows = (rows + 1) / 2;
