@@ -112,7 +112,13 @@ def _linked() -> tuple[str, ...]:
 
 
 EXTENSIONS = [
-    Extension("kernelhub._launch", ["csrc/launch/launch.c"], py_limited_api=True, optional=not REQUIRED),
+    Extension(
+        "kernelhub._launch",
+        ["csrc/launch/launch.c"],
+        depends=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc" / "launch").glob("*.h")),
+        py_limited_api=True,
+        optional=not REQUIRED,
+    ),
     Extension(CPU, []),
 ]
 

@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ VERSION = 12  # of the extension's interface, as `launch.c` gives it
 # one kernel takes the host half of a launch and the GPU no more (benchmarks/results/graphs_h200.json).
 GRAPH_LEAST = 1
 GRAPH_AFTER = 8  # launches of a sequence before it becomes a graph: to make one takes as long as many launches
-# As `GraphFunctions` in `launch.c` has them; without a version they would be those of CUDA 11.
+# As `GraphFunctions` in `cuda_types.h` has them; without a version they would be those of CUDA 11.
 GRAPH_FUNCTIONS = (
     "cuGraphCreate",
     "cuGraphAddKernelNode_v2",
@@ -231,12 +232,22 @@ def _build() -> tuple[Any, str]:
     with JOURNAL.doing("load", "kernelhub's launcher", "triton") as doing:
         start = time.perf_counter()
         try:
-            module = compile_module_from_src(path.read_text(), NAME.rpartition(".")[2])
+            module = compile_module_from_src(_whole(path, set()), NAME.rpartition(".")[2])
         except Exception as error:  # no compiler, no headers, a folder that cannot be written: each its own type
             return None, f"it cannot be built: {type(error).__name__}: {error}"
         if time.perf_counter() - start > _COMPILED_S:
             doing.kind = "compile"
     return module, ""
+
+
+def _whole(path: Path, read: set[str]) -> str:
+    """A source with what it includes from its folder, each once: Triton compiles a text, in another folder."""
+    read.add(path.name)
+
+    def included(found: re.Match[str]) -> str:
+        return "" if found[1] in read else _whole(path.with_name(found[1]), read)
+
+    return re.sub(r'^#include "(.+)"$', included, path.read_text().replace("#pragma once\n", ""), flags=re.MULTILINE)
 
 
 def _allocator() -> Callable[[int, int], Any]:

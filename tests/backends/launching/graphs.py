@@ -26,7 +26,7 @@ from tests.backends.launching.check import on_stub, twice
 from tests.backends.launching.stub import ROOM, Memory, OneDevice, Stub, install, install_launcher
 
 AFTER = 2
-MOST_ROOM = 64 << 20  # as in `launch.c`
+MOST_ROOM = 64 << 20  # as in `cuda_types.h`
 MOST_BYTES = 256 << 20
 MOST_ROOMS = 16
 MADE = {
