@@ -56,6 +56,8 @@ class LinearContract(OpContract):
         out, state = got
         assert (out.shape, out.dtype) == (want.shape, q.dtype)
         assert (state.shape, state.dtype) == (want_state.shape, torch.float32)
+        for past in CASES[self.op].untouched(arguments).values():  # rows that nobody writes
+            out, want, size = out[~past], want[~past], size[~past]
         excess = (out.double() - want).abs() - factor * result_error_allowed(want, size, *about, **rounds)
         assert (excess <= 1e-30).all(), f"off by {float((out.double() - want).abs().max()):.3g}"
         excess = (state.double() - want_state).abs() - factor * state_error_allowed(size_state, *about, **rounds)

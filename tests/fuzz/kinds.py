@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.poison import copied, poisoned
+from kernelhub.ops.case import bytes_of
 from tests.fuzz.bases import Base
 from tests.fuzz.garbage import garbage
 from tests.fuzz.memory import LAYOUTS, Placed, dense, place, spread
@@ -128,7 +129,7 @@ def aliased(op: str, base: Base, random: Random) -> ParsedCall | None:
         return None
     out = memory[second : second + whole].view(dtype).view(shape)
     inside = memory[first : first + other].view(operand.dtype).view(operand.shape)
-    inside.view(torch.uint8).copy_(operand.contiguous().view(torch.uint8)) if operand.ndim else inside.copy_(operand)
+    memory[first : first + other].copy_(bytes_of(operand))
     given = replaced(given, name, inside) | {target: out}
     note = f"{target} lies {second - first} bytes past {name}, in its memory"
     asked = ParsedCall(base.arguments, given, {}, [], (target, name), note)

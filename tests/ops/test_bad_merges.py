@@ -14,6 +14,8 @@ z = torch.zeros
 
 
 _SHARED = z(128)
+_FLOAT8_MEMORY = torch.ones(16)
+_IN_FLOAT8 = _FLOAT8_MEMORY.view(torch.float8_e4m3fn).view(4, 2, 8)
 _COMPRESSED = z(4, 2, 8).to_sparse_csr()
 
 
@@ -52,6 +54,8 @@ BAD = [
     ("out", states(out=_SHARED[:64].view(4, 2, 8), lses=[_SHARED[:8].view(2, 4), z(2, 4)]), r"overlaps lses\[0\]"),
     ("out_lse", states(out_lse=_SHARED[:8].view(2, 4), lses=[_SHARED[4:12].view(2, 4), z(2, 4)]), "overlaps lses"),
     ("out_lse", states(out=_SHARED[:64].view(4, 2, 8), out_lse=_SHARED[:8].view(2, 4)), "overlaps out"),
+    ("out", states(out=_IN_FLOAT8, out_scale=_FLOAT8_MEMORY[0]), "overlaps out_scale"),
+    ("out_lse", states(out_lse=_SHARED[:8].view(2, 4), out_scale=_SHARED[7:8]), "overlaps out_scale"),
     ("outs", states(outs=[z(4, 2, 8), _negative(4, 2, 8)]), "negative bit"),
     ("lses", states(lses=[_negative(2, 4), z(2, 4)]), "negative bit"),
     ("outs", states(outs=[z(4, 2, 8).to_sparse(), z(4, 2, 8)]), "layout torch.sparse"),

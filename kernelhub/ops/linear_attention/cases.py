@@ -44,6 +44,8 @@ class LinearAttentionCases(OpCases):
                 slots = (2, -1, 0, 3)[: _sequences(inputs)]
                 pool = _make(model, inputs | {"slots": slots, "num_slots": 5}, {"return_state": True})
                 yield Case(label=f"{label}, from a pool", make=pool, quick=True)
+                if "lengths" in inputs:
+                    yield Case(label=f"{label}, padded", make=_padded(pool), quick=True)
                 elsewhere = _elsewhere(_make(model, inputs | {"slots": slots, "num_slots": 5}))
                 yield Case(label=f"{label}, into another pool", make=elsewhere, quick=True)
             for dtype in DTYPES[1:]:
@@ -66,6 +68,11 @@ class LinearAttentionCases(OpCases):
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {"out": (tuple(arguments["v"].shape), arguments["v"].dtype)}
 
+    def untouched(self, arguments: Arguments) -> dict[str, Tensor]:
+        """Tokens past the last offset."""
+        q, offsets = arguments["q"], arguments.get("cu_seqlens")
+        return {} if offsets is None else {"out": torch.arange(q.shape[0], device=q.device) >= offsets[-1]}
+
     def results(self, returned: Any, destinations: Mapping[str, Tensor], arguments: Arguments) -> dict[str, Tensor]:
         return dict(destinations) | ({"state": returned[1]} if isinstance(returned, tuple) else {})
 
@@ -81,8 +88,10 @@ class LinearAttentionCases(OpCases):
 
     def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
         want, want_state, size, size_state = expected
-        q, out = arguments["q"], results["out"]
+        q, out, past = arguments["q"], results["out"], self.untouched(arguments)
         tokens, width = q.shape[-3], q.shape[-1]
+        if past:
+            out, want, size = (each[~past["out"]] for each in (out, want, size))
         # Whether a kernel multiplies in the operands' type is not in its record; so it is allowed to.
         allowed = result_error_allowed(want, size, q.dtype, tokens, width, rounds_operands=True)
         figures = [worst((out.double() - want).abs(), allowed + 1e-30)]
@@ -127,6 +136,20 @@ def _elsewhere(make: Make) -> Make:
     def made(device: torch.device) -> Arguments:
         arguments = make(device)
         return arguments | {"out_state": torch.full_like(arguments["state"], 7.0)}
+
+    return made
+
+
+def _padded(make: Make) -> Make:
+    """Three more tokens, which belong to no sequence and hold no numbers."""
+
+    def made(device: torch.device) -> Arguments:
+        arguments = make(device)
+        rows = {name: arguments[name] for name in ("q", "k", "v")}
+        return arguments | {
+            name: torch.cat([tensor, torch.full_like(tensor[:1], torch.nan).expand(3, -1, -1)])
+            for name, tensor in rows.items()
+        }
 
     return made
 

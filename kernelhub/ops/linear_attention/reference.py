@@ -29,7 +29,8 @@ def linear_attention_reference(
 ) -> Any:
     """The op, computed in `dtype` and returned in it; arguments as of the op, `out` ignored.
 
-    With `out_state` the state that is returned is a copy of it with the slots of these sequences replaced.
+    Rows past the last offset are 0. With `out_state` the state that is returned is a copy of it with the slots of these
+    sequences replaced.
     """
     if cu_seqlens is None:
         parts = [(q[index], k[index], v[index]) for index in range(q.shape[0])]
@@ -43,8 +44,12 @@ def linear_attention_reference(
         made, last = _recurrence(qs, ks, vs, decay, first, scale, dtype)
         results.append(made)
         states.append(last)
-    empty = v.new_empty(v.shape, dtype=dtype)
-    result = empty if not results else torch.stack(results) if cu_seqlens is None else torch.cat(results)
+    if cu_seqlens is None:
+        result = torch.stack(results) if results else v.new_empty(v.shape, dtype=dtype)
+    else:
+        result = torch.zeros(v.shape, dtype=dtype, device=v.device)
+        if results:
+            result[: offsets[-1]] = torch.cat(results)
     if not return_state and out_state is None:
         return result
     if out_state is None:

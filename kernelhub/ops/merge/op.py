@@ -121,16 +121,24 @@ def check_form(first: Tensor, parts: int, problem: MergeProblem) -> None:
         )
 
 
-def check_out(out: Any, outs: Sequence[Tensor], lses: Sequence[Tensor], dtype: torch.dtype) -> None:
+def check_out(
+    out: Any, outs: Sequence[Tensor], lses: Sequence[Tensor], dtype: torch.dtype, out_scale: Any = None
+) -> None:
     """The destination of the result."""
     _check_place("out", out, outs[0], dtype, "outs", outs)
-    check_apart(NAME, "out", out, _parts("lses", lses))
+    check_apart(NAME, "out", out, _scale_in_memory(out_scale) | _parts("lses", lses))
 
 
-def check_out_lse(out_lse: Any, outs: Sequence[Tensor], lses: Sequence[Tensor], out: Tensor | None) -> None:
+def check_out_lse(
+    out_lse: Any, outs: Sequence[Tensor], lses: Sequence[Tensor], out: Tensor | None, out_scale: Any = None
+) -> None:
     """The destination of the LSE."""
     _check_place("out_lse", out_lse, lses[0], torch.float32, "lses", lses)
-    check_apart(NAME, "out_lse", out_lse, {"out": out, **_parts("outs", outs)})
+    check_apart(NAME, "out_lse", out_lse, {"out": out, **_scale_in_memory(out_scale), **_parts("outs", outs)})
+
+
+def _scale_in_memory(out_scale: Any) -> dict[str, Tensor]:
+    return {"out_scale": out_scale} if isinstance(out_scale, Tensor) else {}
 
 
 def _check_place(parameter: str, given: Any, like: Tensor, dtype: torch.dtype, parts: str, given_parts: Any) -> None:
@@ -214,17 +222,20 @@ def bind(
             check_form(first, len(outs), problem)
         if out_scale is not None:
             out_scale = _check_scale(out_scale, first)
+        apart = lses if type(out_scale) is not Tensor else (*lses, out_scale)  # and not as `out` may be a part
         if out is not None and not (
-            simple and alike(out, first.shape, out_dtype, device) and lies_apart(out, outs, lses)
+            simple and alike(out, first.shape, out_dtype, device) and lies_apart(out, outs, apart)
         ):
-            check_out(out, outs, lses, out_dtype)
+            check_out(out, outs, lses, out_dtype, out_scale)
         if out_lse is not None and not returns_lse:
             refuse("out_lse", "is given to a plan without LSE", "prepare it with return_lse=True")
         whole, sums = made(first, lses[0], out, out_lse)
         if out_lse is not None and not (
-            simple and alike(out_lse, lses[0].shape, float32, device) and lies_apart(out_lse, lses, (*outs, whole))
+            simple
+            and alike(out_lse, lses[0].shape, float32, device)
+            and lies_apart(out_lse, lses, (*outs, whole, *apart[len(lses) :]))
         ):
-            check_out_lse(out_lse, outs, lses, whole)
+            check_out_lse(out_lse, outs, lses, whole, out_scale)
         calls.learn(key, (*read, whole, sums), 1 if sums is None else 2)
         launch_all(outs, lses, whole, sums, out_scale)
         return whole if sums is None else (whole, sums)
@@ -402,8 +413,8 @@ def merge_attention_states(
         check(outs, lses, return_lse, out_scale)
         if isinstance(backend, DryRun):
             if out is not None:
-                check_out(out, outs, lses, first.dtype if out_scale is None else E4M3)
+                check_out(out, outs, lses, first.dtype if out_scale is None else E4M3, out_scale)
             if out_lse is not None:
-                check_out_lse(out_lse, outs, lses, out)
+                check_out_lse(out_lse, outs, lses, out, out_scale)
         run = _op.decide(key, first.get_device(), backend)
     return run(outs, lses, out, out_lse, out_scale)
