@@ -222,15 +222,18 @@ def soak(op: str, kernel: str, backend: str, seed: int, repeats: int, scale: Sca
             for name, (shape, dtype) in shapes.items()
         }
 
-    call = getattr(kernelhub, op)
-    first, again = poisoned(), poisoned()
-    call(**arguments, **first, backend=f"{backend}.{kernel}")
+    def called(results: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Those results, and the LSE if the call returns one."""
+        made = getattr(kernelhub, op)(**arguments, **results, backend=f"{backend}.{kernel}")
+        return results | ({"lse": made[1]} if arguments.get("return_lse") else {})
+
+    first, again = called(poisoned()), poisoned()
     unequal = torch.zeros((), dtype=torch.int64, device=scale.device)
     for _ in range(repeats):
         for out in again.values():
             out.fill_(torch.nan)
-        call(**arguments, **again, backend=f"{backend}.{kernel}")
-        differs = [(again[name].view(torch.uint8) != out.view(torch.uint8)).any() for name, out in first.items()]
+        made = called(again)
+        differs = [(made[name].view(torch.uint8) != out.view(torch.uint8)).any() for name, out in first.items()]
         unequal += torch.stack(differs).any()
     judgement = CASES[op].judge(first, arguments)
     return Outcome(judgement.ok, int(unequal), judgement.figures)
