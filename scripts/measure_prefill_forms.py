@@ -43,8 +43,10 @@ FORMS: dict[str, tuple[dict[str, Any], bool, int]] = {
     "pipelined, every n-th tile": ({}, False, pipelined_adapter._IN_L2),
     "pipelined, sections of 16 MB": ({}, True, 16 * _MB),
     "pipelined, one section": ({}, True, 1 << 60),
+    "pipelined, 4 stages": ({"STAGES": 4}, True, pipelined_adapter._IN_L2),
 }
 _FEW = ("pipelined", "pipelined, warpgroups in turns")
+_WIDE = tuple(name for name in FORMS if "stages" not in name)  # for which shared memory has no more stages
 
 
 def arguments_of(model: AttentionModel, batch: int, tokens: int, page: int, ragged: bool) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def arguments_of(model: AttentionModel, batch: int, tokens: int, page: int, ragg
 
 
 def calls_of(
-    model: AttentionModel, batch: int, tokens: int, page: int = 0, ragged: bool = False, forms: Any = FORMS
+    model: AttentionModel, batch: int, tokens: int, page: int = 0, ragged: bool = False, forms: Any = _WIDE
 ) -> Calls:
     arguments = arguments_of(model, batch, tokens, page, ragged)
     op = kernelhub.paged_attention if page else kernelhub.attention
@@ -121,7 +123,9 @@ CASES: dict[str, Callable[[], Calls]] = {
         for tokens in (2048, 8192)
     },
     "gemma-2-9b, 2 x 4096": lambda: calls_of(ATTENTION["gemma-2-9b"], 2, 4096, forms=_FEW),
-    "gpt-oss-120b, 2 x 4096": lambda: calls_of(ATTENTION["gpt-oss-120b"], 2, 4096, forms=_FEW),
+    "gpt-oss-120b, 2 x 4096": lambda: calls_of(
+        ATTENTION["gpt-oss-120b"], 2, 4096, forms=(*_FEW, "pipelined, 4 stages")
+    ),
     "ragged, deepseek-v3.2 prefill, 4 x 2048": lambda: calls_of(_DEEPSEEK, 4, 2048, ragged=True, forms=_FEW),
     "paged, llama-3.1-8b, 4 x 4096, pages of 16": lambda: calls_of(_LLAMA, 4, 4096, page=16, forms=_FEW),
 }

@@ -25,7 +25,7 @@ at() { echo "$((SECONDS - STARTED)) s"; }
 
 contract() { # GPU, limit
     CUDA_VISIBLE_DEVICES=$1 timeout --signal=INT --kill-after=3 "$2" "$PYTHON" -m pytest -q -p no:cacheprovider -n "$workers" \
-        --tb=short --session-timeout $(($2 - 4)) tests/gpu/test_gluon_on_gpu.py -k Pipelined --durations 5 \
+        --tb=short --session-timeout $(($2 - 4)) tests/gpu/test_gluon_on_gpu.py -k "Pipelined or pipelined" --durations 5 \
         --junitxml "$OUT/contract.xml" >"$OUT/contract.log" 2>&1
     echo "== contract: exit $?, at $(at): $(tail -n 1 "$OUT/contract.log" | cut -c1-150)"
     grep -hE "^(FAILED|ERROR)" "$OUT/contract.log" | cut -c1-220 | head -n 12

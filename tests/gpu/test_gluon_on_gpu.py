@@ -93,6 +93,28 @@ def test_decode_of_float8_of_any_lengths(heads: int, tokens: int | None) -> None
             assert torch.equal(again_lse, lse)
 
 
+@pytest.mark.parametrize("widths", [(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)], ids=str)
+def test_pipelined_prefill_of_any_lengths(widths: tuple[int, int]) -> None:
+    """Tiles of one step and of many, empty ones, several sections; always the same bits, on two streams at once."""
+    model = AttentionModel("groups of two", 16, 8, *widths)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    for lengths in ((1, 0, 127, 128, 129, 0, 0), (9000, 3, 0, 4097), (700, 64) * 40, (0, 0), (1,) * 300, (33000,)):
+        arguments = attention_inputs(model, q_lens=lengths, kv_lens=lengths, device="cuda") | {"return_lse": True}
+        got, lse = kernelhub.attention(**arguments, backend="gluon.prefill_pipelined")
+        want, want_lse = kernelhub.attention(**arguments, backend="triton.prefill")
+        assert compare_out(got, want, 4.5).ok
+        assert compare_lse(lse, want_lse) <= 2 * lse_tolerance(got.dtype)
+        torch.cuda.synchronize()
+        made = []
+        for at in range(20):
+            with torch.cuda.stream(streams[at % 2]):
+                made.append(kernelhub.attention(**arguments, backend="gluon.prefill_pipelined"))
+        torch.cuda.synchronize()
+        for again, again_lse in made:
+            assert torch.equal(again, got)
+            assert torch.equal(again_lse, lse)
+
+
 class OfFloat8:
     """What keys and values of float8 add to the paged contract."""
 
