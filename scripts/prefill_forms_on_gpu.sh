@@ -20,7 +20,7 @@ else
 fi
 [ ${#gpus[@]} -gt 0 ] || { echo "no GPU" >&2 && exit 2; }
 cpus=$(nproc)
-workers=$((cpus < 28 ? (cpus + 1) / 2 : 14))
+workers=$((cpus < 14 ? cpus : 14))
 at() { echo "$((SECONDS - STARTED)) s"; }
 
 contract() { # GPU, limit
@@ -68,7 +68,7 @@ if [ ${#gpus[@]} -gt 1 ]; then
     (times $((225 - SECONDS + STARTED)) "${gpus[@]:1}") &
     wait
 else
-    contract "${gpus[0]}" 70
+    contract "${gpus[0]}" 80
     soak "${gpus[0]}" 45
     times $((230 - SECONDS + STARTED)) "${gpus[0]}"
 fi

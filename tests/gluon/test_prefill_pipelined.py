@@ -290,7 +290,8 @@ def test_planted_faults_are_found(
             arguments[name][int(pages[length // 64]), length % 64 :] = torch.nan
     arguments |= {"causal": True, "return_lse": True}
     if "released before the product" in fault:  # only of many steps does it show
-        arguments = attention_inputs(OF_64, batch=1, q_tokens=130, kv_tokens=1000)
+        model = OF_192 if "keys" in fault else OF_64
+        arguments = attention_inputs(model, batch=1, q_tokens=130, kv_tokens=1000)
 
     def wrong(seed: int) -> bool:
         try:

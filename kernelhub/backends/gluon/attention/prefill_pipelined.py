@@ -95,6 +95,22 @@ def number_told(told, at: gl.constexpr):
 
 
 @gluon.jit
+def following_tile(turn, counters, in_order, total):
+    """(the next tile of all, a turn that ends the program if there is none); without counters one of the next round.
+
+    Rounds go forwards, then backwards, so that no program always has the longest tile.
+    """
+    programs = gl.num_programs(0)
+    me = gl.program_id(0)
+    turn += 1
+    t = turn * programs + gl.where(turn % 2 == 0, me, programs - 1 - me)
+    if in_order:
+        t = programs + gl.atomic_add(counters, 1, sem="relaxed")
+        turn = gl.where(t < total, 0, total)
+    return t, turn
+
+
+@gluon.jit
 def load_tiles(
     q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, told, q_full, k_full, k_empty,
     v_full, v_empty, counters, in_order, cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens,
@@ -113,24 +129,15 @@ def load_tiles(
     AHEAD: gl.constexpr = STAGES - Q_STAGES if STAGES > Q_STAGES else 0
     field = gl.arange(0, FIELDS, gl.BlockedLayout([4], [32], [1], [0]))
     programs = gl.num_programs(0)
-    me = gl.program_id(0)
     step = 0
     done = 0
     turn = 0
-    t = me
+    t = gl.program_id(0)
     while turn * programs < total:
-        # The next tile of all, or without counters one of each round, which goes forwards, then backwards: so none
-        # always has the longest.
-        turn += 1
-        following = turn * programs + gl.where(turn % 2 == 0, me, programs - 1 - me)
-        if in_order:
-            following = programs + gl.atomic_add(counters, 1, sem="relaxed")
-            turn = gl.where(following < total, 0, total)
         head, sequence, block, q_start, q_len, kv_start, kv_len = tile_in_order(
             t, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens, total, together, HEADS, RAGGED,
             PAGE,
         )  # fmt: skip
-        t = following
         if block >= 0:
             low, steps, right, left = key_steps(
                 block, q_len, kv_len, window_left, window_right, HAS_LEFT, HAS_RIGHT, BLOCK_N, 1
@@ -182,6 +189,7 @@ def load_tiles(
                         else:
                             mbarrier.expect(q_full.index(at), q_desc.block_type.nbytes)
                         tma_load(q_desc, [row + w * 64, column], q_full.index(at), q_buf.index(at))
+                    t, turn = following_tile(turn, counters, in_order, total)  # here no load waits for the counter
                 mbarrier.wait(v_empty.index(s), phase)
                 mbarrier.expect(v_full.index(s), v_desc.block_type.nbytes * pieces)
                 load_rows(
@@ -190,6 +198,8 @@ def load_tiles(
                 )  # fmt: skip
                 step += 1
             done += 1
+        else:
+            t, turn = following_tile(turn, counters, in_order, total)
     mbarrier.wait(k_empty.index((step + AHEAD) % STAGES), (((step + AHEAD) // STAGES) & 1) ^ 1)
     told.index(done % (Q_STAGES + 1)).store(field * 0 - 1)
     for w in gl.static_range(2):
