@@ -11,7 +11,7 @@ import pytest
 
 from kernelhub.probes.toolchain import cxx_compiler
 from tests.cpu import compiled
-from tests.cpu.compiled import CASES, LEVELS
+from tests.cpu.compiled import CASES, CASES_OF_BFLOAT16, LEVELS
 
 SANITIZERS = (
     "-fsanitize=address,shift,signed-integer-overflow,bounds,alignment,float-cast-overflow,integer-divide-by-zero",
@@ -39,6 +39,19 @@ def missing() -> str | None:
     command = [str(finding.value), *SANITIZERS, "-x", "c++", "-", "-o", os.devnull]
     done = subprocess.run(command, input="int main() {}", capture_output=True, text=True)
     return f"{finding.value} has no sanitizers: {CASES} cases of {len(TESTED)} levels" if done.returncode else None
+
+
+@pytest.mark.full
+def test_memory_and_arithmetic_of_products_of_bfloat16(tmp_path: Path) -> None:
+    """Compiled for a minute. AMX reads its tiles by instructions that the sanitizers do not see."""
+    level = "avx512bf16"
+    if reason := missing() or (None if level in LEVELS and compiled.runs(level) else f"this CPU does not run {level}"):
+        pytest.skip(reason)
+    flags = {level: (*FLAGS, "-DKERNELHUB_NO_AMX", *LEVELS[level])}
+    driver, libraries = compiled.compile_all(str(cxx_compiler().value), tmp_path, flags, ("-fsanitize=address",))
+    status, output = compiled.answer([driver, *libraries[level]], ENVIRONMENT)
+    assert status == 0, output[-3000:]
+    assert len(compiled.digests(output)) == CASES + CASES_OF_BFLOAT16
 
 
 def test_memory_and_arithmetic_of_every_kernel(tmp_path: Path) -> None:
