@@ -398,6 +398,19 @@ class TestFailures:
         lost = [(fallback.kernel, "no products by AMX" in fallback.reason) for fallback in kernelhub.report().fallbacks]
         assert lost == [("cpp.amx", True)] * amx
 
+    @pytest.mark.skipif(facts(torch.device("cpu")).arch != "avx512_bf16", reason="no AVX-512 BF16, or AMX: one case")
+    def test_a_compiler_without_avx512_bf16_is_reported(self, tmp_path: Path, monkeypatch) -> None:
+        old = tmp_path / "g++"
+        old.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -mno-avx512bf16 -O0\n')
+        old.chmod(old.stat().st_mode | stat.S_IEXEC)
+        monkeypatch.setenv("CXX", str(old))
+        inputs = paged_attention_inputs("gpt-oss-120b", seq_lens=(40, 9))
+        assert kernelhub.explain(kernelhub.paged_attention, **inputs).selected == "cpp.avx512_bf16"
+        assert kernelhub.paged_attention(**inputs).isfinite().all()
+        (lost,) = kernelhub.report().fallbacks
+        assert lost.kernel == "cpp.avx512_bf16"
+        assert "no products by AVX-512 BF16" in lost.reason
+
     def test_explaining_compiles_nothing(self, tmp_path: Path) -> None:
         assert self.decision().accepted
         assert not (tmp_path / "cache").exists()
