@@ -89,13 +89,16 @@ def _followed(
     tell: Callable[[Result], None],
 ) -> int | None:
     """Read a child's journal until it ends: how many of its cases are done; None where it was ended from here."""
-    done, began = 0, time.monotonic()
+    done, began, line = 0, time.monotonic(), ""
     limit = _START_S + _LIMIT_S[device.partition(":")[0]]
     with journal.open(encoding="utf-8") as lines:
         while True:
             ended = child.poll() is not None
-            for line in lines:
-                entry = json.loads(line)
+            for piece in lines:
+                line += piece
+                if not line.endswith("\n"):  # the child is writing it
+                    continue
+                entry, line = json.loads(line), ""
                 began, limit = time.monotonic(), _LIMIT_S[device.partition(":")[0]]
                 if "kind" in entry:
                     result = Result(left[done], entry["kind"], entry["text"], entry["note"], entry["seconds"])

@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,6 +17,7 @@ from tests.fuzz.case import CaseId, run_case
 from tests.fuzz.kernels import kernels_here, ops
 from tests.fuzz.kinds import NAMES
 from tests.fuzz.open import is_open
+from tests.fuzz.run import Result, _followed
 
 ROUNDS = 1  # through all kinds; kernels take turns
 
@@ -33,3 +38,28 @@ def test_varied_calls_are_right_or_refused_by_name(op: str) -> None:
             failed.append(f"{outcome.text}\n    {case.command}")
     HUB.restore()
     assert not failed, "\n".join(failed)
+
+
+class Writing:
+    """A child that writes an entry of its journal in two pieces, and ends."""
+
+    def __init__(self, journal: Path) -> None:
+        self.journal = journal
+        entry = json.dumps({"kind": "passed", "text": "", "note": "as drawn", "seconds": 0.1})
+        self.pieces = [entry[:9], entry[9:] + "\n", entry[:5]]
+
+    def poll(self) -> int | None:
+        if not self.pieces:
+            return 0
+        with self.journal.open("a", encoding="utf-8") as file:
+            file.write(self.pieces.pop(0))
+        return None
+
+
+def test_an_entry_is_read_once_it_is_whole(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    journal.touch()
+    case, results, told = CaseId("all_reduce", "default", "base", 0, 0), list[Result](), list[Any]()
+    assert _followed(Writing(journal), journal, [case, case], "cpu", None, results, told.append) == 1
+    assert [(result.kind, result.note) for result in results] == [("passed", "as drawn")]
+    assert told == results
