@@ -9,6 +9,8 @@ from kernelhub.ops.formats import E4M3, to_e4m3
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
 from kernelhub.ops.precision import without_autocast
 
+_FEW = 32  # tokens that are stored sooner than their layout is checked
+
 
 class Scatter(MlaCacheAdapter):
     """`write_mla_cache` anywhere; nothing in it waits for the device.
@@ -30,7 +32,12 @@ class Scatter(MlaCacheAdapter):
         written = slot_mapping >= 0
         if written.device.type == "cpu":  # where counting waits for nothing
             rows, slot = (rows, slot_mapping) if bool(written.all()) else (rows[written], slot_mapping[written])
-            cache[slot // size, slot % size] = rows
+            if len(rows) > _FEW:
+                rows, cache = _in_words(rows, cache)
+            if cache.stride(0) == size * cache.stride(1):
+                cache.flatten(0, 1)[slot] = rows
+            else:
+                cache[slot // size, slot % size] = rows
             return
         written &= slot_mapping < len(cache) * size  # none has looked at them
         token = torch.arange(len(rows), device=rows.device)
@@ -38,6 +45,15 @@ class Scatter(MlaCacheAdapter):
         slot = torch.where(written, slot_mapping, 0)[token]
         page, place = slot // size, slot % size
         cache[page, place] = torch.where(written[token][:, None], rows[token], cache[page, place])
+
+
+def _in_words(rows: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as elements of 8 bytes if their layouts allow it: a CPU stores as many elements per second of any size."""
+    each = 8 // rows.itemsize
+    sizes = (rows.shape[1], cache.storage_offset(), *cache.stride()[:-1])
+    if cache.stride(-1) != 1 or cache.data_ptr() % 8 or any(size % each for size in sizes):
+        return rows, cache
+    return rows.contiguous().view(torch.int64), cache.view(torch.int64)
 
 
 def _divisor(kv_scale: float | Tensor | None, device: torch.device) -> Tensor:
