@@ -101,9 +101,9 @@ def batched(projection: AbsorbedProjection, tokens: int, device: torch.device) -
 def fp8_cases(device: torch.device, quick: bool) -> Iterator[Callable[[], Case]]:
     """Small enough for a CPU, or as an engine runs them on a GPU."""
     if device.type == "cpu":
-        plans = [("deepseek-v3.2 down / 8", "block", (1, 16) if quick else (1, 16, 256))]
+        plans = [("deepseek-v3.2 down / 8", "block", (1, 16) if quick else (1, 4, 16, 64, 256))]
         if not quick:
-            plans += [("deepseek-v3.2 down / 8", "mx", (16,)), ("qwen3-30b-a3b qkv", "row", (1, 16))]
+            plans += [("deepseek-v3.2 down / 8", "mx", (16, 256)), ("qwen3-30b-a3b qkv", "row", (1, 16, 256))]
             plans += [("glm-5 o", "block", (1, 16)), ("minimax-m2.5 o", "block", (1, 16))]
     else:
         few, many = (1, 64, 4096), (1, 16, 64, 128, 1024, 4096)
@@ -158,7 +158,10 @@ def _narrow_right(out: Tensor, a: Tensor, wide: Tensor) -> bool:
 def fp4_cases(device: torch.device, quick: bool) -> Iterator[Callable[[], Case]]:
     """Layers of experts and of attention, few rows and many."""
     names = ("gpt-oss-120b expert gate_up", "glm-5 expert gate_up")
-    sizes = (16,) if device.type == "cpu" else (16, 4096) if quick else (1, 16, 64, 256, 4096)
+    if device.type == "cpu":
+        sizes: tuple[int, ...] = (16,) if quick else (16, 256)
+    else:
+        sizes = (16, 4096) if quick else (1, 16, 64, 256, 4096)
     if not quick:
         names += ("minimax-m2.5 expert gate_up", "qwen3-30b-a3b qkv") if device.type == "cpu" else tuple(FP4_LAYERS)
     for name in dict.fromkeys(names):

@@ -3,9 +3,10 @@
 //
 // Few rows: each row of b is decoded in registers and multiplied by all rows of a. More: 64 rows of b at a time are
 // decoded into a panel in the order in which the instructions want them, and tiles of 6 x 64 results are kept in
-// registers, or of 16 x 64 with AMX. With AVX-512 BF16 pairs of bfloat16, which hold every e4m3 number, are multiplied and
-// added in float32; elsewhere float32 is. A group's sum is scaled in float32 before it joins the others. Codes of fp4 are
-// multiplied by the scale of their 16 or 32 as they are decoded: what comes of it has six bits, and bfloat16 holds it.
+// registers, or of 16 x 64 with AMX. Without AMX the codes of the next panel are asked for meanwhile. With AVX-512 BF16
+// pairs of bfloat16, which hold every e4m3 number, are multiplied and added in float32; elsewhere float32 is. A group's sum
+// is scaled in float32 before it joins the others. Codes of fp4 are multiplied by the scale of their 16 or 32 as they are
+// decoded: what comes of it has six bits, and bfloat16 holds it.
 #pragma once
 
 #include <array>
@@ -695,7 +696,7 @@ void rows_of_tile(int64_t count, const Left &left, const uint32_t *panel, int64_
 #endif
 
 // Rows that `many_rows` takes at once.
-constexpr int64_t MOST_AT_ONCE = 16, REGISTERS_HOLD = 6, MOST_GROUPS = 4;
+constexpr int64_t MOST_AT_ONCE = 16, REGISTERS_HOLD = 6, MOST_GROUPS = 32;
 
 template <Codes CODES>
 void many_rows(const Call &c, const Element *a, int64_t first, int64_t begin, int64_t end) {
