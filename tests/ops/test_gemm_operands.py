@@ -14,6 +14,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.tolerance import compare
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 
 CALLS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -276,3 +277,51 @@ def test_compressed_rows_are_refused_whether_or_not_the_form_is_known(op: str) -
                 kernelhub.fp8_gemm(**weights, b_scale=scale.to_sparse_csr())
             assert caught.value.parameter == "b_scale"
             kernelhub.fp8_gemm(**weights, b_scale=scale)
+
+
+def turned(tensor: Tensor) -> Tensor:
+    """The same matrix, column by column in memory."""
+    return as_bytes(tensor).t().contiguous().t().view(tensor.dtype)
+
+
+def kernels_that_take(function: Any, arguments: dict[str, Any]) -> list[str]:
+    decisions = function.explain(**arguments, backend=["torch", "cpp", "triton"]).decisions
+    return [item.kernel for item in decisions if item.accepted]
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+@pytest.mark.parametrize("a_format", ["bfloat16", "fp8", "mxfp8", "mxfp4", "nvfp4"])
+def test_activations_of_float4_products_lie_in_any_order(a_format: str, tokens: int) -> None:
+    b_format = "nvfp4" if a_format == "nvfp4" else "mxfp4"
+    arguments = fp4_gemm_inputs(tokens=tokens, n=64, k=128, a_format=a_format, b_format=b_format)
+    other = arguments | {"a": turned(arguments["a"])}
+    if arguments.get("a_scale") is not None and arguments["a_scale"].ndim == 2:
+        other["a_scale"] = turned(arguments["a_scale"])
+    kernels = kernels_that_take(kernelhub.fp4_gemm, arguments)
+    assert kernels
+    for kernel in kernels:
+        want = kernelhub.fp4_gemm(**arguments, backend=kernel)
+        assert torch.equal(kernelhub.fp4_gemm(**other, backend=kernel), want), kernel
+
+
+@pytest.mark.parametrize("tokens", [1, 65])
+@pytest.mark.parametrize("scaling", ["tensor", "row", "block", "mx"])
+def test_elements_of_a_bias_are_apart(scaling: str, tokens: int) -> None:
+    arguments = fp8_gemm_inputs(tokens=tokens, n=40, k=128, scaling=scaling, bias=True)
+    kernels = kernels_that_take(kernelhub.fp8_gemm, arguments)
+    assert kernels
+    for kernel in kernels:
+        want = kernelhub.fp8_gemm(**arguments, backend=kernel)
+        got = kernelhub.fp8_gemm(**arguments | {"bias": every_third(arguments["bias"])}, backend=kernel)
+        assert torch.equal(got, want), kernel
+
+
+def test_rows_below_the_least_normal_number_are_rounded_to_its_spacing() -> None:
+    a, b = torch.full((64, 1), 2.0**-6), torch.linspace(1, 2, 40).unsqueeze(1)
+    arguments = {"a": a.to(torch.float8_e4m3fn), "b": b.to(torch.float8_e4m3fn), "out_dtype": torch.float16}
+    scale = torch.tensor(2.0**-16, dtype=torch.float32)
+    arguments |= {"a_scale": scale, "b_scale": torch.tensor(1.3, dtype=torch.float32)}
+    out = kernelhub.fp8_gemm(**arguments)
+    assert 0 < float(out.abs().max()) < torch.finfo(torch.float16).smallest_normal
+    assert compare(out, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=False).ok
+    assert not compare(out + 2.0**-23, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=False).ok

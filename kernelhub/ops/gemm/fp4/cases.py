@@ -99,7 +99,7 @@ class Fp4GemmCases(OpCases):
         yield Case(label="70 tokens, a long K", make=_fp4(k=1024, tokens=70), repeats=True)
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"out": ((arguments["a"].shape[0], arguments["b"].shape[0]), arguments["out_dtype"])}
+        return {"out": ((*arguments["a"].shape[:-1], arguments["b"].shape[0]), arguments["out_dtype"])}
 
     def expect(self, arguments: Arguments) -> tuple[Tensor, Tensor]:
         want = self.reference(**arguments, dtype=torch.float64)

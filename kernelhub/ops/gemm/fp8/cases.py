@@ -80,7 +80,7 @@ class Fp8GemmCases(OpCases):
                 yield from _of_short_scales(form, dtype)
 
     def destinations(self, arguments: Arguments) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        return {"out": ((arguments["a"].shape[0], arguments["b"].shape[0]), arguments["out_dtype"])}
+        return {"out": ((*arguments["a"].shape[:-1], arguments["b"].shape[0]), arguments["out_dtype"])}
 
     def expect(self, arguments: Arguments) -> Expected:
         return expected_of(self.reference, arguments)

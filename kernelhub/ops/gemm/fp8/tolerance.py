@@ -20,7 +20,8 @@ terms of random sign.
   up to K = 65536, and 2^-12 is allowed.
 
 So an element may be off by u |result| + the bound of the sums times mass, and the root mean square over a row or a
-column, of errors divided by their spread, is at most u rms(result / spread) + the bound there. The second is the sharp
+column, of errors divided by their spread, is at most u rms(result / spread) + the bound there, both and half the
+spacing of the least numbers of the dtype. The second is the sharp
 one: a wrong scale or a missing tail is off by percents.
 
 Two scales may have a product that is no number of float32, 2^127 x 2^127, where the result is one. Those of rows are
@@ -107,9 +108,11 @@ def compare(
     u = _UNIT_ROUNDOFF[out.dtype]
     error = (out.double() - exact).abs().nan_to_num(nan=torch.inf)
     spread = spread.clamp(min=1e-300).sqrt()
+    least = torch.finfo(out.dtype).smallest_normal * u  # half of the least number's spacing
+    tiny = torch.where(spread > 1e-100, least / spread, 0.0)
     share = error / (u * exact.abs() + sums * mass + torch.finfo(out.dtype).smallest_normal)
     rows, columns = (
-        float((_rms(error / spread, dim) / (u * _rms(exact / spread, dim) + mean_sums)).max())
+        float((_rms(error / spread, dim) / (u * _rms(exact / spread, dim) + mean_sums + _rms(tiny, dim))).max())
         if out.shape[dim] >= _FEWEST
         else 0.0
         for dim in (-1, -2)

@@ -92,17 +92,20 @@ class Fp4Gemm(Fp4GemmAdapter):
             out.copy_(into)
 
     def _activations(self, a: Activations) -> tuple[Tensor, Tensor | None]:
-        """Rows that bfloat16 or float16 hold exactly, and a float32 scale for each, if there are any."""
+        """Rows that bfloat16 or float16 hold exactly, and a float32 scale for each, if there are any.
+
+        Elements of a row are adjacent: what torch makes of codes has their order in memory.
+        """
         if a.scale is None:
             return adjacent(a.codes), None
         if self.problem.a_format == FP8:
-            return a.codes.to(torch.bfloat16), a.scale.float().expand(a.codes.shape[0], 1).contiguous()
+            return adjacent(a.codes).to(torch.bfloat16), a.scale.float().expand(a.codes.shape[0], 1).contiguous()
         form = self.problem.a_format
         values = a.codes.float() if form == MXFP8 else from_e2m1(a.codes)
         factors, of_row = _mx_scales(a.scale) if form in (MXFP8, MXFP4) else (a.scale.float(), a.global_scale)
         rows = (values.unflatten(-1, (-1, GROUP[form])) * factors.unsqueeze(-1)).flatten(-2).to(torch.bfloat16)
         assert of_row is not None
-        return rows, of_row.float().reshape(-1, 1).expand(rows.shape[0], 1).contiguous()
+        return adjacent(rows), of_row.float().reshape(-1, 1).expand(rows.shape[0], 1).contiguous()
 
     def workspace_bytes(self, *, num_tokens: int) -> int:
         """The activations, prepared, and float32 sums."""

@@ -10,6 +10,7 @@ import functools
 import torch
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import adjacent
 from kernelhub.backends.triton.gemm.decoded import DecodedProduct
 from kernelhub.backends.triton.gemm.fp8.decode import decode_kernel
 from kernelhub.backends.triton.launch import Launcher
@@ -36,6 +37,8 @@ class Decoded:
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
         """As of `Fp8GemmAdapter`, on the current device."""
         left = self._rows(self._decode_a, a, a_scale, 0, out.shape[0])
+        if bias is not None:
+            bias = adjacent(bias)  # what follows the product reads it element after element
         self._product.launch(left, functools.partial(self._rows, self._decode_b, b, b_scale), None, bias, out)
 
     def _rows(self, decode: Launcher, codes: Tensor, scale: Tensor, first: int, last: int) -> Tensor:
