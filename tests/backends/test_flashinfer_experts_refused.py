@@ -128,7 +128,7 @@ def test_cutlass_s_blocks_of_fp8_are_too_far_off_for_some_tokens(top_k, inner) -
         made = modelled(arguments, "fp8_block", by_reciprocals, bfloat16, rounded_first(by_reciprocals))
         errors.append(compare(made.bfloat16(), arguments).overall)
     print("cutlass fp8 in blocks", errors)
-    assert max(errors) > 1.1, errors
+    assert max(errors) > 1.05, errors
 
 
 @pytest.mark.parametrize("weights", ["fp8_block", "fp8_block_ue8m0", "nvfp4", "fp8_channel"])

@@ -221,10 +221,14 @@ def test_what_our_own_kernels_alone_take_every_library_refuses(op: str, facet: s
     for device in SIMULATED:
         assert kernelhub.explain(op, device=device, machine=MACHINE, **facets).selected.startswith(OURS)
     problem = kernelhub.explain(op, device="H200", machine=MACHINE, **facets).problem
+    usual = kernelhub.explain(op, device="H200", machine=MACHINE).problem
     for kernel in kernels(op):
         reading = [constraint for constraint in kernel.constraints if facet in constraint.fields]
-        refused = any(constraint.reject(problem, MACHINE) for constraint in reading)
-        assert refused is not kernel.name.startswith(OURS), kernel.name
+        refused, before = (any(each.reject(one, MACHINE) for each in reading) for one in (problem, usual))
+        if kernel.name.startswith(OURS):
+            assert not refused or before, kernel.name  # such as decode of few heads, in any dtype
+        else:
+            assert refused, kernel.name
 
 
 def bad_everywhere(op: str) -> set[str]:

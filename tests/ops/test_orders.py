@@ -47,9 +47,14 @@ def test_no_line_of_a_family_has_lost_a_kernel_that_runs_there(op: str) -> None:
 def test_a_line_of_a_family_that_nobody_measured_is_an_expectation_with_a_source(op: str) -> None:
     for line in lines(op):
         of = f"{op}, {line.family}/{line.regime}"
-        assert line.expected == (line.family.partition("/")[0] not in {*measured_families(), "*"}), of
+        family, _, part = line.family.partition("/")
+        if family not in {*measured_families(), "*"}:
+            assert line.expected, of
+        elif not part:  # of a family that was measured, a part may not have been
+            assert not line.expected, of
         if line.expected:
-            assert re.search(r"https://|H200", line.evidence), f"{of}: {line.evidence!r} has no source"
+            source = r"https://|H200|benchmarks/results/"
+            assert re.search(source, line.evidence), f"{of}: {line.evidence!r} has no source"
 
 
 @pytest.mark.parametrize("op", OPS)
