@@ -327,7 +327,7 @@ class TestWhereNothingIs:
             "import sys, torch, kernelhub\n"
             "assert [name for name in sys.modules if name.startswith('kernelhub.')] == ['kernelhub.homes']\n"
             "kernelhub.explain('attention', device='B200')\n"
-            "kernelhub.attention(*torch.zeros(3, 1, 40, 2, 16))\n"
+            "kernelhub.attention(*torch.zeros(3, 1, 40, 2, 16), backend='torch')\n"
             "assert 'kernelhub.evidence.cases' not in sys.modules\n"
         )
         answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

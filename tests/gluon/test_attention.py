@@ -315,7 +315,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = planted(prefill, *FAULTS[fault], tmp_path)
-    monkeypatch.setattr(adapter, "prefill_kernel", made.prefill_kernel)
+    monkeypatch.setattr(adapter.Prefill, "kernel", made.prefill_kernel)
 
     def wrong(seed: int) -> bool:
         try:
