@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kernelhub.backends.cpp.requirements import MACHINE, STANDINGS
-from kernelhub.dispatch.constraint import OnDevice, Rule, anything, dtype_in
+from kernelhub.dispatch.constraint import Constraint, OnDevice, Rule, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, Kernel
 from kernelhub.dispatch.standing import Standing, verified
 from kernelhub.ops.attention.problem import FLOATS, FP8, ONE, QUANTISED, AttentionProblem
@@ -13,12 +13,6 @@ _MASKS = frozenset({"ragged", "causal", "window_left", "window_right", "softcap"
 _KV_SCALES = frozenset({"kv_scale=value", "kv_scale=tensor", "kv_scale=head"})
 _LATENT = frozenset({"ragged", "causal", "sparse", "sinks", "lse", "kv_scale=value", "kv_scale=tensor"})
 _KV = (dtype_in("q_dtype", *FLOATS), dtype_in("kv_dtype", *FLOATS, *QUANTISED))
-# Weights are rounded to bfloat16, as they are by other libraries.
-_AMX = "products of bfloat16 by AMX, keys and values are read once for all rows of a task"
-_ON_AMX = (OnDevice("cpu", arch=("amx",)), *MACHINE[1:], dtype_in("q_dtype", "bfloat16"))
-_DOTS = "products of bfloat16 by AVX-512 BF16, keys and values are read once for all rows of a task"
-_ON_DOTS = (OnDevice("cpu", arch=("avx512_bf16",)), *MACHINE[1:], dtype_in("q_dtype", "bfloat16"))
-_KV_ON_TILES = dtype_in("kv_dtype", "bfloat16", *QUANTISED)
 
 
 def _least_heads(of_bfloat16: int, of_fp8: int) -> Rule:
@@ -48,81 +42,57 @@ def _ran(what: str, passed: int) -> tuple[Standing, ...]:
     return (verified("cpu", evidence=f"{run} (benchmarks/results/own_ops_cpu.json)"),)
 
 
+def _by_products(
+    name: str, instructions: str, arch: str, adapters: str, fills: Rule, passed: tuple[int, int, int]
+) -> tuple[Kernel, ...]:
+    """The records of a kernel that multiplies tiles of bfloat16 by certain instructions.
+
+    Args:
+        name: of the kernel.
+        instructions: by what it multiplies, as users know it.
+        arch: of the CPUs that have them.
+        adapters: what the names of its adapters begin with.
+        fills: of how many heads decode fills tiles enough.
+        passed: tests of `attention`, `paged_attention` and `mla_attention` that passed.
+    """
+    machine = (OnDevice("cpu", arch=(arch,)), *MACHINE[1:], dtype_in("q_dtype", "bfloat16"))
+    latent = anything("num_heads", "head_dim", "value_dim", "page_size", "q_len")
+
+    def made(op: str, target: str, constraints: tuple[Constraint, ...], features: frozenset[str], tests: int) -> Kernel:
+        return Kernel(
+            op=op,
+            name=name,
+            target=f"kernelhub.backends.cpp.attention.adapter:{target}",
+            # Weights are rounded to bfloat16, as they are by other libraries.
+            summary=f"products of bfloat16 by {instructions}, keys and values are read once for all rows of a task",
+            band=Band.TUNED,
+            constraints=(*machine, *constraints),
+            features=features,
+            deterministic=True,
+            standings=_ran(f"{op} by {instructions}", tests),
+        )
+
+    dense, paged, of_latents = passed
+    kv = dtype_in("kv_dtype", "bfloat16", *QUANTISED)
+    heads = _MASKS | _KV_SCALES
+    return (
+        made("attention", adapters, (kv, fills, anything(*_HEADS)), heads, dense),
+        made(
+            "paged_attention",
+            f"{adapters}Paged",
+            (kv, fills, anything(*_HEADS, "page_size")),
+            heads | {"kv_layout=HND"},
+            paged,
+        ),
+        made(
+            "mla_attention", f"{adapters}Latent", (dtype_in("kv_dtype", "bfloat16", FP8), latent), _LATENT, of_latents
+        ),
+    )
+
+
 KERNELS = (
-    Kernel(
-        op="attention",
-        name="cpp.avx512_bf16",
-        target="kernelhub.backends.cpp.attention.adapter:Dots",
-        summary=_DOTS,
-        band=Band.TUNED,
-        constraints=(*_ON_DOTS, _KV_ON_TILES, _FILLS_DOTS, anything(*_HEADS)),
-        features=_MASKS | _KV_SCALES,
-        deterministic=True,
-        standings=_ran("attention by AVX-512 BF16", 87),
-    ),
-    Kernel(
-        op="paged_attention",
-        name="cpp.avx512_bf16",
-        target="kernelhub.backends.cpp.attention.adapter:DotsPaged",
-        summary=_DOTS,
-        band=Band.TUNED,
-        constraints=(*_ON_DOTS, _KV_ON_TILES, _FILLS_DOTS, anything(*_HEADS, "page_size")),
-        features=_MASKS | _KV_SCALES | {"kv_layout=HND"},
-        deterministic=True,
-        standings=_ran("paged_attention by AVX-512 BF16", 82),
-    ),
-    Kernel(
-        op="mla_attention",
-        name="cpp.avx512_bf16",
-        target="kernelhub.backends.cpp.attention.adapter:DotsLatent",
-        summary=_DOTS,
-        band=Band.TUNED,
-        constraints=(
-            *_ON_DOTS,
-            dtype_in("kv_dtype", "bfloat16", FP8),
-            anything("num_heads", "head_dim", "value_dim", "page_size", "q_len"),
-        ),
-        features=_LATENT,
-        deterministic=True,
-        standings=_ran("mla_attention by AVX-512 BF16", 132),
-    ),
-    Kernel(
-        op="attention",
-        name="cpp.amx",
-        target="kernelhub.backends.cpp.attention.adapter:Amx",
-        summary=_AMX,
-        band=Band.TUNED,
-        constraints=(*_ON_AMX, _KV_ON_TILES, _FILLS_AMX, anything(*_HEADS)),
-        features=_MASKS | _KV_SCALES,
-        deterministic=True,
-        standings=_ran("attention by AMX", 87),
-    ),
-    Kernel(
-        op="paged_attention",
-        name="cpp.amx",
-        target="kernelhub.backends.cpp.attention.adapter:AmxPaged",
-        summary=_AMX,
-        band=Band.TUNED,
-        constraints=(*_ON_AMX, _KV_ON_TILES, _FILLS_AMX, anything(*_HEADS, "page_size")),
-        features=_MASKS | _KV_SCALES | {"kv_layout=HND"},
-        deterministic=True,
-        standings=_ran("paged_attention by AMX", 85),
-    ),
-    Kernel(
-        op="mla_attention",
-        name="cpp.amx",
-        target="kernelhub.backends.cpp.attention.adapter:AmxLatent",
-        summary=_AMX,
-        band=Band.TUNED,
-        constraints=(
-            *_ON_AMX,
-            dtype_in("kv_dtype", "bfloat16", FP8),
-            anything("num_heads", "head_dim", "value_dim", "page_size", "q_len"),
-        ),
-        features=_LATENT,
-        deterministic=True,
-        standings=_ran("mla_attention by AMX", 127),
-    ),
+    *_by_products("cpp.avx512_bf16", "AVX-512 BF16", "avx512_bf16", "Dots", _FILLS_DOTS, (87, 82, 132)),
+    *_by_products("cpp.amx", "AMX", "amx", "Amx", _FILLS_AMX, (87, 85, 127)),
     Kernel(
         op="attention",
         name="cpp.split_kv",
