@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import Parameter
 
 import kernelhub
 from kernelhub.errors import InvalidArgument, NoKernel
@@ -55,6 +56,7 @@ BAD = [
     ("out_lse", states(out_lse=_SHARED[:8].view(2, 4), lses=[_SHARED[4:12].view(2, 4), z(2, 4)]), "overlaps lses"),
     ("out_lse", states(out=_SHARED[:64].view(4, 2, 8), out_lse=_SHARED[:8].view(2, 4)), "overlaps out"),
     ("out", states(out=_IN_FLOAT8, out_scale=_FLOAT8_MEMORY[0]), "overlaps out_scale"),
+    ("out", states(out=_IN_FLOAT8, out_scale=Parameter(_FLOAT8_MEMORY[0], False)), "overlaps out_scale"),
     ("out_lse", states(out_lse=_SHARED[:8].view(2, 4), out_scale=_SHARED[7:8]), "overlaps out_scale"),
     ("outs", states(outs=[z(4, 2, 8), _negative(4, 2, 8)]), "negative bit"),
     ("lses", states(lses=[_negative(2, 4), z(2, 4)]), "negative bit"),

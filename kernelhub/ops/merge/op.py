@@ -222,7 +222,7 @@ def bind(
             check_form(first, len(outs), problem)
         if out_scale is not None:
             out_scale = _check_scale(out_scale, first)
-        apart = lses if type(out_scale) is not Tensor else (*lses, out_scale)  # and not as `out` may be a part
+        apart = (*lses, out_scale) if isinstance(out_scale, Tensor) else lses  # and not as `out` may be a part
         if out is not None and not (
             simple and alike(out, first.shape, out_dtype, device) and lies_apart(out, outs, apart)
         ):
