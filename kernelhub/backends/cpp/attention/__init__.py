@@ -49,7 +49,7 @@ def _by_products(
 
     Args:
         name: of the kernel.
-        instructions: by what it multiplies, as users know it.
+        instructions: what multiplies, for messages.
         arch: of the CPUs that have them.
         adapters: what the names of its adapters begin with.
         fills: of how many heads decode fills tiles enough.
