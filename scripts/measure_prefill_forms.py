@@ -1,4 +1,4 @@
-"""Time `gluon.prefill_pipelined` and forms of it beside `gluon.prefill` and torch on one Hopper GPU.
+"""Time `gluon.prefill_pipelined` and forms of it beside `gluon.prefill`, FlashAttention-3 and torch on a Hopper GPU.
 
     python scripts/measure_prefill_forms.py [--only WORD] [--compile] [--part I/N] [--out FILE] [--seconds S]
 
@@ -12,6 +12,7 @@ case.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import sys
 import time
@@ -98,6 +99,8 @@ def calls_of(
         calls[name] = functools.partial(launched, made, counted, in_l2)
     calls["gluon.prefill"] = functools.partial(launched, Prefill(problem), True, 0)
     calls["triton.prefill"] = functools.partial(op, **arguments, backend="triton.prefill")
+    if importlib.util.find_spec("flash_attn_interface") is not None:
+        calls["flash_attn.fa3"] = functools.partial(op, **arguments, backend="flash_attn.fa3")
     if not page and not ragged and not {"window", "softcap", "sinks"} & arguments.keys():
         heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
         calls["torch.sdpa"] = lambda: scaled_dot_product_attention(
