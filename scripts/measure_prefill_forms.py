@@ -45,8 +45,19 @@ FORMS: dict[str, tuple[dict[str, Any], bool, int]] = {
     "pipelined, sections of 16 MB": ({}, True, 16 * _MB),
     "pipelined, one section": ({}, True, 1 << 60),
     "pipelined, 4 stages": ({"STAGES": 4}, True, pipelined_adapter._IN_L2),
+    "pipelined, one buffer of queries": ({"Q_STAGES": 1}, True, pipelined_adapter._IN_L2),
+    "pipelined, one buffer of queries, warpgroups in turns": (
+        {"Q_STAGES": 1, "IN_TURNS": True},
+        True,
+        pipelined_adapter._IN_L2,
+    ),
 }
-_FEW = ("pipelined", "pipelined, warpgroups in turns")
+_FEW = (
+    "pipelined",
+    "pipelined, warpgroups in turns",
+    "pipelined, one buffer of queries",
+    "pipelined, one buffer of queries, warpgroups in turns",
+)
 _WIDE = tuple(name for name in FORMS if "stages" not in name)  # for which shared memory has no more stages
 
 

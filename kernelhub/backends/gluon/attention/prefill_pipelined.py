@@ -32,7 +32,7 @@ from kernelhub.backends.gluon.language import (
 
 ROWS = gl.constexpr(128)  # of a tile
 # What the loader writes of a tile for the warpgroups, by place; each thread reads all.
-HEAD, SEQUENCE, BLOCK, Q_START, Q_LEN, KV_LEN, LAST_KEYS, STEPS, RIGHT, LEFT = map(gl.constexpr, range(10))
+HEAD, SEQUENCE, BLOCK, Q_START, Q_LEN, KV_LEN, LAST_KEYS, STEPS, RIGHT, LEFT, QUERIES = map(gl.constexpr, range(11))
 FIELDS = gl.constexpr(16)
 EACH = gl.constexpr(gl.BlockedLayout([16], [32], [4], [0]))
 # Of results on their way to memory: 16 bytes of a row a thread, 64 adjacent ones in four threads, rows as the tensor
@@ -95,6 +95,19 @@ def number_told(told, at: gl.constexpr):
 
 
 @gluon.jit
+def queries_told(told, q_buf, q_buf1, WHICH: gl.constexpr, Q_STAGES: gl.constexpr):
+    """A warpgroup's queries of a tile, found anew for each loop.
+
+    From one place for several loops, ptxas of CUDA 12.8 computed their descriptors before the first loop alone, which
+    is skipped if it has no steps: the others then multiplied what lay elsewhere.
+    """
+    at = 0
+    if Q_STAGES > 1:
+        at = number_told(told, QUERIES)
+    return q_buf.index(at + WHICH), q_buf1.index(at + WHICH)
+
+
+@gluon.jit
 def following_tile(turn, counters, in_order, total):
     """(the next tile of all, a turn that ends the program if there is none); without counters one of the next round.
 
@@ -147,6 +160,7 @@ def load_tiles(
             say = gl.where(field == Q_START, q_start, gl.where(field == Q_LEN, q_len, say))
             say = gl.where(field == KV_LEN, kv_len, gl.where(field == LAST_KEYS, last_keys, say))
             say = gl.where(field == STEPS, steps, gl.where(field == RIGHT, right, gl.where(field == LEFT, left, say)))
+            say = gl.where(field == QUERIES, done % Q_STAGES * 2, say)
             row = q_start + sequence * q_batch + head * q_head_row + block * ROWS
             column = head * q_head_column
             pages = block_table
@@ -357,11 +371,9 @@ def attend(
         first = block * ROWS + WHICH * 64
         token = first + gl.arange(0, 64, row)
         position = kv_len - q_len + token
-        at = done % Q_STAGES * 2 + WHICH
-        q = q_buf.index(at)
-        q1 = q_buf1.index(at)
         acc = gl.zeros((64, DV), gl.float32, O_LAYOUT)
         alpha = gl.full((64,), 1.0, gl.float32, row)
+        q, q1 = queries_told(tile, q_buf, q_buf1, WHICH, Q_STAGES)
         for i in range(1, right):
             acc, alpha, m, sums, p = step_keys(
                 acc, alpha, m, sums, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, taken,
@@ -370,6 +382,7 @@ def attend(
                 S_LAYOUT, O_LAYOUT, P_LAYOUT, SUMS,
             )  # fmt: skip
             step += 1
+        q, q1 = queries_told(tile, q_buf, q_buf1, WHICH, Q_STAGES)
         for _ in range(right, left):
             acc, alpha, m, sums, p = step_keys(
                 acc, alpha, m, sums, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty, taken,
@@ -379,6 +392,7 @@ def attend(
             )  # fmt: skip
             step += 1
         if HAS_LEFT:
+            q, q1 = queries_told(tile, q_buf, q_buf1, WHICH, Q_STAGES)
             for i in range(left, steps):
                 acc, alpha, m, sums, p = step_keys(
                     acc, alpha, m, sums, p, q, q1, k_bufs, k_bufs1, v_bufs, k_full, k_empty, v_full, v_empty,
@@ -398,12 +412,12 @@ def attend(
             n = number_told(tile, LAST_KEYS)
             kv_len = number_told(tile, KV_LEN)
             position = kv_len - number_told(tile, Q_LEN) + block * ROWS + WHICH * 64 + gl.arange(0, 64, row)
-            at = done % Q_STAGES * 2 + WHICH
             s = step % STAGES
             mbarrier.wait(k_full.index(s), (step // STAGES) & 1)
             if IN_TURNS:
                 mbarrier.wait(taken.index(WHICH), (step & 1) ^ (1 - WHICH))
-            started = products_with_keys(q_buf.index(at), q_buf1.index(at), k_bufs, k_bufs1, s, D1, BLOCK_N, S_LAYOUT)
+            q, q1 = queries_told(tile, q_buf, q_buf1, WHICH, Q_STAGES)
+            started = products_with_keys(q, q1, k_bufs, k_bufs1, s, D1, BLOCK_N, S_LAYOUT)
             acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None]
             mbarrier.wait(v_full.index(before), ((step - 1) // STAGES) & 1)
             pending = warpgroup_mma(p, v_bufs.index(before), acc, is_async=True)
