@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -384,7 +385,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
     environ = os.environ if environ is None else environ
     for name in environ:
         if name.startswith(PREFIX) and name not in VARIABLES:
-            raise ConfigurationError(f"unknown variable {name}{did_you_mean(name, VARIABLES)}; see `kernelhub env`")
+            raise ConfigurationError(f"unknown variable {name}{_meant(name)}; see `kernelhub env`")
     values = {name: _setting(variable, environ.get(name)) for name, variable in VARIABLES.items()}
 
     def overrides(name: str, source: str) -> tuple[Override, ...]:
@@ -405,6 +406,28 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
         ),
         file=Layer() if path is None else read_file(path),
         lock=None if lock is None else read_lock(lock),
+    )
+
+
+# Words for what KERNELHUB_FORCE, KERNELHUB_PREFER and KERNELHUB_DISABLE name.
+_NAMED = re.compile(r"_?(BACKEND|KERNEL|PROVIDER|IMPLEMENTATION|IMPL)S?$")
+
+
+def _meant(name: str) -> str:
+    """What an unknown variable was meant to be: a known one, or those that choose backends.
+
+    The prefix is left out, since it would make any two names alike.
+    """
+    word = name.removeprefix(PREFIX)
+    known = {one.removeprefix(PREFIX): one for one in VARIABLES}
+    start, is_named = _NAMED.subn("", word)
+    close = difflib.get_close_matches(start if is_named else word, known, n=1, cutoff=0.6)
+    if close:
+        return f" (did you mean {known[close[0]]}?)"
+    if not is_named:
+        return ""
+    return (
+        " (did you mean KERNELHUB_PREFER=[op=]NAME, or KERNELHUB_FORCE=[op=]NAME, which fails if it is not supported?)"
     )
 
 

@@ -47,6 +47,9 @@ class TestValues:
             parse_overrides(text)
 
 
+BOTH_OF_THEM = "KERNELHUB_PREFER=[op=]NAME, or KERNELHUB_FORCE=[op=]NAME, which fails if it is not supported"
+
+
 class TestEnvironment:
     @pytest.mark.fault("wrong_variable")
     def test_an_unknown_variable_is_an_error_with_the_nearest_name(self) -> None:
@@ -54,6 +57,31 @@ class TestEnvironment:
             ConfigurationError, match=r"unknown variable KERNELHUB_DISABLED.*did you mean KERNELHUB_DISABLE"
         ):
             read_settings({"KERNELHUB_DISABLED": "x"})
+
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [
+            ("KERNELHUB_BACKEND", BOTH_OF_THEM),
+            ("KERNELHUB_KERNELS", BOTH_OF_THEM),
+            ("KERNELHUB_PAGED_ATTENTION_BACKEND", BOTH_OF_THEM),
+            ("KERNELHUB_FORCE_BACKEND", "KERNELHUB_FORCE"),
+            ("KERNELHUB_PREFERRED_BACKEND", "KERNELHUB_PREFER"),
+            ("KERNELHUB_DISABLED_KERNELS", "KERNELHUB_DISABLE"),
+            ("KERNELHUB_CACHE", "KERNELHUB_CACHE_DIR"),
+        ],
+    )
+    @pytest.mark.fault("wrong_variable")
+    def test_a_variable_that_names_backends_is_answered_with_those_that_choose_them(
+        self, name: str, meant: str
+    ) -> None:
+        with pytest.raises(ConfigurationError, match="unknown variable") as caught:
+            read_settings({name: "triton"})
+        assert str(caught.value).startswith(f"unknown variable {name} (did you mean {meant}?); see ")
+
+    @pytest.mark.fault("wrong_variable")
+    def test_a_variable_that_is_like_none_is_answered_with_no_name(self) -> None:
+        with pytest.raises(ConfigurationError, match=r"^unknown variable KERNELHUB_XYZ; see `kernelhub env`$"):
+            read_settings({"KERNELHUB_XYZ": "1"})
 
     @pytest.mark.parametrize(
         ("name", "text"),
