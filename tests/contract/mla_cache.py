@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -110,6 +111,23 @@ class MlaCacheContract(OpContract):
             assert not bits(layers[:, 0]).any()
             assert not bits(layers[:, 2]).any()
             assert not bits(layers[:, 1, :, 1::2]).any()
+
+    def test_rows_may_begin_at_any_byte_and_have_gaps(self) -> None:
+        """A CPU stores elements of 16 and of 8 bytes where rows lie so, and the cache's own elsewhere."""
+        for rope_dim in (64, 60, 57, 0):
+            arguments = self.inputs(rope_dim=rope_dim)
+            want = self.want(arguments)
+            pages, page_size, width = want.shape
+            for start, after_row, after_page in itertools.product((0, 4, 1), (0, 8, 4, 3), (0, 8, 4, 3)):
+                row = width + after_row
+                page = page_size * row + after_page
+                memory = torch.zeros(start + pages * page, dtype=torch.bfloat16, device=self.device)
+                cache = memory.as_strided(want.shape, (page, row, 1), start)
+                cache.copy_(arguments["kv_cache"])
+                self.run(arguments | {"kv_cache": cache})
+                assert torch.equal(bits(cache), bits(want))
+                cache.zero_()
+                assert not bits(memory).any()
 
     def test_the_cache_may_have_a_dimension_of_one_head(self) -> None:
         arguments = self.inputs()

@@ -69,3 +69,21 @@ def test_the_parameter_is_named(parameter: str, arguments: dict[str, Any], words
         kernelhub.write_mla_cache(**arguments)
     assert caught.value.parameter == parameter
     assert sum(row.calls for row in kernelhub.report().rows) == 3 * warm
+
+
+@pytest.mark.parametrize("skipped", [0, 3])
+@pytest.mark.parametrize("tokens", [3, 64, 65, 300])
+@pytest.mark.parametrize("apart", [1, 7, 1000])  # far apart they are sorted, else counted
+def test_a_slot_of_two_tokens_is_found(apart: int, tokens: int, skipped: int) -> None:
+    slots = 5 + apart * torch.randperm(tokens, generator=torch.Generator().manual_seed(0))
+    if skipped:
+        slots[1::skipped] = -1
+    arguments = {"kv_c": z(tokens, 2), "k_rope": z(tokens, 0), "kv_cache": z(tokens, apart + 5, 2)}
+    kernelhub.write_mla_cache(**arguments, slot_mapping=slots)
+    slots[tokens - 1] = slots[0]
+    words = f"is {int(slots[0])} for tokens 0 and {tokens - 1}"
+    with pytest.raises(InvalidArgument, match=words):
+        kernelhub.write_mla_cache(**arguments, slot_mapping=slots)
+    slots[tokens - 1] = tokens * (apart + 5)
+    with pytest.raises(InvalidArgument, match=f"for token {tokens - 1}; kv_cache has"):
+        kernelhub.write_mla_cache(**arguments, slot_mapping=slots)

@@ -9,8 +9,6 @@ from kernelhub.ops.formats import E4M3, to_e4m3
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
 from kernelhub.ops.precision import without_autocast
 
-_FEW = 32  # tokens that are stored sooner than their layout is checked
-
 
 class Scatter(MlaCacheAdapter):
     """`write_mla_cache` anywhere; nothing in it waits for the device.
@@ -27,19 +25,19 @@ class Scatter(MlaCacheAdapter):
         if kv_cache.dtype is E4M3:
             rows = to_e4m3(rows.float() / _divisor(kv_scale, rows.device))
         bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[rows.itemsize]  # torch 2.8 cannot index float8
-        rows, cache = rows.view(bits), kv_cache.view(bits)
         size = self.problem.page_size
-        written = slot_mapping >= 0
-        if written.device.type == "cpu":  # where counting waits for nothing
-            rows, slot = (rows, slot_mapping) if bool(written.all()) else (rows[written], slot_mapping[written])
-            if len(rows) > _FEW:
-                rows, cache = _in_words(rows, cache)
+        if slot_mapping.device.type == "cpu":  # where looking at a value waits for nothing
+            word = _word(rows, kv_cache) or bits
+            rows, cache, slot = rows.view(word), kv_cache.view(word), slot_mapping
+            if int(slot.min()) < 0:
+                rows, slot = rows[slot >= 0], slot[slot >= 0]
             if cache.stride(0) == size * cache.stride(1):
                 cache.flatten(0, 1)[slot] = rows
             else:
                 cache[slot // size, slot % size] = rows
             return
-        written &= slot_mapping < len(cache) * size  # none has looked at them
+        rows, cache = rows.view(bits), kv_cache.view(bits)
+        written = (slot_mapping >= 0) & (slot_mapping < len(cache) * size)  # none has looked at them
         token = torch.arange(len(rows), device=rows.device)
         token = torch.where(written, token, written.int().argmax())
         slot = torch.where(written, slot_mapping, 0)[token]
@@ -47,13 +45,19 @@ class Scatter(MlaCacheAdapter):
         cache[page, place] = torch.where(written[token][:, None], rows[token], cache[page, place])
 
 
-def _in_words(rows: Tensor, cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Both as elements of 8 bytes if their layouts allow it: a CPU stores as many elements per second of any size."""
-    each = 8 // rows.itemsize
+def _word(rows: Tensor, cache: Tensor) -> torch.dtype | None:
+    """The largest element that both can be read as: a CPU stores as many elements a second of any size.
+
+    torch has none larger than 16 bytes, and copies those as they are, also where they are no complex numbers.
+    """
+    if cache.stride(-1) != 1:
+        return None
     sizes = (rows.shape[1], cache.storage_offset(), *cache.stride()[:-1])
-    if cache.stride(-1) != 1 or cache.data_ptr() % 8 or any(size % each for size in sizes):
-        return rows, cache
-    return rows.contiguous().view(torch.int64), cache.view(torch.int64)
+    for word in (torch.complex128, torch.int64):
+        each = word.itemsize // rows.itemsize
+        if not (cache.data_ptr() % word.itemsize or any(size % each for size in sizes)):
+            return word
+    return None
 
 
 def _divisor(kv_scale: float | Tensor | None, device: torch.device) -> Tensor:
