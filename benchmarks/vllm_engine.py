@@ -17,7 +17,9 @@ queries and cache, and its distance after rounding alone; eager decode steps too
 and log-probability after each token of given prompts, and those of greedy decode, to compare backends by --show.
 `stress`: 1000 decode steps, more requests than the cache holds, a shared prefix; each twice, with the share of equal
 tokens. `watch`: what kernelhub's own calls did under mixed traffic, of which --eager shows every one: microseconds of
-Python for a layer and for a step's metadata, waits for the GPU, and Triton kernels compiled in them.
+Python for a layer and for a step's metadata, waits for the GPU, and Triton kernels compiled in them. `writes`: the KV
+cache written by vLLM's kernel and by kernelhub's in turn, with KERNELHUB_VLLM_WRITE_KV_CACHE=1: whether the bytes are
+the same, microseconds of Python and of a graph of all layers, and, with --eager, greedy tokens and steps.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from copying_weights import Shape, parameter
 from float4_weights import CONFIGS, fill
 from torch import Tensor
 
-PARTS = ("speed", "numbers", "tokens", "stress", "watch")
+PARTS = ("speed", "numbers", "tokens", "stress", "watch", "writes")
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, where its steps can be timed
     "VLLM_NO_USAGE_STATS": "1",
@@ -57,6 +59,7 @@ PACKAGES = ("torch", "triton", "vllm", "transformers", "kernelhub")
 CAPTURED = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PROMPTS = (17, 37, 64, 128, 250, 500, 777, 1500)  # tokens, of `numbers`
 TAUGHT = (300, 1200)  # tokens, of `tokens`
+WRITTEN = (1, 16, 64, 256, 2048)  # tokens of a step, of `writes`
 CONTINUED = tuple(range(420, 1620, 75))  # tokens of the prompts that greedy decode continues
 
 
@@ -515,6 +518,119 @@ def watch(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
     return {"layers": layers, "host": found, "watched_calls": watched_calls, "waits": waits, "compiled": compiled}
 
 
+def writes(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
+    """The cache written by vLLM's kernel and by kernelhub's, alone and, in eager steps, while the engine serves."""
+    with torch.inference_mode():
+        found: dict[str, Any] = {"alone": [_writes_of(engine, tokens) for tokens in WRITTEN]}
+    if not options.eager:
+        return found
+    prompts = [engine.prompt(length, 3000 + i) for i, length in enumerate(CONTINUED)]
+    greedy: dict[str, Any] = {}
+    for writer in ("vllm", "kernelhub", "kernelhub", "vllm"):
+        _write_by(engine, writer)
+        outputs = [output.outputs[0] for output in engine.generate(prompts, 100, logprobs=0)]
+        ids = [list(output.token_ids) for output in outputs]
+        logprobs = [
+            [float(ranked[token].logprob) for token, ranked in zip(row.token_ids, row.logprobs, strict=True)]
+            for row in outputs
+        ]
+        steps = []
+        for index, (batch, length) in enumerate(_sizes(options.points)):
+            rows = engine.steps(batch, length, options.steps, 10 * index + 1)
+            steps.append({"batch": batch, "tokens": length, **decode_figures(rows, batch)})
+        greedy.setdefault(writer, []).append((ids, logprobs))
+        found.setdefault("steps", []).append({"writer": writer, "decode": steps})
+        print(json.dumps(found["steps"][-1]), flush=True)
+    first = greedy["vllm"][0]
+    found["greedy tokens"] = {
+        name: {
+            "same_share": statistics.mean(
+                x == y for a, b in zip(first[0], other[0], strict=True) for x, y in zip(a, b, strict=True)
+            ),
+            "logprob_max": max(
+                abs(x - y) for a, b in zip(first[1], other[1], strict=True) for x, y in zip(a, b, strict=True)
+            ),
+        }
+        for name, other in (
+            ("kernelhub", greedy["kernelhub"][0]),
+            ("kernelhub again", greedy["kernelhub"][1]),
+            ("vllm again", greedy["vllm"][1]),
+        )
+    }
+    for writer in ("vllm", "kernelhub"):
+        _write_by(engine, writer)
+        found[f"watch, {writer}"] = watch(engine, options)
+    return found
+
+
+def _write_by(engine: Engine, writer: str) -> None:
+    """Let the layers write by vLLM's kernel or by kernelhub's."""
+    for layer in engine.layers:
+        layer.impl._writes = writer == "kernelhub"
+
+
+def _writes_of(engine: Engine, tokens: int) -> dict[str, Any]:
+    """A step's writes of so many tokens, of which every eighth is padding, by both."""
+    layers = engine.layers
+    impl, cache = layers[0].impl, layers[0].kv_cache
+    page = impl._parts_of(cache)[2].shape[1]
+    places = min(cache.shape[0] * page, 4 * tokens + page)
+    draw = torch.Generator(device=cache.device).manual_seed(tokens)
+    slots = torch.randperm(places, device=cache.device, generator=draw)[:tokens]
+    slots[7::8] = -1
+    widths = [heads * impl.head_size for heads in (impl.num_heads, impl.num_kv_heads, impl.num_kv_heads)]
+    projected = torch.randn(tokens + 3, sum(widths), device=cache.device, generator=draw).to(torch.bfloat16)
+    _, keys, values = (part.unflatten(1, (-1, impl.head_size)) for part in projected.split(widths, dim=1))
+
+    def write(layer: Any) -> None:
+        layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
+
+    def write_all() -> None:
+        for layer in layers:
+            write(layer)
+
+    blocks = -(-places // page)
+    written, row = [], {"tokens": tokens, "padded": int((slots < 0).sum())}
+    for writer in ("vllm", "kernelhub"):
+        _write_by(engine, writer)
+        cache.zero_()
+        write(layers[0])
+        written.append(cache[:blocks].contiguous().view(torch.uint8).clone())
+        for _ in range(12):
+            write_all()
+        taken = []
+        for _ in range(50):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            write_all()
+            taken.append(time.perf_counter() - began)
+        row[f"{writer}, host us"] = round(1e6 * min(taken) / len(layers), 2)
+        row[f"{writer}, graph us"] = round(_graph_us(write_all) / len(layers), 3)
+    cache.zero_()
+    row["same_bytes"] = torch.equal(*written)
+    row["written_share"] = round(float((written[0] != 0).float().mean()), 4)
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def _graph_us(call: Callable[[], None], replays: int = 20) -> float:
+    """Microseconds of the GPU for a call's launches as a CUDA graph, the least of several rows of replays."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        call()
+    least = math.inf
+    for _ in range(7):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        least = min(least, begin.elapsed_time(end))
+    return 1e3 * least / replays
+
+
 @contextmanager
 def _compilations(found: list[str]) -> Iterator[None]:
     """Collect the names of Triton kernels that are compiled meanwhile, kernelhub's and others'."""
@@ -555,7 +671,7 @@ def facts_of(engine: Engine) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     engine = Engine(options)
     calls: dict[str, Callable[..., Any]] = {"speed": speed, "numbers": numbers, "tokens": tokens, "stress": stress}
-    calls["watch"] = watch
+    calls |= {"watch": watch, "writes": writes}
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "start_s": round(engine.start_s, 2)}
     result["options"] = {name: str(value) for name, value in vars(options).items() if name not in ("out", "show")}
     with turn(options.turns):
@@ -582,7 +698,7 @@ def show(runs: dict[str, Any]) -> str:
         if "copied_share" in row.get("tokens", {}):
             lines.append(f"    greedy tokens that are in the prompt: {row['tokens']['copied_share']}")
         lines += [f"    {found}" for part in ("numbers", "stress") for found in row.get(part, [])]
-        lines += [f"    {name}: {value}" for name, value in row.get("watch", {}).items()]
+        lines += [f"    {name}: {value}" for part in ("watch", "writes") for name, value in row.get(part, {}).items()]
         lines += [f"    {name}: {row[name]}" for name in ("linear", "calls") if row.get(name)]
         if row["errors_of_kernelhub"]:
             lines.append(f"    errors: {row['errors_of_kernelhub']}")

@@ -2,21 +2,22 @@
 # vLLM's engine on one GPU, what no CPU shows. `attention`, the default: waits for the GPU, compilations and Python's
 # time in kernelhub's calls while it serves, and greedy tokens beside TRITON_ATTN's where windows, sinks and experts take
 # part. `hooks`: Llama 3.1 8B with linear layers in NVFP4 and in MXFP4, by the hooks and by vLLM's own kernels: steps,
-# and greedy tokens.
+# and greedy tokens. `writes`: the KV cache written by vLLM's kernel and by kernelhub's: bytes, Python's time, greedy
+# tokens, eager steps of one engine in turn, and steps in graphs of two engines.
 #
-#   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh [attention|hooks [nvfp4] [mxfp4]]
+#   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh [attention|writes|hooks [nvfp4] [mxfp4]]
 #
 # VLLM_SITE is a folder with vLLM and what it needs beside torch, or an archive of one (tar.xz); without it, an installed
 # vLLM is taken. FlashInfer is not needed. The engines share the GPU at once, each for LIMIT seconds (240) at most, and
 # each has its own cache of kernelhub: engines that share one warm up in turn. Of the times of `attention` only Python's
-# count. The engines of `hooks` start at once and run their parts one after the other, 55 % of LIMIT after the first at
-# the latest; one with a hook and without a warm-up runs if the one with it is not done in 75 % of LIMIT. On an H200 with
+# count. The engines of `hooks` and `writes` start at once and run their parts one after the other, 55 % of LIMIT after the
+# first at the latest; one with a hook and without a warm-up runs if the one with it is not done in 75 % of LIMIT. On an H200 with
 # 16 CPUs six had started after 60 s. A first start of a machine took 84 s before models were loaded, with no bytecode of
 # vLLM, which is made first now. OUT/engines.json has all runs of benchmarks/vllm_engine.py; OUT/*.log what each printed.
 set -uo pipefail
 
 what=${1:-attention}
-case $what in attention | hooks) ;; *) echo "attention or hooks, not $what" >&2 && exit 2 ;; esac
+case $what in attention | writes | hooks) ;; *) echo "attention, writes or hooks, not $what" >&2 && exit 2 ;; esac
 formats=("${@:2}")
 [ ${#formats[@]} -gt 0 ] || formats=(nvfp4 mxfp4)
 
@@ -78,6 +79,12 @@ linear() { # format, whose kernels, time of its turn at the latest
         --points 1x512,16x512,64x512 --prefill 4x2048 --steps 64 --turns "$work/turns:$count:$3"
 }
 
+written() { # tag, model, whether kernelhub writes, parts, more options; of `engine` what is more
+    local engine='"kernel_config": {"enable_jit_warmup": false}, "skip_tokenizer_init": true, "gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 3221225472, "max_num_seqs": 64, "max_num_batched_tokens": 4096'
+    KERNELHUB_VLLM_WRITE_KV_CACHE=$3 run "$1" "$((LIMIT - SECONDS + began))" --model "$work/$2" --backend CUSTOM --weights copying --engine "{$engine$more}" \
+        --parts "$4" --points 1x1024,16x1024,32x512 --prefill 2x1024 --steps 64 --turns "$work/turns:5:$((start + 55 * LIMIT / 100))" "${@:5}"
+}
+
 hooked() { # format
     export KERNELHUB_VLLM_HOOKS=$1_linear
     KERNELHUB_ENGINE_WARMUP=0 linear "$1" kernelhub-unprepared $((start + 3 * LIMIT / 4)) &
@@ -94,6 +101,14 @@ if [ "$what" = hooks ]; then
         hooked "$format" &
         linear "$format" vllm $((start + 55 * LIMIT / 100)) &
     done
+elif [ "$what" = writes ]; then
+    more=
+    written eager.layers-of-8b layers-of-8b 1 writes --eager &
+    written eager.layers-of-8b-fp8 layers-of-8b 1 writes --eager --kv-cache-dtype fp8 &
+    written eager.llama8b llama8b 1 writes,tokens --eager &
+    more=', "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}'
+    written graphs.vllm-writes llama8b 0 speed,tokens &
+    written graphs.kernelhub-writes llama8b 1 speed,tokens &
 else
     attention layers-of-8b CUSTOM watch &
     attention gpt-oss CUSTOM tokens --weights copying &

@@ -330,6 +330,13 @@ VARIABLES = {
             f"any of {', '.join(VLLM_HOOKS)}, separated by commas",
             "Let vLLM's linear layers and experts call kernelhub; see docs/engines.md.",
         ),
+        Variable(
+            "KERNELHUB_VLLM_WRITE_KV_CACHE",
+            parse_bool,
+            False,
+            "0 or 1",
+            "Let kernelhub's backend of vLLM write the KV cache by write_kv_cache, not by vLLM's kernel.",
+        ),
         Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run the kernels of this lock file, or fail."),
         Variable(
             "KERNELHUB_LOCK_MISSING",

@@ -498,6 +498,106 @@ class TestCaches:
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
 
+WRITES = "KERNELHUB_VLLM_WRITE_KV_CACHE"
+BOTH_CACHES = pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+
+
+class TestWrites:
+    """The cache is written by vLLM's kernel, or, on request, by `write_kv_cache`."""
+
+    @pytest.fixture(autouse=True)
+    def requested(self, monkeypatch):
+        monkeypatch.setenv(WRITES, "1")
+        kernelhub.reload()
+
+    @EVERY_RELEASE
+    @BOTH_CACHES
+    @pytest.mark.parametrize("order", ["HND", "NHD"])
+    def test_bytes_are_those_of_vllm_s_kernel(self, attention, monkeypatch, order, kv_cache_dtype) -> None:
+        """Slots of padding are negative, and keys may have more rows than there are slots."""
+        torch.manual_seed(0)
+        fp8 = kv_cache_dtype == "fp8"
+        layer = SimpleNamespace(_k_scale=torch.tensor(0.5), _v_scale=torch.tensor(0.25))
+        slots = torch.tensor([5, -1, 0, 40, SIZE, -1])
+        keys, values = torch.randn(9, 2, KV_HEADS, WIDTH).unbind(1)  # as they are split, not contiguous
+        caches = []
+        for requested in ("1", "0"):
+            monkeypatch.setenv(WRITES, requested)
+            kernelhub.reload()
+            impl = attention.KernelhubImpl(HEADS, WIDTH, 0.2, KV_HEADS, kv_cache_dtype=kv_cache_dtype)
+            kv = attention.cache(4, torch.float8_e4m3fn if fp8 else torch.float32, order)
+            stored = kv.view(torch.uint8) if fp8 else kv
+            impl.do_kv_cache_update(layer, keys, values, stored, slots)
+            caches.append(stored.clone() if fp8 else stored.view(torch.int32).clone())
+        assert torch.equal(*caches)
+        keys_of, values_of = (part.float() for part in impl._parts_of(stored)[2:])
+        for token, slot in ((0, 5), (3, 40)):
+            for new, cached, scale in ((keys, keys_of, 0.5), (values, values_of, 0.25)):
+                got = cached[slot // SIZE, slot % SIZE] * (scale if fp8 else 1.0)
+                torch.testing.assert_close(got, new[token], rtol=0.07 if fp8 else 0, atol=0.002 if fp8 else 0)
+        assert [row.kernel for row in kernelhub.report().rows if row.op == "write_kv_cache"]
+
+    @EVERY_RELEASE
+    @BOTH_CACHES
+    @pytest.mark.parametrize("order", ["HND", "NHD"])
+    @pytest.mark.parametrize("lens", [((1, 40), (1, 7)), MIXED], ids=["decode", "mixed"])
+    def test_a_step_over_what_was_written_is_the_reference(
+        self, attention, monkeypatch, order, lens, kv_cache_dtype
+    ) -> None:
+        def refuse(*given):
+            raise AssertionError("vLLM's kernel was called")
+
+        monkeypatch.setattr(attention, "reshape_and_cache_flash", refuse)
+        got, want = run(attention, order, kv_cache_dtype, lens)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+    def test_without_the_request_vllm_s_kernel_writes(self, attention, monkeypatch) -> None:
+        monkeypatch.delenv(WRITES)
+        kernelhub.reload()
+        run(attention)
+        assert {row.op for row in kernelhub.report().rows} == {"paged_attention"}
+
+    @EVERY_RELEASE
+    @BOTH_CACHES
+    @pytest.mark.parametrize("order", ["HND", "NHD"])
+    def test_no_write_is_new_after_the_start(self, attention, engine, caplog, kv_cache_dtype, order) -> None:
+        caplog.set_level("INFO")
+        engine(**{WRITES: "1", "KERNELHUB_ENGINE_SEAL": "raise"})
+        model = Model(attention, kv_cache_dtype, order=order)
+        model.start()
+        assert "2 layers like model.layers.0.attn, writing its cache: one token: torch.scatter" in caplog.text
+        for lens in (((1, 40), (1, 7)), MIXED, ((32, 32),)):
+            model.write(sum(count for count, _ in lens))
+            model.step(lens)
+        model.write(0)
+        assert not kernelhub.report().after_seal
+
+    def test_a_write_that_was_not_warmed_up_is_logged_and_made(self, attention, engine, caplog) -> None:
+        engine(**{WRITES: "1"})
+        kernelhub.seal()
+        model = Model(attention)
+        model.write(3)
+        assert "since the warm-up did not cover it" in caplog.text
+        assert kernelhub.report().sealed
+
+    def test_graphs_need_a_kernel_that_can_be_captured(self, attention, monkeypatch) -> None:
+        from kernelhub.dispatch.kernel import GraphLevel
+
+        levels = {"paged_attention": GraphLevel.FULL}
+
+        def explained(op, **facets):
+            return SimpleNamespace(kernel=SimpleNamespace(graph=levels.get(op.op.contract.name, GraphLevel.NONE)))
+
+        monkeypatch.setattr(attention, "explain", explained)
+        model = SimpleNamespace(dtype=torch.bfloat16, get_num_attention_heads=lambda parallel: 32)
+        config = SimpleNamespace(model_config=model, parallel_config=None, **vars(speculating(0)))
+        spec = SimpleNamespace(dtype=torch.bfloat16, head_size=128, block_size=16, num_kv_heads=8)
+        support = attention.KernelhubMetadataBuilder.get_cudagraph_support
+        assert support(config, spec).name == "NEVER"
+        levels["write_kv_cache"] = GraphLevel.FULL
+        assert support(config, spec).name == "UNIFORM_SINGLE_TOKEN_DECODE"
+
+
 WIDE, LATENT_WIDTH = 576, 512
 
 
@@ -803,6 +903,14 @@ class Model:
         self.attention.KernelhubMetadataBuilder(None, list(self.layers), self.config, device)
         worker = importlib.import_module("vllm.v1.worker.gpu_worker").Worker(self.config, device)
         return worker.compile_or_warm_up_model()
+
+    def write(self, tokens: int) -> None:
+        """What each layer writes in a step, with a row of padding."""
+        slots = torch.arange(tokens)
+        for layer in self.layers.values():
+            if hasattr(layer, "impl"):
+                keys, values = torch.randn(tokens + 1, 2, KV_HEADS, WIDTH).unbind(1)
+                layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
 
     def step(self, lens, columns=4) -> None:
         """A step of each layer; lens are (queries, tokens)."""

@@ -122,6 +122,30 @@ def test_greedy_log_probabilities_are_compared_up_to_the_first_other_token(bench
     assert "same_greedy_share" not in bench.agreement(plain, one)
 
 
+@pytest.mark.parametrize("wrong", [False, True])
+def test_caches_by_both_writers_are_compared_byte_by_byte(bench, monkeypatch, wrong) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(bench, "_graph_us", lambda call: 64.0)
+
+    class Impl:
+        num_heads, num_kv_heads, head_size, _writes = 4, 2, 32, False
+
+        def _parts_of(self, cache: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return (*cache.transpose(1, 2).split(32, dim=-1),) * 2
+
+        def do_kv_cache_update(self, layer: Any, keys: Any, values: Any, cache: Any, slots: torch.Tensor) -> None:
+            tokens = len(slots)
+            kernelhub.write_kv_cache(keys[:tokens], values[:tokens], *self._parts_of(cache)[2:], slots)
+            if self._writes and wrong:
+                cache[0, 0, 0, 0] += 1
+
+    layers = [SimpleNamespace(impl=Impl(), kv_cache=torch.zeros(9, 2, 16, 64, dtype=torch.bfloat16)) for _ in range(2)]
+    row = bench._writes_of(SimpleNamespace(layers=layers), 16)
+    assert (row["same_bytes"], row["padded"], row["vllm, graph us"]) == (not wrong, 2, 32.0)
+    assert row["written_share"] > 0.15
+    assert row["kernelhub, host us"] > 0
+
+
 def test_waits_and_compilations_of_the_layers_are_found(bench, monkeypatch) -> None:
     """By a fake of torch's sync debug mode: a layer that reads a length from the device waits for it."""
     mode = ["default"]

@@ -4,7 +4,8 @@ vLLM imports this module once the backend is selected; the module imports vLLM. 
 configuration decides what the backend supports, so that vLLM's message contains kernelhub's reasons.
 
 vLLM's cache is ``[B, H, N, 2 * D]``, a block's keys beside its values, and before 0.26 ``[B, 2, N, H, D]``, in either
-memory order. Keys and values are views of it, without a copy. vLLM's own kernel writes it.
+memory order. Keys and values are views of it, without a copy. vLLM's own kernel writes it, or, by
+KERNELHUB_VLLM_WRITE_KV_CACHE=1, `write_kv_cache`.
 """
 
 from __future__ import annotations
@@ -25,18 +26,21 @@ from vllm.v1.attention.backend import (
     MultipleOf,
 )
 
-from kernelhub.compat.start import DECODE, MIXED, SPECULATIVE
+from kernelhub.compat.start import DECODE, MIXED, SPECULATIVE, Rows
 from kernelhub.compat.vllm.layers import Remembering
 from kernelhub.compat.vllm.refusal import REMEDY, refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.dispatch.explain import explain
+from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.paged_attention import paged_attention, repeats_of
 from kernelhub.ops.attention.problem import ANY, FEW_TOKENS, ONE
+from kernelhub.ops.kv_cache.op import write_kv_cache
 
 _FP8 = torch.float8_e4m3fn
 _FP8_CACHES = ("fp8", "fp8_e4m3")
+_BLOCKS = 2  # of a cache that is written while an engine starts
 
 
 @dataclass
@@ -93,6 +97,8 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         def captured(q_len: str) -> bool:
             dtypes = model.dtype, kv_cache_spec.dtype
             sizes = kv_cache_spec.head_size, kv_cache_spec.block_size
+            if _writes() and not capture_safe(_selection_of_writes(*dtypes, *sizes, heads[1])):
+                return False
             return capture_safe(_selection(*dtypes, *sizes, heads=heads, q_len=q_len))
 
         return graphs_of(AttentionCGSupport, captured, queries)
@@ -146,6 +152,7 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
         self._window = None if sliding_window is None else sliding_window - 1
         self._softcap = logits_soft_cap or None
         self._quantized = kv_cache_dtype in _FP8_CACHES
+        self._writes = _writes()
         self._cache: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         self._scales: tuple[Tensor | None, Tensor | None] = (None, None)  # that calls were learned with
@@ -235,11 +242,20 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """Write a step's keys and values with vLLM's kernel."""
-        k_cache, v_cache, _, _ = self._parts_of(kv_cache)
-        reshape_and_cache_flash(
-            key, value, k_cache, v_cache, slot_mapping, self.kv_cache_dtype, layer._k_scale, layer._v_scale
-        )
+        """Write a step's keys and values, by vLLM's kernel or by `write_kv_cache`; both skip negative slots."""
+        k_cache, v_cache, k_typed, v_typed = self._parts if kv_cache is self._cache else self._parts_of(kv_cache)
+        if not self._writes:
+            scales = layer._k_scale, layer._v_scale
+            reshape_and_cache_flash(key, value, k_cache, v_cache, slot_mapping, self.kv_cache_dtype, *scales)
+            return
+        tokens = slot_mapping.shape[0]
+        if key.shape[0] != tokens:  # rows of padding
+            key, value = key[:tokens], value[:tokens]
+        factors = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
+        try:
+            write_kv_cache(key, value, k_typed, v_typed, slot_mapping, *factors)
+        except NotWarmed as error:
+            ENGINE.serve(lambda: write_kv_cache(key, value, k_typed, v_typed, slot_mapping, *factors), error)
 
     def _parts_of(self, kv_cache: Tensor) -> tuple[Tensor, ...]:
         """Keys and values ``[B, N, H, D]``, as vLLM stores them and in their dtype.
@@ -247,15 +263,24 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
         The views of the last cache are stored, because a layer has one cache while it serves.
         """
         if kv_cache is not self._cache:
-            if kv_cache.ndim == 5:
-                stored = kv_cache.unbind(1)
-            else:
-                stored = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
-            typed = stored
-            if self._quantized and kv_cache.dtype != _FP8:
-                typed = tuple(part.view(_FP8) for part in stored)
-            self._cache, self._parts = kv_cache, (*stored, *typed)
+            self._cache, self._parts = kv_cache, _parts_of(kv_cache, self.head_size, quantized=self._quantized)
         return self._parts
+
+
+def _parts_of(kv_cache: Tensor, head_size: int, *, quantized: bool) -> tuple[Tensor, ...]:
+    """Keys and values of a cache, twice: in vLLM's dtype and in theirs."""
+    if kv_cache.ndim == 5:
+        stored = kv_cache.unbind(1)
+    else:
+        stored = kv_cache.transpose(1, 2).split(head_size, dim=-1)
+    if quantized and kv_cache.dtype != _FP8:
+        return (*stored, *(part.view(_FP8) for part in stored))
+    return (*stored, *stored)
+
+
+def _writes() -> bool:
+    """Whether the backend writes the cache itself."""
+    return bool(HUB.settings["KERNELHUB_VLLM_WRITE_KV_CACHE"])
 
 
 def forget(layer: KernelhubImpl) -> None:
@@ -311,6 +336,34 @@ def facets_of(layer: KernelhubImpl, dtype: torch.dtype, kv_cache: Tensor) -> dic
     }
 
 
+def writes_of(names: list[str], layer: Any, dtype: torch.dtype, kv_cache: Tensor) -> Rows | None:
+    """The calls by which layers like one write their caches; None if vLLM writes them.
+
+    Args:
+        names: of the layers.
+        layer: one of them.
+        dtype: dtype of its keys and values.
+        kv_cache: its cache. The calls write to others with its strides.
+    """
+    impl = layer.impl
+    if not impl._writes:
+        return None
+    shape, stride, form = (_BLOCKS, *kv_cache.shape[1:]), kv_cache.stride(), kv_cache.dtype
+    scales = {"k_scale": layer._k_scale, "v_scale": layer._v_scale} if impl._quantized else {}
+
+    def arguments(tokens: int) -> dict[str, Any]:
+        cache = torch.empty_strided(shape, stride, dtype=form, device=kv_cache.device)
+        _, _, k_cache, v_cache = _parts_of(cache, impl.head_size, quantized=impl._quantized)
+        keys, values = torch.zeros(
+            tokens, 2, impl.num_kv_heads, impl.head_size, dtype=dtype, device=kv_cache.device
+        ).unbind(1)
+        slots = torch.arange(tokens, dtype=torch.int64, device=kv_cache.device)
+        slots[_BLOCKS * k_cache.shape[1] :] = -1
+        return {"k": keys, "v": values, "k_cache": k_cache, "v_cache": v_cache, "slot_mapping": slots, **scales}
+
+    return Rows(write_kv_cache, [f"{name}, writing its cache" for name in names], arguments)
+
+
 PARTS = Parts(
     KernelhubImpl,
     "paged_attention",
@@ -319,6 +372,7 @@ PARTS = Parts(
     facets_of,
     call,
     forget,
+    writes_of,
 )
 
 
@@ -442,4 +496,21 @@ def _selection(
         sinks=sinks,
         ragged=ragged,
         q_len=ANY if ragged else q_len,
+    )
+
+
+def _selection_of_writes(
+    dtype: torch.dtype, cache: torch.dtype, head_size: int, page_size: int, heads: int
+) -> Selection[Any]:
+    """kernelhub's selection for writing keys and values."""
+    quantized = cache in (_FP8, torch.uint8)
+    return explain(
+        write_kv_cache,
+        dtype=dtype,
+        kv_dtype=_FP8 if quantized else dtype,
+        kv_scale="tensor" if quantized else None,
+        num_kv_heads=heads,
+        head_dim_qk=head_size,
+        head_dim_vo=head_size,
+        page_size=page_size,
     )

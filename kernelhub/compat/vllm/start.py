@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.compat.start import EngineStart, Kind, Layers, Limits
+from kernelhub.compat.start import EngineStart, Kind, Layers, Limits, Rows
 from kernelhub.dispatch.kernel import GraphLevel
 from kernelhub.dispatch.selection import Selection
 from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, ONE
@@ -81,6 +81,8 @@ class Parts(NamedTuple):
         facets: function from a layer, the dtype of its queries and its cache to the facets of its problems.
         run: function that makes one call from a layer, a cache in vLLM's form, and the other arguments.
         forget: function that drops a layer's references to its last cache.
+        writes: function from layers' names, one of them, the dtype of its keys and its cache to the calls that write
+            the caches of these layers; None where vLLM's kernel does.
     """
 
     impl: type[Any]
@@ -90,6 +92,7 @@ class Parts(NamedTuple):
     facets: Callable[[Any, torch.dtype, Tensor], dict[str, Any]]
     run: Callable[[Any, Tensor, dict[str, Any]], None]
     forget: Callable[[Any], None]
+    writes: Callable[[list[str], Any, torch.dtype, Tensor], Rows | None] | None = None
 
 
 def follow(parts: Parts | None = None) -> None:
@@ -132,8 +135,17 @@ def limits_of(config: Any) -> Limits:
 
 def warm_up(config: Any, device: torch.device, parts: list[Parts]) -> None:
     """Warm up the layers of a worker's model that kernelhub runs."""
-    layers = [_layers(each, kind, *found) for each in parts for kind, found in kinds_of(config, each).items()]
-    kinds: list[Kind] = [*layers, *ENGINE.noted.take()]
+    found = [(each, kind, *of) for each in parts for kind, of in kinds_of(config, each).items()]
+    writes = [
+        each.writes(names, layers[0], config.model_config.dtype, cache_of(layers[0]))
+        for each, _, names, layers in found
+        if each.writes is not None
+    ]
+    kinds: list[Kind] = [
+        *(_layers(*of) for of in found),
+        *(each for each in writes if each is not None),
+        *ENGINE.noted.take(),
+    ]
     if kinds:
         ENGINE.warm_up(kinds, limits_of(config), device)
 
@@ -142,9 +154,7 @@ def kinds_of(config: Any, parts: Parts) -> dict[LayerKind, tuple[list[str], list
     """The kinds of kernelhub's layers of a model, with names and layers of each."""
     found: dict[LayerKind, tuple[list[str], list[Any]]] = {}
     for name, layer in config.compilation_config.static_forward_context.items():
-        impl, cache = getattr(layer, "impl", None), getattr(layer, "kv_cache", None)
-        while isinstance(cache, list | tuple) and cache:  # releases before 0.33: one for each virtual engine
-            cache = cache[0]
+        impl, cache = getattr(layer, "impl", None), cache_of(layer)
         if isinstance(impl, parts.impl) and isinstance(cache, Tensor) and cache.ndim > 2:
             facets = parts.facets(impl, config.model_config.dtype, cache)
             kind = LayerKind(tuple(sorted(facets.items())), tuple(cache.shape[1:]), cache.stride(), cache.dtype)
@@ -152,6 +162,14 @@ def kinds_of(config: Any, parts: Parts) -> dict[LayerKind, tuple[list[str], list
             names.append(name)
             layers.append(layer)
     return found
+
+
+def cache_of(layer: Any) -> Any:
+    """The cache of a layer; None if it has none."""
+    cache = getattr(layer, "kv_cache", None)
+    while isinstance(cache, list | tuple) and cache:  # releases before 0.33: one for each virtual engine
+        cache = cache[0]
+    return cache
 
 
 def _layers(parts: Parts, kind: LayerKind, names: list[str], layers: list[Any]) -> Layers:

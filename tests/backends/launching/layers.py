@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
 import struct
 import sys
 import tempfile
@@ -500,6 +501,52 @@ def latent(stub: Stub) -> None:
     kernelhub.configure()
 
 
+def writes(stub: Stub) -> None:
+    """Layers write their caches in turn, with their own tensors, rows of padding, and other slots in each step."""
+    on_stub(stub, [8] * 2)
+    runtime.recognise_in_c(runtime.native())
+    os.environ["KERNELHUB_VLLM_WRITE_KV_CACHE"] = "1"
+    HUB.reload()
+    kernelhub.configure(write_kv_cache="triton")
+    module = importlib.import_module("kernelhub.compat.vllm.attention")
+    with believed_on_gpu(kernelhub.write_kv_cache.op):
+        _writes(stub, Model(module, stub, []))
+        _writes(stub, Model(module, stub, [], kv_cache_dtype="fp8"))
+    del os.environ["KERNELHUB_VLLM_WRITE_KV_CACHE"]
+    HUB.reload()
+    kernelhub.configure()
+
+
+def _writes(stub: Stub, model: Model) -> None:
+    def run(layer: Any, rows: int, slots: torch.Tensor) -> bool:
+        wide = torch.zeros(rows, (HEADS + 2 * KV_HEADS) * WIDTH, dtype=torch.bfloat16)
+        _, k, v = wide.split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], 1)
+        k, v = k.view(rows, KV_HEADS, WIDTH), v.view(rows, KV_HEADS, WIDTH)
+        stub.take()
+        calls, counts = len(met), counted_calls()
+        layer.impl.do_kv_cache_update(layer, k, v, layer.cache, slots)
+        tensors = [k, v, slots, *layer.impl._parts_of(layer.cache)]
+        tensors += [layer._k_scale, layer._v_scale] if model.fp8 else []
+        assert {tensor.data_ptr() for tensor in tensors} <= pointers(stub), "written with another tensor"
+        assert counted_calls() == counts + 1
+        return len(met) == calls
+
+    op, new = kernelhub.write_kv_cache, torch.zeros(2, KV_HEADS, WIDTH, dtype=torch.bfloat16)
+    scales = (torch.ones(1), torch.ones(1)) if model.fp8 else ()
+    plan = op.prepare(new, new, *model.layers[0].impl._parts_of(model.cache())[2:], torch.arange(2), *scales)
+    with counted(type(plan.adapter)) as met:
+        op.op._forget()
+        for rows, tokens in ((2, 2), (8, 6), (3, 3)):
+            for _ in range(4):
+                for layer in model.layers:
+                    run(layer, rows, torch.arange(tokens))
+        for rows, tokens in ((2, 2), (3, 3), (8, 6), (2, 2)):
+            slots = torch.tensor([3, 9, -1, 4, 0, -1])[:tokens]
+            assert all(run(layer, rows, slots) for layer in model.layers)
+        with pytest.raises(InvalidArgument, match="slot_mapping"):
+            run(model.layers[0], 2, torch.zeros(2, dtype=torch.int32))
+
+
 def pointers(stub: Stub) -> set[int]:
     return {struct.unpack("<Q", value)[0] for one in stub.take() for value in one.parameters}
 
@@ -527,6 +574,7 @@ SCENARIOS = (
     leaks,
     loading,
     latent,
+    writes,
     graphs,
 )
 
