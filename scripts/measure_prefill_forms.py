@@ -11,6 +11,7 @@ case.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -36,46 +37,36 @@ from kernelhub.ops.models.shapes import ATTENTION, AttentionModel
 
 CALLS = 2  # in a graph
 Calls = dict[str, Callable[[], Any]]
-_MB = 1 << 20
-# Static arguments; whether tiles are handed out by counters; bytes of a section.
-FORMS: dict[str, tuple[dict[str, Any], bool, int]] = {
-    "pipelined": ({}, True, pipelined_adapter._IN_L2),
-    "pipelined, warpgroups in turns": ({"IN_TURNS": True}, True, pipelined_adapter._IN_L2),
-    "pipelined, every n-th tile": ({}, False, pipelined_adapter._IN_L2),
-    "pipelined, sections of 16 MB": ({}, True, 16 * _MB),
-    "pipelined, one section": ({}, True, 1 << 60),
-    "pipelined, 4 stages": ({"STAGES": 4}, True, pipelined_adapter._IN_L2),
-    "pipelined, one buffer of queries": ({"Q_STAGES": 1}, True, pipelined_adapter._IN_L2),
-    "pipelined, one buffer of queries, warpgroups in turns": (
-        {"Q_STAGES": 1, "IN_TURNS": True},
-        True,
-        pipelined_adapter._IN_L2,
-    ),
+# Static arguments; bytes of a section.
+FORMS: dict[str, tuple[dict[str, Any], int]] = {
+    "pipelined": ({}, pipelined_adapter._IN_L2),
+    "pipelined, warpgroups not in turns": ({"IN_TURNS": False}, pipelined_adapter._IN_L2),
+    "pipelined, two buffers of queries": ({"Q_STAGES": 2}, pipelined_adapter._IN_L2),
+    "pipelined, sections of 16 MB": ({}, 16 << 20),
 }
-_FEW = (
-    "pipelined",
-    "pipelined, warpgroups in turns",
-    "pipelined, one buffer of queries",
-    "pipelined, one buffer of queries, warpgroups in turns",
-)
-_WIDE = tuple(name for name in FORMS if "stages" not in name)  # for which shared memory has no more stages
+_WIDE = tuple(name for name in FORMS if "two" not in name)  # for which shared memory has no more room
 
 
 def arguments_of(model: AttentionModel, batch: int, tokens: int, page: int, ragged: bool) -> dict[str, Any]:
     drawn = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(0)}
     lengths = (tokens,) * batch
     if page:
-        made = paged_attention_inputs(model, seq_lens=lengths, q_lens=lengths, page_size=page, **drawn)
-        return made | {"causal": True}
+        return paged_attention_inputs(model, seq_lens=lengths, q_lens=lengths, page_size=page, **drawn)
     if ragged:
         return attention_inputs(model, q_lens=lengths, kv_lens=lengths, **drawn)
     return attention_inputs(model, batch=batch, q_tokens=tokens, **drawn)
 
 
 def calls_of(
-    model: AttentionModel, batch: int, tokens: int, page: int = 0, ragged: bool = False, forms: Any = _WIDE
+    model: AttentionModel,
+    batch: int,
+    tokens: int,
+    page: int = 0,
+    ragged: bool = False,
+    causal: bool = True,
+    forms: tuple[str, ...] = ("pipelined",),
 ) -> Calls:
-    arguments = arguments_of(model, batch, tokens, page, ragged)
+    arguments = arguments_of(model, batch, tokens, page, ragged) | {"causal": causal}
     op = kernelhub.paged_attention if page else kernelhub.attention
     problem = op.explain(**arguments, backend="gluon.prefill_pipelined").problem
     names = ("k_cache", "v_cache") if page else ("k", "v")
@@ -93,55 +84,74 @@ def calls_of(
     )
     out = torch.empty(*q.shape[:-1], model.head_dim_vo, dtype=q.dtype, device="cuda")
 
-    def launched(adapter: Prefill, counted: bool, in_l2: int) -> torch.Tensor:
+    def launched(adapter: Prefill, in_l2: int) -> torch.Tensor:
         with mock.patch.object(pipelined_adapter, "_IN_L2", in_l2):
-            if counted:
-                adapter.launch(q, k, v, step, values, out, None)
-            else:
-                with mock.patch.object(pipelined_adapter, "counters_of", return_value=None):
-                    adapter.launch(q, k, v, step, values, out, None)
+            adapter.launch(q, k, v, step, values, out, None)
         return out
 
     calls: Calls = {}
     for name in forms:
-        static, counted, in_l2 = FORMS[name]
+        static, in_l2 = FORMS[name]
         made = PipelinedPrefill(problem)
         made._static.update(static)
-        calls[name] = functools.partial(launched, made, counted, in_l2)
-    calls["gluon.prefill"] = functools.partial(launched, Prefill(problem), True, 0)
+        calls[name] = functools.partial(launched, made, in_l2)
+    calls["gluon.prefill"] = functools.partial(launched, Prefill(problem), 0)
     calls["triton.prefill"] = functools.partial(op, **arguments, backend="triton.prefill")
     if importlib.util.find_spec("flash_attn_interface") is not None:
         calls["flash_attn.fa3"] = functools.partial(op, **arguments, backend="flash_attn.fa3")
     if not page and not ragged and not {"window", "softcap", "sinks"} & arguments.keys():
         heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
         calls["torch.sdpa"] = lambda: scaled_dot_product_attention(
-            *heads_first, is_causal=True, enable_gqa=True
+            *heads_first, is_causal=causal, enable_gqa=True
         ).transpose(1, 2)
     return calls
 
 
 _LLAMA, _DEEPSEEK = ATTENTION["llama-3.1-8b"], ATTENTION["deepseek-v3.2 prefill"]
 _QWEN = AttentionModel("64 heads to 8 of 128", 64, 8, 128, 128)
+_64, _96 = AttentionModel("64 heads to 8 of 64", 64, 8, 64, 64), AttentionModel("32 heads of 96", 32, 32, 96, 96)
+
+
+def _window(tokens: int) -> AttentionModel:
+    return dataclasses.replace(_LLAMA, name=f"llama-3.1-8b, window of {tokens}", window=tokens - 1)
+
+
+def _case(
+    model: AttentionModel, batch: int, tokens: int, more: str = "", **options: Any
+) -> dict[str, Callable[[], Calls]]:
+    return {f"{more}{model.name}, {batch} x {tokens}": functools.partial(calls_of, model, batch, tokens, **options)}
+
+
 CASES: dict[str, Callable[[], Calls]] = {
-    "deepseek-v3.2 prefill, 2 x 4096": lambda: calls_of(_DEEPSEEK, 2, 4096),
-    "llama-3.1-8b, 4 x 4096": lambda: calls_of(_LLAMA, 4, 4096),
-    "llama-3.1-8b, 16 x 1024": lambda: calls_of(_LLAMA, 16, 1024),
-    "paged, 64 heads to 8 of 128, 2 x 4096": lambda: calls_of(_QWEN, 2, 4096, page=64),
-    "llama-3.1-8b, 1 x 16384": lambda: calls_of(_LLAMA, 1, 16384),
-    **{
-        f"deepseek-v3.2 prefill, {batch} x {tokens}": functools.partial(calls_of, _DEEPSEEK, batch, tokens)
-        for batch, tokens in ((1, 1024), (1, 2048), (1, 4096), (2, 8192))
-    },
-    **{
-        f"llama-3.1-8b, {16384 // tokens} x {tokens}": functools.partial(calls_of, _LLAMA, 16384 // tokens, tokens)
-        for tokens in (2048, 8192)
-    },
-    "gemma-2-9b, 2 x 4096": lambda: calls_of(ATTENTION["gemma-2-9b"], 2, 4096, forms=_FEW),
-    "gpt-oss-120b, 2 x 4096": lambda: calls_of(
-        ATTENTION["gpt-oss-120b"], 2, 4096, forms=(*_FEW, "pipelined, 4 stages")
-    ),
-    "ragged, deepseek-v3.2 prefill, 4 x 2048": lambda: calls_of(_DEEPSEEK, 4, 2048, ragged=True, forms=_FEW),
-    "paged, llama-3.1-8b, 4 x 4096, pages of 16": lambda: calls_of(_LLAMA, 4, 4096, page=16, forms=_FEW),
+    **_case(_DEEPSEEK, 2, 4096, forms=_WIDE),
+    **_case(_LLAMA, 4, 4096, forms=tuple(FORMS)),
+    **_case(_LLAMA, 16, 1024, forms=tuple(FORMS)),
+    **_case(_QWEN, 2, 4096, "paged, ", page=64, forms=tuple(FORMS)),
+    **_case(_LLAMA, 1, 16384),
+    **_case(_LLAMA, 2, 8192),
+    **_case(_LLAMA, 8, 2048),
+    **_case(_LLAMA, 1, 8192, "not causal, ", causal=False),
+    **_case(_LLAMA, 1, 512),
+    **_case(_LLAMA, 32, 256),
+    **_case(_LLAMA, 4, 2000, "ragged, ", ragged=True),
+    **_case(_QWEN, 4, 2000, "ragged, ", ragged=True),
+    **{name: call for each in (128, 1024, 4096) for name, call in _case(_window(each), 2, 8192).items()},
+    **{name: call for each in (128, 1024) for name, call in _case(_window(each), 2, 4096, "paged, ", page=64).items()},
+    **_case(_64, 2, 4096),
+    **_case(_64, 16, 1024),
+    **_case(_64, 2, 4096, "paged, ", page=64),
+    **_case(_96, 4, 4096),
+    **_case(_96, 16, 1024),
+    **_case(_96, 2, 4096, "paged, ", page=16),
+    **_case(_DEEPSEEK, 1, 1024),
+    **_case(_DEEPSEEK, 1, 4096),
+    **_case(_DEEPSEEK, 2, 8192),
+    **_case(_DEEPSEEK, 4, 2048, "ragged, ", ragged=True),
+    **_case(ATTENTION["gemma-2-9b"], 2, 4096),
+    **_case(ATTENTION["gpt-oss-120b"], 2, 4096),
+    **_case(_LLAMA, 4, 4096, "pages of 16, ", page=16),
+    **_case(_LLAMA, 4, 4096, "pages of 256, ", page=256),
+    **_case(_LLAMA, 16, 512, "pages of 16, ", page=16),
 }
 
 

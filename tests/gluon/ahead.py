@@ -3,7 +3,8 @@
     python -m tests.gluon.ahead [--family NAME] [--case NAME] [--first]
 
 Prints one JSON object per launch: what spills, whether ptxas serialised matrix products (warnings C7510 to C7518, which
-nothing else shows and which cost several times the speed), shared memory, and counts of instructions in PTX and SASS.
+nothing else shows and which cost several times the speed), shared memory, counts of instructions in PTX and SASS, and
+registers that machine code reads unwritten.
 It must run in a process without TRITON_INTERPRET, which is why the test starts it as one.
 """
 
@@ -25,6 +26,7 @@ import triton
 from kernelhub.probes.device import simulated
 from tests.backends.triton_ahead import compiling_for
 from tests.gluon import cases
+from tests.gluon.registers import unwritten
 
 CASES = {
     family.name: importlib.import_module(f"{cases.__name__}.{family.name}").CASES
@@ -58,6 +60,7 @@ def report(kernel: Any) -> dict[str, Any]:
         **{name: len(re.findall(pattern, ptx)) for name, pattern in _PTX.items()},
         "idle_barriers": idle_barriers(kernel.asm["ttgir"]),
         "listed": bool(listing),
+        "unwritten": unwritten(listing),
         "loops": loops(listing),
     }
 

@@ -26,7 +26,7 @@ class PipelinedPrefill(Prefill):
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)
         kept = {name: value for name, value in self._static.items() if name not in _OF_FLOAT8}
-        self._static = {**kept, "IN_TURNS": False}
+        self._static = {**kept, "Q_STAGES": 1, "IN_TURNS": True}
 
     def scales(self, k_scale: Tensor | None, v_scale: Tensor | None, nothing: Tensor) -> tuple[Tensor, ...]:
         return ()
