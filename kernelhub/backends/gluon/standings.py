@@ -10,6 +10,7 @@ _RAN = {
     "gluon_h200.json": "NVIDIA H200, 2026-11-26, torch 2.11.0+cu130, Triton 3.6.0",
     "gluon_mla_h200.json": "NVIDIA H200, 2026-11-27, torch 2.11.0+cu130, Triton 3.6.0",
     "gluon_more_h200.json": "NVIDIA H200, 2026-11-27, torch 2.11.0+cu130, Triton 3.6.0",
+    "gluon_tests_h100.json": "NVIDIA H100 80GB HBM3, 2026-11-28, torch 2.11.0+cu130, Triton 3.6.0",
     "gluon_tests_h200.json": "NVIDIA H200, 2026-11-27, torch 2.11.0+cu130, Triton 3.6.0",
 }
 

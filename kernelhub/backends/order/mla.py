@@ -30,12 +30,21 @@ _HOPPER_DECODE = (
     "gluon.decode",
     "gluon.decode_fp8",
     "gluon.decode_listed",
+    "gluon.decode_listed_fp8",
     "triton.split_kv",
     "flash_mla.sparse_padded",
     "triton.split_kv_fixed",
     *_FLASHINFER,
     *_NOT_RUN,
     "torch.gathered",
+)
+# Of 16 heads gluon.decode_listed_fp8 leaves most of a tile empty.
+_BEFORE_LISTED_FP8 = (
+    "flash_mla.dense",
+    "flash_mla.sparse",
+    "gluon.decode_fp8",
+    "gluon.decode_listed",
+    "triton.split_kv",
 )
 
 MLA_ATTENTION = (
@@ -86,6 +95,9 @@ MLA_ATTENTION = (
     # On an H200 in graphs (gluon_more_h200.json), gluon.decode_listed and split_kv, lists of 2048: 128 heads, 1, 8,
     # 32 and 128 queries 0.019, 0.026, 0.062 and 0.187 ms, and 0.026, 0.043, 0.133 and 0.437; 64 heads 0.019, 0.021,
     # 0.047 and 0.117, and 0.026, 0.031, 0.077 and 0.226; 16 heads, 1 and 8 0.018 and 0.019, and 0.020 and 0.021.
+    # Lists of 2048 in e4m3 (gluon_experts_h200.json), gluon.decode_listed_fp8 and split_kv: 128 heads, 1, 8, 32 and 128
+    # queries 0.025, 0.036, 0.088 and 0.271 ms, and 0.029, 0.057, 0.171 and 0.587; 64 heads, 32 0.063 and 0.101; 16
+    # heads, 8, 32 and 128 0.025, 0.051 and 0.132, and 0.019, 0.044 and 0.141.
     # A float8 cache larger than L2, on an H200 in graphs (gluon_mla_h200.json), gluon.decode_fp8 and split_kv: 128
     # heads, 32 x 8192 0.201 and 0.401 ms, 128 x 2048 0.228 and 0.400, 8 x 8192 0.068 and 0.116, 32 x 1024 0.051 and
     # 0.074, 1 x 8192 0.031 and 0.038, 1 x 1024 0.023 and 0.023, 4 x 1024 0.027 and 0.024; 16 heads, 32 x 8192 0.076
@@ -101,7 +113,7 @@ MLA_ATTENTION = (
     Line(
         "hopper",
         "narrow_decode",
-        first(("gluon.decode",), _HOPPER_DECODE),
+        first(("gluon.decode", *_BEFORE_LISTED_FP8), _HOPPER_DECODE),
         "measured on an H200, 16 heads, 2026-11-27 (benchmarks/results/mla_with_flash_mla_h200.json)",
     ),
     # 2048 queries with 2048 listed tokens each: 128 heads 6.31 and 1.97 ms, 64 3.18 and 0.99, 16 padded 2.18 and 1.11.

@@ -6,7 +6,6 @@ from kernelhub.backends.gluon.requirements import MACHINE
 from kernelhub.backends.gluon.standings import standings
 from kernelhub.dispatch.constraint import OneOf, SameValue, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import untested
 from kernelhub.ops.attention.problem import ANY, FEW, FP8, MANY, ONE
 from kernelhub.ops.mla.attention.problem import KV_SCALES
 
@@ -80,7 +79,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=(untested("hopper"),),
+        standings=standings(24, "gluon_tests_h100.json"),
     ),
     Kernel(
         op="mla_attention",
