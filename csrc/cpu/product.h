@@ -40,15 +40,23 @@ struct Scale {
     }
 };
 
-// Of a product of scales: whether it is a number of float32 that lost no bits. Else a sum is multiplied by the larger and
-// then by the smaller, which loses none that the result has: 2^127 x 2^127 x 0 is 0.
+// Of a product of scales: whether it is a number of float32 that lost no bits.
 inline bool is_normal(float product) {
     const float size = std::fabs(product);
     return size >= FLT_MIN && size <= FLT_MAX;
 }
 
-inline float larger_of(float s, float t) { return std::fabs(s) > std::fabs(t) ? s : t; }
-inline float smaller_of(float s, float t) { return std::fabs(s) > std::fabs(t) ? t : s; }
+// A sum times two scales whose product is no such number: first the larger and then the smaller, which loses no bits that
+// the result has. 2^127 x 2^127 x 0 is 0, and what is times 0 is not made infinite before.
+struct InTurn {
+    float first, second;
+
+    InTurn(float s, float t) {
+        const bool in_order = std::fabs(s) > std::fabs(t);
+        first = in_order ? s : t, second = in_order ? t : s;
+        if (second == 0.0f) first = 1.0f, second = s * t;  // NaN with a scale that is none, or infinite
+    }
+};
 
 enum Codes : int64_t { E4M3, MXFP4, NVFP4 };
 
@@ -230,8 +238,9 @@ void few_rows(const Call &c, const Element *a, int64_t begin, int64_t end) {
                     if (is_normal(both)) {
                         total[i][j] = _mm512_fmadd_ps(sum[i][j], _mm512_set1_ps(both), total[i][j]);
                     } else {
-                        const __m512 scaled = _mm512_mul_ps(sum[i][j], _mm512_set1_ps(larger_of(scale, other)));
-                        total[i][j] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(smaller_of(scale, other)), total[i][j]);
+                        const InTurn factors(scale, other);
+                        const __m512 scaled = _mm512_mul_ps(sum[i][j], _mm512_set1_ps(factors.first));
+                        total[i][j] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(factors.second), total[i][j]);
                     }
                 }
             }
@@ -446,15 +455,17 @@ void find_factors(const Call &c, int64_t first, int64_t g, int64_t count, Factor
     for (int64_t i = 0; i < count; i++) factors[i].find_bounds();
 }
 
-// sums[16] += sum * a_scale * factors
+// sums[16] += sum * a_scale * factors, as InTurn has it
 inline void add_any(__m512 sum, float a_scale, const float *factors, float *sums) {
     const __m512 other = _mm512_set1_ps(a_scale), scale = _mm512_load_ps(factors);
     __m512 factor = _mm512_mul_ps(other, scale);
-    const __mmask16 normal = are_normal(factor);
+    const __m512 zero = _mm512_setzero_ps();
+    const __mmask16 at_once =
+        are_normal(factor) | _mm512_cmp_ps_mask(other, zero, _CMP_EQ_OQ) | _mm512_cmp_ps_mask(scale, zero, _CMP_EQ_OQ);
     const __mmask16 in_order = _mm512_cmp_ps_mask(_mm512_abs_ps(scale), _mm512_abs_ps(other), _CMP_GT_OQ);
     const __m512 larger = _mm512_mask_mov_ps(other, in_order, scale);
-    sum = _mm512_mask_mul_ps(sum, static_cast<__mmask16>(~normal), sum, larger);
-    factor = _mm512_mask_mov_ps(_mm512_mask_mov_ps(scale, in_order, other), normal, factor);
+    sum = _mm512_mask_mul_ps(sum, static_cast<__mmask16>(~at_once), sum, larger);
+    factor = _mm512_mask_mov_ps(_mm512_mask_mov_ps(scale, in_order, other), at_once, factor);
     _mm512_store_ps(sums, _mm512_fmadd_ps(sum, factor, _mm512_load_ps(sums)));
 }
 
@@ -929,8 +940,12 @@ void some_rows(const Call &c, const float *a, int64_t i, int64_t first, int64_t 
             for (int j = 0; j < TALL; j++) {
                 const int64_t n = first + j < c.n ? first + j : c.n - 1;
                 const float scale = c.b_scale.at(n / c.row_block, g), other = c.a_scale.at(i + r, g), both = scale * other;
-                if (is_normal(both)) totals[(i + r) * TALL + j] += sum[r][j] * both;
-                else totals[(i + r) * TALL + j] += sum[r][j] * larger_of(scale, other) * smaller_of(scale, other);
+                if (is_normal(both)) {
+                    totals[(i + r) * TALL + j] += sum[r][j] * both;
+                } else {
+                    const InTurn factors(scale, other);
+                    totals[(i + r) * TALL + j] += sum[r][j] * factors.first * factors.second;
+                }
             }
     }
 }

@@ -118,3 +118,43 @@ def test_global_scales_of_fp4_gemm(powers: tuple[float, float], kernel: str) -> 
     want = kernelhub.fp4_gemm.reference(**arguments, dtype=torch.float64)
     result = kernelhub.fp4_gemm(**arguments, out_dtype=torch.float32, backend=kernel)
     assert torch.equal(result, want.float())  # powers of two of sums of few bits: exact
+
+
+def beside_zero(kernel: str, rows: int, shape: tuple[int, ...], other: tuple[int, ...], at: int) -> dict[str, Tensor]:
+    """Codes up to 448, whose sums times 2^127 are beyond float32, and on one side scales of 0 and next to it."""
+    a, b = (to_e4m3(codes(size, seed).float().sign() * 448.0) for seed, size in ((1, M), (2, N)))
+    # Kernels that multiply operands by such scales first lose what is below 2^-126 where a machine's products do.
+    least = [2.0**-149, -(2.0**-130)] if kernel.startswith("cpp") else [2.0**-127, -(2.0**-126)]
+    tiny = torch.tensor([0.0, -0.0, *least, 2.0**-126])
+    of_a, of_b = (torch.full(one, 2.0**127) for one in (shape, other))
+    (of_a, of_b)[at].flatten()[:] = tiny.repeat(N)[: (of_a, of_b)[at].numel()]
+    return {"a": a[:rows], "b": b, "a_scale": of_a, "b_scale": of_b}
+
+
+@pytest.mark.parametrize("kernel", ["torch.dequantized", "triton.fp8_gemm", "cpp.fp8_gemm"])
+@pytest.mark.parametrize("rows", [1, 3, M])
+@pytest.mark.parametrize("scales", ["blocks", "rows", "tensor"])
+def test_what_is_times_zero_is_zero(scales: str, rows: int, kernel: str) -> None:
+    if kernel == "cpp.fp8_gemm" and DEVICE != "cpu":
+        pytest.skip("cpp.fp8_gemm runs on a CPU: nine cases")
+    shapes = {"blocks": ((rows, 2), (2, 2)), "rows": ((rows, 1), (N, 1)), "tensor": ((1,), (1,))}[scales]
+    for at in range(2):
+        arguments = {name: value.to(DEVICE) for name, value in beside_zero(kernel, rows, *shapes, at).items()}
+        want = kernelhub.fp8_gemm.reference(**arguments, dtype=torch.float64)
+        made = kernelhub.fp8_gemm(**arguments, backend=kernel, out_dtype=torch.float32)
+        torch.testing.assert_close(made.double(), want, rtol=2.0**-9, atol=2.0**-120)
+        assert bool((made == 0).any())
+
+
+@pytest.mark.parametrize("kernel", ["torch.dequantized", "triton.bmm_fp8", "cpp.bmm_fp8"])
+def test_what_is_times_zero_is_zero_in_a_batch(kernel: str) -> None:
+    if kernel == "cpp.bmm_fp8" and DEVICE != "cpu":
+        pytest.skip("cpp.bmm_fp8 runs on a CPU: one case")
+    for at, rows in ((0, 1), (1, 1), (0, M), (1, M)):
+        one = beside_zero(kernel, rows, (5,), (5,), at)
+        stacked = {name: one[name].unsqueeze(0).repeat(5, 1, 1) for name in "ab"}
+        arguments = {name: value.to(DEVICE) for name, value in (one | stacked).items()}
+        want = kernelhub.bmm_fp8.reference(**arguments, dtype=torch.float64)
+        made = kernelhub.bmm_fp8(**arguments, backend=kernel, out_dtype=torch.float32)
+        torch.testing.assert_close(made.double(), want, rtol=2.0**-9, atol=2.0**-120)
+        assert not bool(made[:2].any())
