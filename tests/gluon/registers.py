@@ -85,7 +85,7 @@ def _registers(name: str, operands: str) -> tuple[int, int]:
             if kind == "gdesc":  # descriptors of both operands, the first of which may be in other registers
                 whole = at < 2
                 first, count = (first, 4) if whole else (first + 2, 2)
-            elif kind == "desc" or wide or (plain and (pairs or (not writes and ".WIDE" in name))):
+            elif kind == "desc" or wide or (plain and (pairs or (writing and not writes and ".WIDE" in name))):
                 count = 2
             mask = ((1 << count) - 1 << first) & _ALL
             if writing and not writes and not in_brackets and at < 2:

@@ -24,7 +24,7 @@ from tests.gluon.emulate import EmulationError, run
 from tests.gluon.emulated import Emulated, emulated, on_the_cpu
 from tests.gluon.planted import planted
 
-KERNEL = "emulated.prefill_pipelined"
+KERNEL = "emulated.prefill_pipelined_any"
 OF_64 = AttentionModel("two heads of a group", 2, 1, 64, 64)
 OF_192 = AttentionModel("keys of 192", 2, 2, 192, 128)
 

@@ -41,15 +41,20 @@ class TestPagedPrefillAny(PagedContract):
 
 class TestPipelinedPrefill(DenseContract):
     kernel = "gluon.prefill_pipelined"
+    model = WIDE
 
 
 class TestPagedPipelinedPrefill(PagedContract):
     kernel = "gluon.prefill_pipelined"
-
-
-class TestPipelinedPrefillOfWideHeads(DenseContract):
-    kernel = "gluon.prefill_pipelined"
     model = WIDE
+
+
+class TestPipelinedPrefillAny(DenseContract):
+    kernel = "gluon.prefill_pipelined_any"
+
+
+class TestPagedPipelinedPrefillAny(PagedContract):
+    kernel = "gluon.prefill_pipelined_any"
 
 
 class TestDecode(MlaContract):

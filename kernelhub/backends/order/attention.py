@@ -19,7 +19,14 @@ _LAST = (
 )
 _FA3 = ("flash_attn.fa3", "flash_attn.vllm_fa3")
 # Tiles of 128 queries, so few queries leave most of one empty.
-_GLUON = ("gluon.prefill", "gluon.prefill_fp8", "gluon.prefill_any", "gluon.prefill_fp8_any")
+_GLUON = (
+    "gluon.prefill_pipelined",
+    "gluon.prefill",
+    "gluon.prefill_fp8",
+    "gluon.prefill_pipelined_any",
+    "gluon.prefill_any",
+    "gluon.prefill_fp8_any",
+)
 _VARLEN = "torch.varlen_attn"  # FlashAttention-2: on an H200 1.4 to 1.6 times the time of triton.prefill
 _FLASHINFER = ("flashinfer.fa3_ragged", "flashinfer.fa2_ragged")
 # torch takes 0.64 to 0.71 of the time of triton.prefill. flashinfer.fa2_ragged takes 1.08 to 1.22 of it.
@@ -28,12 +35,14 @@ _PREFILL = ("torch.sdpa", "triton.prefill", *_FLASHINFER, _VARLEN, *_LAST, "torc
 _PREFILLS = ("prefill", "long_prefill")
 _HOPPER = (
     *_FA3,
+    "gluon.prefill_pipelined",
     "torch.sdpa",
     "flashinfer.fa3_ragged",
     "cudnn.sdpa",
     "gluon.prefill",
     "gluon.prefill_fp8",
     "triton.prefill",
+    "gluon.prefill_pipelined_any",
     "gluon.prefill_any",
     "gluon.prefill_fp8_any",
     "flashinfer.fa2_ragged",
@@ -166,6 +175,14 @@ ATTENTION = (
     # On an H200 over e4m3 (gluon_tiles_h200.json), gluon.prefill_fp8 and triton.prefill, Llama 3.1 8B: 1 x 16384 3.90
     # and 7.49 ms, 4 x 4096 1.09 and 2.01, ragged, 8000 tokens of 4 sequences 0.476 and 0.764; 32 heads of 96, 4 x 4096
     # 1.05 and 1.92. gluon.prefill_fp8_any and triton.prefill: gpt-oss with its window, 2 x 4096 0.171 and 0.146.
+    # In one run on an H100 (prefill_forms_h100.json), gluon.prefill_pipelined, flash_attn.fa3, torch.sdpa,
+    # gluon.prefill and triton.prefill: 16 x 1024 0.313, 0.281, 0.324, 0.352 and 0.501 ms, 8 x 2048 0.515, 0.474, 0.580,
+    # 0.548 and 0.836, 1 x 512 0.0123, 0.0135, 0.0131, 0.0141 and 0.0145, ragged 4 x 2000 0.247, 0.289, -, 0.306 and
+    # 0.384; heads of 96, 16 x 1024 0.290, 0.277, 0.316, 0.446 and 0.496; keys of 192, 1 x 1024 0.101, -, 0.111, 0.174
+    # and 0.154, 2 x 8192 7.84, -, 9.31, 14.5 and 14.0; windows of 128, 1024 and 4096, 2 x 8192 0.183, 0.499 and 1.37
+    # and Triton 0.339, 0.830 and 2.25. torch is ahead with 32 x 256, 0.074 and 0.068, and 16 x 1024 of heads of 64,
+    # 0.432 and 0.406. gluon.prefill_pipelined_any and triton.prefill: gpt-oss with its window, 2 x 4096 0.159 and
+    # 0.125.
     Line("hopper", "prefill", _HOPPER, _H200),
     # FlashAttention-3 takes 0.80 of the time of torch (attention_with_fa3_h200.json), gluon.prefill 0.89 to 0.93.
     # In one run (attention_with_vllm_fa3_h200.json) vLLM's build of it, gluon.prefill and torch.sdpa take 0.996, 0.904
@@ -175,10 +192,10 @@ ATTENTION = (
     Line(
         "hopper",
         "long_prefill",
-        first(("flash_attn.fa3", "gluon.prefill", "flash_attn.vllm_fa3"), _HOPPER),
-        "measured on an H200, Llama 3.1 8B, gluon.prefill and torch.sdpa, 4 x 4096, 2 x 8192 and 1 x 16384 tokens: "
-        "0.913 and 0.986 ms, 1.73 and 1.88, 3.30 and 3.70; 16 x 1024 and 8 x 2048: 0.323 and 0.297, 0.518 and 0.521 "
-        "(benchmarks/results/attention_with_gluon_h200.json)",
+        first(("flash_attn.fa3", "gluon.prefill_pipelined", "gluon.prefill", "flash_attn.vllm_fa3"), _HOPPER),
+        "measured on an H100, Llama 3.1 8B, gluon.prefill_pipelined, flash_attn.fa3 and torch.sdpa, 4 x 4096, 2 x 8192 "
+        "and 1 x 16384 tokens: 0.940, 0.852 and 1.07 ms, 1.70, 1.58 and 1.99, 3.29, 3.03 and 3.78; 2026-11-28 "
+        "(benchmarks/results/prefill_forms_h100.json)",
     ),
 )
 

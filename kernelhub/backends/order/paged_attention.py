@@ -37,7 +37,9 @@ _DECODE = (
     *_FLASHINFER_DECODE,
     "triton.prefill",
     "triton.mixed",
-    "gluon.prefill",  # tiles of 128 queries, so few queries leave most of one empty
+    "gluon.prefill_pipelined",  # tiles of 128 queries, so few queries leave most of one empty
+    "gluon.prefill",
+    "gluon.prefill_pipelined_any",
     "gluon.prefill_any",
     "gluon.prefill_fp8_any",
     "gluon.prefill_fp8",
@@ -188,10 +190,16 @@ PAGED_ATTENTION = (
     # On an H200 over e4m3 (gluon_tiles_h200.json), gluon.prefill_fp8_any and triton.prefill: 2 x 4096 of gpt-oss with
     # its window 0.180 and 0.151 ms, 16 x 1024 in pages of 16 0.369 and 0.300; with heads of 96 0.560 and 1.19, in pages
     # of 16 0.581 and 1.20; 2 x 8192 with a window of 1024 and heads of 128 0.618 and 1.29.
+    # In one run on an H100 (prefill_forms_h100.json), gluon.prefill_pipelined, flash_attn.fa3, gluon.prefill and
+    # triton.prefill: pages of 64, 64 heads to 8, 2 x 4096 0.950, 1.07, 1.01 and 2.19 ms; 32 heads to 8, windows of 128
+    # and 1024 0.100, 0.131, 0.127 and 0.193, 0.248, 0.281, 0.273 and 0.551; heads of 64 0.643, 0.648, 0.680 and 0.842;
+    # pages of 16, 4 x 4096 1.00, 0.980, 1.13 and 2.04, 16 x 512 0.130, 0.130, 0.141 and 0.216; heads of 96, 2 x 4096
+    # 0.493, 0.463, 0.557 and 0.991; pages of 256, 4 x 4096 0.865, 1.01, 0.966 and 2.18.
     Line(
         "hopper",
         "prefill",
         (
+            "gluon.prefill_pipelined",
             *_FA3,
             "flashinfer.fa3_prefill",
             "gluon.prefill",
@@ -199,6 +207,7 @@ PAGED_ATTENTION = (
             "flashinfer.fa2_prefill",
             "triton.prefill",
             "triton.mixed",
+            "gluon.prefill_pipelined_any",
             "gluon.prefill_any",
             "gluon.prefill_fp8_any",
             *_SINKS,
@@ -219,7 +228,9 @@ PAGED_ATTENTION = (
             "triton.mixed",
             "flashinfer.fa2_prefill",
             "triton.prefill",
+            "gluon.prefill_pipelined",
             "gluon.prefill",
+            "gluon.prefill_pipelined_any",
             "gluon.prefill_any",
             "gluon.prefill_fp8_any",
             "gluon.prefill_fp8",
