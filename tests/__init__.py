@@ -1,6 +1,6 @@
 """Tests, with one thread per worker: numpy reads this when it is imported, and its threads spin while they wait.
 
-TESTS_GPUS=N gives each worker of a parallel run one of the first N GPUs, in turn; CUDA reads it when it starts.
+TESTS_GPUS=N gives each worker of a parallel run one of the first N visible GPUs, in turn; CUDA reads it when it starts.
 """
 
 import os
@@ -9,4 +9,6 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 _worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
 if _worker and "TESTS_GPUS" in os.environ:
-    os.environ["CUDA_VISIBLE_DEVICES"] = str(int(_worker) % int(os.environ["TESTS_GPUS"]))
+    _count = int(os.environ["TESTS_GPUS"])
+    _visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(_count)))
+    os.environ["CUDA_VISIBLE_DEVICES"] = _visible.split(",")[int(_worker) % _count]
