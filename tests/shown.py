@@ -16,8 +16,10 @@ import torch
 
 HAS_GPU = torch.cuda.is_available()
 
-# Where kernels are interpreted, 100 times slower than they run: of a kernel's contract, its cases alone.
+# Where kernels are interpreted, 100 times slower than they run: of a kernel's contract, its cases alone. So it is where
+# kernels are emulated.
 INTERPRETED = "tests/backends/test_triton.py::"
+EMULATED = "tests/gluon/"
 
 # Of the cases that show no new pair of features, the full tier has one of so many: of kernels that run here as they do
 # for users, and of those that are interpreted or whose library a stand-in computes for.
@@ -25,7 +27,7 @@ REAL = {"tests/backends/test_cpp": 3, "tests/backends/test_torch": 8} | ({INTERP
 OF_REPEATED = 24
 
 # Where cases are those of kernels, and what a case names its kernel by: each kernel shows every feature.
-OF_KERNELS = ("tests/backends/", "tests/contract/")
+OF_KERNELS = ("tests/backends/", "tests/contract/", "tests/gluon/")
 SUBJECTS = ("backend", "kernel", "op", "target")
 
 
@@ -39,6 +41,12 @@ def has_a_case(item: pytest.Function) -> bool:
     """Its parameter is a case of a kernel's contract."""
     params = getattr(getattr(item, "callspec", None), "params", {})
     return item.nodeid.startswith(OF_KERNELS) and "case" in params
+
+
+def is_another_statement(item: pytest.Function) -> bool:
+    """It is a statement of the contract of an interpreted kernel, and none of its cases."""
+    of_a_contract = item.nodeid.startswith(EMULATED) and hasattr(getattr(item, "cls", None), "accepted_cases")
+    return (item.nodeid.startswith(INTERPRETED) or of_a_contract) and "case" not in item.fixturenames
 
 
 def enough_cases(items: Iterable[pytest.Function]) -> set[str]:

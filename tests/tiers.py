@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.shares import ONE_OF, ONE_OF_FULL, SWEPT, Shares
-from tests.shown import INTERPRETED, enough_cases, has_a_case, of_the_largest_tensor, repeated, shows_something_new
+from tests.shown import (
+    enough_cases,
+    has_a_case,
+    is_another_statement,
+    of_the_largest_tensor,
+    repeated,
+    shows_something_new,
+)
 
 DEFAULT = "not full and not ahead and not sweep"
 BOTH = "not ahead and not sweep"
@@ -227,7 +234,7 @@ def mark_full(items: list[pytest.Function]) -> None:
         if (
             _is_in(FULL, item.nodeid)
             or item.originalname in SWEEPS
-            or (item.nodeid.startswith(INTERPRETED) and "case" not in item.fixturenames)
+            or is_another_statement(item)
             or not STARTS.isdisjoint(item.fixturenames)
             or item.get_closest_marker("gpu")
             or (item.nodeid not in enough if has_a_case(item) else not shows_something_new(item, shown))

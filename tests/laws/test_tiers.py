@@ -86,6 +86,18 @@ def test_parameters_that_are_no_cases_count_where_they_are_new() -> None:
     assert tiers_of(items) == ["default", "full", "default"]
 
 
+def test_of_a_contract_of_an_emulated_kernel_the_default_tier_has_few_cases_alone() -> None:
+    cases = [item(Case(label, {"tokens": 5}, features)) for label, features in (("a", ("lse",)), ("b", ("lse",)))]
+    others = [item(Case(label, {})) for label in ("a statement", "a statement of no contract")]
+    for test in (*cases, *others):
+        test.nodeid = test.nodeid.replace("tests/backends/test_x.py::", "tests/gluon/test_x.py::TestX::")
+        test.fixturenames = ("case",)
+    for test in others:
+        test.fixturenames, test.callspec = (), SimpleNamespace(params={})
+    others[0].cls = SimpleNamespace(accepted_cases=list)
+    assert tiers_of([*cases, *others]) == ["default", "full", "full", "default"]
+
+
 def of(name: str, labels: str) -> list[Any]:
     """Tests of a function that is no kernel's."""
     found = [item(Case(label, {})) for label in labels.split()]
