@@ -43,7 +43,7 @@ def check_slots(op: str, cache: str, slot_mapping: Tensor, slots: int) -> None:
         token = int(given.argmax())
         refuse(op, "slot_mapping", f"is {int(given[token])} for token {token}", f"{cache} has {slots} slots")
     written = given if least >= 0 else given[given >= 0]
-    if not _are_distinct(written, max(least, 0), most):
+    if most >= 0 and not _are_distinct(written, max(least, 0), most):
         values, counts = written.unique(return_counts=True)
         slot = int(values[counts > 1][0])
         first, second, *_ = (given == slot).nonzero().flatten().tolist()

@@ -87,3 +87,11 @@ def test_a_slot_of_two_tokens_is_found(apart: int, tokens: int, skipped: int) ->
     slots[tokens - 1] = tokens * (apart + 5)
     with pytest.raises(InvalidArgument, match=f"for token {tokens - 1}; kv_cache has"):
         kernelhub.write_mla_cache(**arguments, slot_mapping=slots)
+
+
+@pytest.mark.parametrize("tokens", [3, 64, 65, 300])
+def test_tokens_may_all_be_without_a_slot(tokens: int) -> None:
+    cache = torch.ones(2, 4, 3)
+    arguments = {"kv_c": z(tokens, 2), "k_rope": z(tokens, 1), "kv_cache": cache}
+    kernelhub.write_mla_cache(**arguments, slot_mapping=torch.full((tokens,), -1))
+    assert bool((cache == 1).all())
