@@ -11,7 +11,7 @@ import torch
 from tests.fuzz.bases import draw
 from tests.fuzz.kinds import varied
 from tests.fuzz.operands import described
-from tests.fuzz.outcome import FAILED, SKIPPED, Outcome, outcome_of
+from tests.fuzz.outcome import BROKEN, FAILED, SKIPPED, LostDevice, Outcome, lost, outcome_of
 
 _TRIES = 8
 # Elements of all operands together, so that Triton's interpreter takes well under a second.
@@ -72,4 +72,21 @@ def run_case(case: CaseId, device: torch.device, show: bool = False) -> Found:
     return Found(Outcome(SKIPPED, "no call to vary was found"), "", 0.0)
 
 
-__all__ = ["FAILED", "CaseId", "Found", "run_case"]
+def judged(case: CaseId, device: torch.device) -> Found:
+    """Run one case here; what ends in an error of the fuzzer itself, or of a reference, is broken.
+
+    Raises:
+        LostDevice: nothing can be run after it.
+    """
+    try:
+        return run_case(case, device)
+    except LostDevice:
+        raise
+    except Exception as error:
+        if lost(error):
+            raise LostDevice(str(error)) from error
+        text = f"the fuzzer could not judge it: {type(error).__name__}: {str(error)[:200]}"
+        return Found(Outcome(BROKEN, text, error), "", 0.0)
+
+
+__all__ = ["FAILED", "CaseId", "Found", "judged", "run_case"]

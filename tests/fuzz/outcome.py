@@ -23,7 +23,7 @@ from tests.fuzz.bases import DEFAULT
 from tests.fuzz.memory import Placed
 from tests.fuzz.operands import Arguments, parameter_of, tensors_of
 
-PASSED, REFUSED, FAILED, SKIPPED = "passed", "refused", "failed", "skipped"
+PASSED, REFUSED, FAILED, SKIPPED, BROKEN = "passed", "refused", "failed", "skipped", "broken"
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Outcome:
     """What became of it.
 
     Attributes:
-        kind: `PASSED`, `REFUSED`, `FAILED` or `SKIPPED`.
+        kind: `PASSED`, `REFUSED`, `FAILED`, `SKIPPED`, or `BROKEN`: it could not be judged.
         text: what is wrong, on one line.
         error: what was raised.
     """

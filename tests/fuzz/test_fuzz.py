@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from kernelhub.dispatch.hub import HUB
-from tests.fuzz.case import CaseId, run_case
+from tests.fuzz.case import CaseId, Found, judged
 from tests.fuzz.kernels import kernels_here, ops
 from tests.fuzz.kinds import NAMES
 from tests.fuzz.open import is_open
+from tests.fuzz.outcome import PASSED, REFUSED, SKIPPED, Outcome
 from tests.fuzz.run import Result, _followed
 
 ROUNDS = 1  # through all kinds; kernels take turns
@@ -31,13 +32,34 @@ def cases_of(op: str) -> list[CaseId]:
 
 @pytest.mark.parametrize("op", ops())
 def test_varied_calls_are_right_or_refused_by_name(op: str) -> None:
-    failed = []
-    for case in cases_of(op):
-        outcome = run_case(case, torch.device("cpu")).outcome
-        if outcome.kind == "failed":
-            failed.append(f"{outcome.text}\n    {case.command}")
+    wrong = neither_right_nor_refused(cases_of(op))
     HUB.restore()
-    assert not failed, "\n".join(failed)
+    assert not wrong, "\n".join(wrong)
+
+
+def neither_right_nor_refused(cases: list[CaseId]) -> list[str]:
+    """What is wrong with each case that is, or why it cannot be judged, with its command."""
+    outcomes = [(case, judged(case, torch.device("cpu")).outcome) for case in cases]
+    right = (PASSED, REFUSED, SKIPPED)
+    return [f"{outcome.text}\n    {case.command}" for case, outcome in outcomes if outcome.kind not in right]
+
+
+@pytest.mark.parametrize("kind", ["failed", "broken", "passed", "refused", "skipped"])
+def test_what_is_neither_right_nor_refused_is_listed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(case: CaseId, device: torch.device) -> Found:
+        if kind == "broken":
+            raise TypeError("of the reference")
+        return Found(Outcome(kind, "what became of it"), "", 0.0)
+
+    monkeypatch.setattr("tests.fuzz.case.run_case", found)
+    one, other = (CaseId("attention", "default", "base", number, 0) for number in range(2))
+    wrong = neither_right_nor_refused([one, other])
+    if kind in ("passed", "refused", "skipped"):
+        assert wrong == []
+        return
+    text = "could not judge it: TypeError: of the reference" if kind == "broken" else "what became of it"
+    assert [text in said for said in wrong] == [True, True]
+    assert [case.command in said for case, said in zip((one, other), wrong, strict=True)] == [True, True]
 
 
 class Writing:

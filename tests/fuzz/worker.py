@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 import torch
 
-from tests.fuzz.case import CaseId, run_case
-from tests.fuzz.outcome import LostDevice, lost
+from tests.fuzz.case import CaseId, judged
+from tests.fuzz.outcome import LostDevice
 
 LOST_STATUS = 3
 
@@ -20,17 +20,10 @@ def work(cases: list[CaseId], device: torch.device, journal: TextIO) -> None:
     for at, case in enumerate(cases):
         _write(journal, at=at, began=time.time())
         try:
-            found = run_case(case, device)
+            found = judged(case, device)
         except LostDevice as error:
             _write(journal, at=at, kind="failed", text=f"the device is lost: {error}", note="", seconds=0.0)
             sys.exit(LOST_STATUS)
-        except Exception as error:  # of the fuzzer itself, or of a reference
-            if lost(error):
-                _write(journal, at=at, kind="failed", text=f"the device is lost: {error}", note="", seconds=0.0)
-                sys.exit(LOST_STATUS)
-            text = f"the fuzzer could not judge it: {type(error).__name__}: {str(error)[:200]}"
-            _write(journal, at=at, kind="broken", text=text, note="", seconds=0.0)
-            continue
         outcome = found.outcome
         _write(journal, at=at, kind=outcome.kind, text=outcome.text, note=found.note, seconds=found.seconds)
 
