@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from random import Random
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,7 @@ _VALUES = (-1, -2, 0, 1, 77, 10_000, 0x7FFFFFFF, -0x80000000)
 
 def metadata(op: str, base: Base, random: Random) -> ParsedCall | None:
     """One number of an index is another one."""
-    given = {name: _without_nan(value) if name.endswith("_cache") else value for name, value in base.arguments.items()}
-    given = copied(given)
+    given = {name: _without_nan(name, value) for name, value in copied(base.arguments).items()}
     fit = [
         name
         for name, value in given.items()
@@ -39,14 +39,14 @@ def metadata(op: str, base: Base, random: Random) -> ParsedCall | None:
     return asked
 
 
-def _without_nan(cache: Tensor | None) -> Tensor | None:
-    """The cache with numbers in its unused slots, which another number may make used."""
-    if cache is None or cache.dtype is torch.uint8:
-        return cache
-    if cache.itemsize > 1:
-        return cache.nan_to_num()
-    raw = cache.view(torch.uint8)
-    return torch.where(raw & 0x7F == 0x7F, 0, raw).view(cache.dtype)
+def _without_nan(name: str, value: Any) -> Any:
+    """Numbers in the slots of a cache and in rows of no sequence, which another number of metadata may make used."""
+    if isinstance(value, Tensor) and value.dtype in (torch.float32, torch.float16, torch.bfloat16):
+        return torch.where(value.isnan(), 0, value)
+    if not name.endswith("_cache") or value is None or value.dtype is torch.uint8:
+        return value
+    raw = value.view(torch.uint8)
+    return torch.where(raw & 0x7F == 0x7F, 0, raw).view(value.dtype)
 
 
 def _all(arguments: Arguments) -> list[Tensor]:

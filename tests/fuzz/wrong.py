@@ -68,7 +68,7 @@ def _values(op: str, name: str, value: Any, random: Random) -> list[Value]:
         return _of_list(value)
     values = [item for item in _OTHERS if not any(word in said for word in item[3])]
     found: list[Value] = [(label, make(), True) for label, make, _, _ in values]
-    if "None" not in said and said != "Any" and value is not None:
+    if "None" not in said and said not in ("Any", "Window") and value is not None:  # a Window may be None
         found.append(("None", None, True))
     if "Window" in said:
         found += [(repr(bad), bad, True) for bad in (-2, (1, 2, 3), (1.5, 2), "3", (True, 1), 2**40 + 0.5)]
