@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, ClassVar
 
 import pytest
@@ -84,6 +85,17 @@ class MergeContract(OpContract):
             arguments[name][place] = part.transpose(0, 1).contiguous().transpose(0, 1)
             for got, wanted in zip(self.run(arguments, return_lse=True), want, strict=True):
                 assert torch.equal(got, wanted)
+
+    def test_autocast_changes_nothing(self) -> None:
+        device = torch.device(self.device).type
+        for parts, dtype in itertools.product((2, 4, 9), (torch.bfloat16, torch.float16)):
+            arguments = self.inputs(parts=parts, dtype=dtype)
+            want = self.run(arguments, return_lse=True)
+            for other in (torch.bfloat16, torch.float16):
+                with torch.autocast(device, other):
+                    got = self.run(arguments, return_lse=True)
+                assert torch.equal(got[0], want[0])
+                assert torch.equal(got[1], want[1])
 
     def test_a_float8_result_is_the_merged_one_over_its_scale(self) -> None:
         if not self.quantises:

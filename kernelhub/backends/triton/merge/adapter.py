@@ -16,6 +16,7 @@ from kernelhub.backends.triton.merge.merge import MOST_APART, merge_apart_kernel
 from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.ops.merge.adapter import MergeAdapter
 from kernelhub.ops.merge.problem import MergeProblem
+from kernelhub.ops.precision import without_autocast
 
 if triton.knobs.runtime.interpret:
     interpreter.repair()
@@ -157,6 +158,7 @@ def _apart(parts: Sequence[Tensor]) -> bool:
     return 3 <= len(parts) <= MOST_APART and all(part.stride() == parts[0].stride() for part in parts)
 
 
+@without_autocast  # which stacks no parts of another half precision than its own
 def _stacked(parts: Sequence[Tensor] | Tensor) -> Tensor:
     """The parts as one tensor [parts, ...], without a copy if the caller passed one."""
     return parts if isinstance(parts, Tensor) else torch.stack(tuple(parts))
