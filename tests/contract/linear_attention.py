@@ -97,6 +97,16 @@ class LinearContract(OpContract):
         assert torch.equal(self.run(arguments, out_state=elsewhere)[1], want)
         assert torch.equal(elsewhere, want)
 
+    def test_states_of_inference_mode_are_written(self) -> None:
+        for options in ({"slots": (3, 0), "num_slots": 5}, {"state": True}):
+            arguments = self.inputs(**options)
+            want, states = self.run(arguments, out_state=arguments["state"].clone())
+            with torch.inference_mode():
+                pool = arguments["state"].clone()
+            got, _ = self.run(arguments | {"state": pool}, out_state=pool)
+            assert torch.equal(got, want)
+            assert torch.equal(pool, states)
+
     def test_a_negative_slot_starts_from_zero_and_keeps_nothing(self) -> None:
         for tokens in (1, 20):
             arguments = self.inputs(tokens=tokens, slots=(-1, 2), num_slots=3)

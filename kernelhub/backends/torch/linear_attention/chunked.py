@@ -91,8 +91,8 @@ def _keep(states: States, sequences: slice, current: Tensor) -> None:
     if states.after is None:
         return
     if states.after_at is None:
-        states.after[sequences] = current
+        states.after.detach()[sequences] = current
         return
     slots = states.after_at[sequences].long()
     kept = (slots >= 0) & (slots < states.after.shape[0])
-    states.after[slots[kept]] = current[kept]
+    states.after.detach()[slots[kept]] = current[kept]  # torch lets no tensor of inference mode itself be written
