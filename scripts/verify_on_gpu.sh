@@ -32,6 +32,8 @@ part() {  # part NAME SECONDS COMMAND...
 
 # Tests end by themselves at their limit, and tell what failed so far: an interrupted parallel run tells nothing.
 tests=(env TESTS_GPUS="$GPUS" "$PYTHON" -m pytest -q -p no:cacheprovider -n "$WORKERS" --maxfail=60 --tb=short)
+# In the order of the folders below: pytest-xdist would begin with the largest groups, which are those of torch's kernels.
+"$PYTHON" -m pytest --help 2>/dev/null | grep -q -e --no-loadscope-reorder && tests+=(--no-loadscope-reorder)
 decided=(tests/gpu tests/probes tests/backends tests/evidence tests/ops tests/runtime/test_seal.py)
 part gpu_tests "$((TESTS_SECONDS + 60))" "${tests[@]}" --session-timeout "$TESTS_SECONDS" -m "gpu or device" \
     "${decided[@]}" --junitxml "$RUN/gpu_tests.xml"
