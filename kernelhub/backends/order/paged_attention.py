@@ -194,13 +194,15 @@ PAGED_ATTENTION = (
     # triton.prefill: pages of 64, 64 heads to 8, 2 x 4096 0.950, 1.07, 1.01 and 2.19 ms; 32 heads to 8, windows of 128
     # and 1024 0.100, 0.131, 0.127 and 0.193, 0.248, 0.281, 0.273 and 0.551; heads of 64 0.643, 0.648, 0.680 and 0.842;
     # pages of 16, 4 x 4096 1.00, 0.980, 1.13 and 2.04, 16 x 512 0.130, 0.130, 0.141 and 0.216; heads of 96, 2 x 4096
-    # 0.493, 0.463, 0.557 and 0.991; pages of 256, 4 x 4096 0.865, 1.01, 0.966 and 2.18.
+    # 0.493, 0.463, 0.557 and 0.991; pages of 256, 4 x 4096 0.865, 1.01, 0.966 and 2.18. vLLM's build was not in that
+    # run: its servers were measured with it, and it needs no compilation at a first start.
     Line(
         "hopper",
         "prefill",
         (
+            "flash_attn.vllm_fa3",
             "gluon.prefill_pipelined",
-            *_FA3,
+            "flash_attn.fa3",
             "flashinfer.fa3_prefill",
             "gluon.prefill",
             "gluon.prefill_fp8",
