@@ -53,14 +53,18 @@ def _laid_out(kind: str) -> Kind:
 
 
 def expanded(op: str, base: Base, random: Random) -> ParsedCall | None:
-    """Operands with strides of zero, whose values are those of their first slice."""
+    """Operands with strides of zero, whose values are those of their first slice.
+
+    Not of several the columns: the terms of a product were equal, and tolerances are for errors of random sign.
+    """
     tensors = tensors_of(base.arguments)
     fit = [name for name, tensor in tensors.items() if tensor.is_floating_point() or name in _MAY_REPEAT]
     fit = [name for name in fit if name not in CASES[op].written and tensors[name].numel() > 1]
     fit = [name for name in fit if not name.startswith("lses") and not _has_nan(tensors[name])]
     given, judged, placed = copied(base.arguments), dict(base.arguments), {}
     for name in _some(fit, random):
-        made = spread(tensors[name], random)
+        of_columns = any(part.tensor.stride(-1) == 0 for part in placed.values())
+        made = spread(tensors[name], random, columns=not of_columns)
         if made is not None:
             placed[name] = made
             given = replaced(given, name, made.tensor)

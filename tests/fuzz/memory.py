@@ -119,9 +119,15 @@ def wild(tensor: Tensor, random: Random) -> Placed | None:
     return place(tensor, strides, 0, _fill(random))
 
 
-def spread(tensor: Tensor, random: Random) -> Placed | None:
-    """Strides of zero: the tensor's first slice along a dimension stands for all of them; its values change."""
-    several = [at for at, size in enumerate(tensor.shape) if size > 1]
+def spread(tensor: Tensor, random: Random, columns: bool = True) -> Placed | None:
+    """Strides of zero: the tensor's first slice along a dimension stands for all of them; its values change.
+
+    Args:
+        tensor: to lay out so.
+        random: what draws the dimension.
+        columns: whether it may be the last one.
+    """
+    several = [at for at, size in enumerate(tensor.shape) if size > 1 and (columns or at < tensor.ndim - 1)]
     if not several:
         return None
     at = random.choice(several)
