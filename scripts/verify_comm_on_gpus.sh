@@ -3,7 +3,8 @@
 #
 #     scripts/verify_comm_on_gpus.sh [RANKS [PART...]]
 #
-# Parts, one after the other, or with TOGETHER=1 at once: `host`, `graphs` and `tiles` measure; processes of `push`, `sums`, `parts`,
+# Parts, one after the other, or with TOGETHER=1 at once: `host`, `graphs`, `tiles`, `forms` and `quantised_forms` measure;
+# `polled`, `quantised_one_shot` and `quantised_two_shot` are forms of the norm that only a request selects; processes of `push`, `sums`, `parts`,
 # `norms` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share two GPUs, but not more: there kernels would
 # wait for ranks whose turn on their GPU it is not. Each process has LIMIT seconds (60), MARGIN of them (15) for imports
 # and the answer; one that ends there is reported, and what it had found is kept. KERNELS and FORMATS name fewer for the sanitizer and for
@@ -98,6 +99,16 @@ for which in "${PARTS[@]}"; do
         sanitizer)
             beside sanitized memcheck ${KERNELS:-triton}
             beside sanitized racecheck ${KERNELS:-triton}
+            ;;
+        polled) collective polled all_reduce_rms_norm triton.one_shot_polled --hidden "${HIDDEN:-7168}" ;;
+        quantised_one_shot | quantised_two_shot) # not at once: formats one after the other in one process
+            collective "$which" all_reduce_rms_norm "triton.${which#quantised_}_quant" --hidden "${HIDDEN:-7168}" \
+                --format ${FORMATS:-fp8_group nvfp4}
+            ;;
+        forms) part forms "$PYTHON" benchmarks/comm_norms.py --ranks "$RANKS" --json "$RUN/forms.json" ;;
+        quantised_forms)
+            part quantised_forms "$PYTHON" benchmarks/comm_norms.py --ranks "$RANKS" --format ${FORMATS:-fp8_group nvfp4} \
+                --widths 7168 4096 --rows 1 8 18 64 128 512 --few-rows 1 32 128 1024 --json "$RUN/quantised_forms.json"
             ;;
         memcheck | racecheck) beside sanitized "$which" ${KERNELS:-triton} ;;
     esac

@@ -14,8 +14,9 @@ import torch
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.comm import adapter as adapter_module
-from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
-from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
+from kernelhub.backends.triton.comm import quantised as quantised_module
+from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, PolledRmsNorm, TwoShot, TwoShotRmsNorm
+from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant, TwoShotRmsNormQuant
 from kernelhub.backends.triton.fused_quant.adapter import Norm
 from kernelhub.errors import KernelUnavailable, RanksDisagree
 from kernelhub.ops.case import bytes_of
@@ -119,7 +120,8 @@ def norms(rank: int, world_size: int, workspace: Any) -> list[str]:
     for dtype, weight_dtype in ((torch.bfloat16, torch.float32), (torch.float16, torch.float16)):
         facets = {"dtype": str(dtype)[6:], "weight_dtype": str(weight_dtype)[6:], "world_size": world_size}
         # The last: of one shot parts of a row are sent by several programs, of the last part nothing.
-        for shape, kind in itertools.product(((1, 48), (2, 3, 40), (2, 2900)), (OneShotRmsNorm, TwoShotRmsNorm)):
+        kinds = (OneShotRmsNorm, TwoShotRmsNorm, *([PolledRmsNorm] if world_size == 2 else []))
+        for shape, kind in itertools.product(((1, 48), (2, 3, 40), (2, 2904)), kinds):
             adapter = kind(AllReduceRmsNormProblem(**FACETS, **facets, hidden_size=shape[-1]))
             adapter.attach(GROUP.group_name, workspace)
             residual, weight = values(99, shape, dtype), values(98, shape[-1:], weight_dtype)
@@ -157,7 +159,13 @@ def bits(tensor: torch.Tensor | None) -> list[Any]:
 
 
 def quantised_norms(
-    rank: int, world_size: int, workspace: Any, rows: int = 3, width: int = 160, forms: Any = FORMS
+    rank: int,
+    world_size: int,
+    workspace: Any,
+    rows: int = 3,
+    width: int = 160,
+    forms: Any = FORMS,
+    kind: Any = OneShotRmsNormQuant,
 ) -> list[str]:
     """What is wrong of sums with a residual whose norms are quantised: codes are those of `triton.rows` of the sum."""
     wrong = []
@@ -165,13 +173,14 @@ def quantised_norms(
     others = ((torch.float16, FORMS[1]), (torch.float32, FORMS[3])) if forms is FORMS else ()
     for dtype, form in (*((torch.bfloat16, form) for form in forms), *others):
         problem = AllReduceRmsNormProblem(**{**facets, "dtype": str(dtype)[6:]}, hidden_size=width, **form)
-        adapter = OneShotRmsNormQuant(problem)
+        adapter = kind(problem)
         adapter.attach(GROUP.group_name, workspace)
         own = {"width": width, "weight_dtype": "float32", "dtype": str(dtype)[6:], **form, "residual": False}
         alone = Norm(NormProblem(device=facts_of(-1), **own))
         x, residual = values(rank, (rows, width), dtype), values(99, (rows, width), dtype)
         weight, given = values(98, (width,), torch.float32), torch.full((1,), 0.02)
-        total = sum_of([values(other, (rows, width), dtype) for other in range(world_size)]) + residual.float()
+        total = sum_of([values(other, (rows, width), dtype) for other in range(world_size)])
+        total = (total.to(dtype).float() if kind is TwoShotRmsNormQuant else total) + residual.float()
         results = Results("rms_norm_quant", alone.problem, -1)
         want, want_scale = results.completed(x, (rows, width), None, None)
         alone.launch(total.to(dtype), weight, 1e-5, None, given, want, want_scale, None)
@@ -211,24 +220,46 @@ def test_more_ranks_get_the_sums_in_the_order_of_ranks(world_size: int) -> None:
     check(world_size)
 
 
-def test_quantised_norms_have_the_bits_of_the_quantiser() -> None:
-    ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
-    assert run_ranks(lambda rank: quantised_norms(rank, 2, ranks.workspaces[rank]), 2) == [[]] * 2
+QUANTISERS = ((2, OneShotRmsNormQuant), (2, TwoShotRmsNormQuant), (4, OneShotRmsNormQuant), (4, TwoShotRmsNormQuant))
+
+
+@pytest.mark.parametrize(("world_size", "kind"), QUANTISERS)
+def test_quantised_norms_have_the_bits_of_the_quantiser(world_size: int, kind: type) -> None:
+    ranks = Ranks(world_size, MESSAGE_BYTES[MESSAGE])
+
+    def act(rank: int) -> list[str]:
+        return quantised_norms(rank, world_size, ranks.workspaces[rank], rows=world_size + 1, kind=kind)
+
+    assert run_ranks(act, world_size) == [[]] * world_size
     assert ranks.are_empty()
 
 
-def test_quantised_norms_of_many_rows_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_module, "_LARGEST", 1024)
+def test_quantised_norms_in_two_steps_of_rows_that_are_not_looked_at_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quantised_module, "MOST_AT_ONCE", 0)
+    ranks = Ranks(3, MESSAGE_BYTES[MESSAGE])
+
+    def act(rank: int) -> list[str]:
+        return quantised_norms(rank, 3, ranks.workspaces[rank], rows=5, forms=FORMS[3:4], kind=TwoShotRmsNormQuant)
+
+    assert run_ranks(act, 3) == [[]] * 3
+    assert ranks.are_empty()
+
+
+@pytest.mark.parametrize("kind", [OneShotRmsNormQuant, TwoShotRmsNormQuant])
+def test_quantised_norms_of_many_rows_are_made_in_pieces(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapter_module, "LARGEST", 512)
+    monkeypatch.setattr(quantised_module, "MESSAGE_BYTES", {MESSAGE: 512})
     ranks = Ranks(2, 1024)
 
     def act(rank: int) -> list[str]:
-        return quantised_norms(rank, 2, ranks.workspaces[rank], rows=17, width=16, forms=FORMS[4:6])
+        return quantised_norms(rank, 2, ranks.workspaces[rank], rows=17, width=16, forms=FORMS[4:6], kind=kind)
 
     assert run_ranks(act, 2) == [[]] * 2
+    assert ranks.are_empty()
 
 
 def test_long_messages_are_sent_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter_module, "_LARGEST", 1024)
+    monkeypatch.setattr(adapter_module, "LARGEST", 1024)
     monkeypatch.setattr(adapter_module, "_SLOTS", 1024)
     ranks = Ranks(2, 2048)
     assert run_ranks(lambda rank: long_messages(rank, ranks.workspaces[rank]), 2) == [[]] * 2
@@ -246,7 +277,7 @@ def test_norms_of_more_rows_than_programs_and_of_rows_with_a_nan(
 
     def act(rank: int) -> list[str]:
         wrong = []
-        for kind in (OneShotRmsNorm, TwoShotRmsNorm):
+        for kind in (OneShotRmsNorm, TwoShotRmsNorm, *([PolledRmsNorm] if world_size == 2 else [])):
             adapter = kind(AllReduceRmsNormProblem(**facets))
             adapter.attach(GROUP.group_name, ranks.workspaces[rank])
             parts = [values(other, (7, 48), torch.bfloat16) for other in range(world_size)]
@@ -267,23 +298,25 @@ def test_norms_of_more_rows_than_programs_and_of_rows_with_a_nan(
     assert ranks.are_empty()
 
 
-def split_norm(problem_dtype: torch.dtype, width: int, world_size: int, workspace: Any) -> OneShotRmsNorm:
+def split_norm(
+    problem_dtype: torch.dtype, width: int, world_size: int, workspace: Any, kind: type = OneShotRmsNorm
+) -> OneShotRmsNorm:
     """A norm whose rows several programs send and normalise, connected."""
     facets = {**FACETS, "dtype": str(problem_dtype)[6:], "weight_dtype": "float32", "world_size": world_size}
-    adapter = OneShotRmsNorm(AllReduceRmsNormProblem(**facets, hidden_size=width))
+    adapter: OneShotRmsNorm = kind(AllReduceRmsNormProblem(**facets, hidden_size=width))
     assert adapter.turns
     adapter.attach(GROUP.group_name, workspace)
     return adapter
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_norms_of_several_programs_follow_each_other_whatever_their_sizes(world_size: int) -> None:
+@pytest.mark.parametrize(("world_size", "kind"), [(2, OneShotRmsNorm), (2, PolledRmsNorm), (3, OneShotRmsNorm)])
+def test_norms_of_several_programs_follow_each_other_whatever_their_sizes(world_size: int, kind: type) -> None:
     """Calls of few and many rows, dtypes, ranks that come late, destinations that are operands, and a NaN in a row."""
     ranks = Ranks(world_size, MESSAGE_BYTES[MESSAGE])
     calls = (
         *((torch.bfloat16, 2048, 4, ""), (torch.float32, 1100, 1, "residual"), (torch.bfloat16, 2048, 1, "x")),
-        *((torch.float16, 2100, 2, "both"), (torch.float32, 1100, 3, ""), (torch.bfloat16, 2048, 1, "both")),
-        *((torch.bfloat16, 2048, 1, "swapped"), (torch.float32, 1100, 1, "x"), (torch.float16, 2100, 3, "residual")),
+        *((torch.float16, 2104, 2, "both"), (torch.float32, 1100, 3, ""), (torch.bfloat16, 2048, 1, "both")),
+        *((torch.bfloat16, 2048, 1, "swapped"), (torch.float32, 1100, 1, "x"), (torch.float16, 2104, 3, "residual")),
     )
 
     def act(rank: int) -> list[str]:
@@ -291,7 +324,7 @@ def test_norms_of_several_programs_follow_each_other_whatever_their_sizes(world_
         chosen = random.Random(rank)
         for turn, (dtype, width, rows, _) in enumerate(calls):
             place = calls[(turn + rank * (turn // 4)) % len(calls)][-1]  # at first as on other ranks
-            adapter = split_norm(dtype, width, world_size, ranks.workspaces[rank])
+            adapter = split_norm(dtype, width, world_size, ranks.workspaces[rank], kind)
             parts = [values(100 * turn + other, (rows, width), dtype) for other in range(world_size)]
             if turn % 3 == 2:
                 parts[-1][0, 7] = torch.nan
@@ -315,9 +348,10 @@ def test_norms_of_several_programs_follow_each_other_whatever_their_sizes(world_
 class TestMissingRank:
     """Rank 0 of two, alone."""
 
-    def test_captured_norms_of_several_programs_do_not_wait_again(self) -> None:
+    @pytest.mark.parametrize("kind", [OneShotRmsNorm, PolledRmsNorm])
+    def test_captured_norms_of_several_programs_do_not_wait_again(self, kind: type) -> None:
         ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
-        adapter = split_norm(torch.bfloat16, 2048, 2, ranks.workspaces[0])
+        adapter = split_norm(torch.bfloat16, 2048, 2, ranks.workspaces[0], kind)
         x, weight = torch.ones(2, 2048).bfloat16(), torch.ones(2048)
         out, added = torch.zeros_like(x), torch.zeros_like(x)
         adapter.launch(x, x, weight, 1e-5, out, added, GROUP, 3e-6)
@@ -360,12 +394,13 @@ class TestMissingRank:
             adapter.launch(x, x, weight, 1e-5, out, added, GROUP, 3e-6)
         assert error.value.ranks == (1, 2)
 
+    @pytest.mark.parametrize("kind", [OneShotRmsNormQuant, TwoShotRmsNormQuant])
     @pytest.mark.parametrize("form", [FORMS[1], FORMS[3], FORMS[6]], ids=lambda form: str(form["format"]))
-    def test_a_quantised_norm_that_lacks_a_rank_is_nan(self, form: dict[str, Any]) -> None:
+    def test_a_quantised_norm_that_lacks_a_rank_is_nan(self, form: dict[str, Any], kind: Any) -> None:
         ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
         facets = {**FACETS, "device": facts_of(-1), "dtype": "bfloat16", "world_size": 2, "hidden_size": 32}
         problem = AllReduceRmsNormProblem(**facets, **form)
-        adapter = OneShotRmsNormQuant(problem)
+        adapter = kind(problem)
         adapter.attach(GROUP.group_name, ranks.workspaces[0])
         x, weight, given = torch.ones(2, 32).bfloat16(), torch.ones(32).bfloat16(), torch.ones(1)
         for _ in range(2):  # late, and after a rank was late

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
+from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, PolledRmsNorm, TwoShot, TwoShotRmsNorm
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
-from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
+from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant, TwoShotRmsNormQuant
 from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, MOST_RANKS
 from kernelhub.ops.comm.experts.adapter import Outgoing
 from kernelhub.ops.comm.experts.problem import BLOCK, FORMATS, FP8, CombineProblem, DispatchProblem
@@ -64,10 +64,12 @@ def _launch_norm(adapter: Any, hidden_size: int, world_size: int, dtype: str, de
     made.launch(x, residual, weight, 1e-6, out, residual_out, _GROUP, 60.0)
 
 
-def _launch_quantised(form: str, hidden_size: int, world_size: int, dtype: str, device: DeviceFacts) -> None:
+def _launch_quantised(
+    adapter: Any, form: str, hidden_size: int, world_size: int, dtype: str, device: DeviceFacts
+) -> None:
     facts = {"device": device, "link": NVLINK, "peers": ATOMICS, "message": "256KB", "weight_dtype": dtype}
     problem = AllReduceRmsNormProblem(**facts, dtype=dtype, world_size=world_size, hidden_size=hidden_size, format=form)
-    made = OneShotRmsNormQuant(problem)
+    made = adapter(problem)
     made.attach(_GROUP.group_name, _workspace(world_size))
     x, residual, added = (torch.empty(8, hidden_size, dtype=getattr(torch, dtype), device="cuda") for _ in range(3))
     weight, given = torch.empty(hidden_size, dtype=x.dtype, device="cuda"), torch.empty(1, device="cuda")
@@ -131,21 +133,25 @@ CASES = [
             (4, 4096, OneShotRmsNorm, ""),
             (4, 7168, OneShotRmsNorm, ""),
             (8, 8192, OneShotRmsNorm, ""),
+            (2, 4096, PolledRmsNorm, ", polled"),
+            (2, 7168, PolledRmsNorm, ", polled"),
             (4, 4096, TwoShotRmsNorm, ", in two steps"),
             (8, 8192, TwoShotRmsNorm, ", in two steps"),
         )
     ),
     *(
         Case(
-            f"sum of {ranks} ranks and norm in {form}, {width} wide",
-            functools.partial(_launch_quantised, form, width, ranks, dtype),
+            f"sum of {ranks} ranks and norm in {form}, {width} wide{steps}",
+            functools.partial(_launch_quantised, adapter, form, width, ranks, dtype),
         )
-        for ranks, width, dtype, form in (
-            (2, 4096, "bfloat16", "fp8_tensor"),
-            (8, 8192, "bfloat16", "fp8_token"),
-            (2, 7168, "bfloat16", "fp8_group"),
-            (8, 8192, "bfloat16", "nvfp4"),
-            (2, 4096, "float16", "mxfp8"),
+        for ranks, width, dtype, form, adapter, steps in (
+            (2, 4096, "bfloat16", "fp8_tensor", OneShotRmsNormQuant, ""),
+            (8, 8192, "bfloat16", "fp8_token", OneShotRmsNormQuant, ""),
+            (2, 7168, "bfloat16", "fp8_group", OneShotRmsNormQuant, ""),
+            (8, 8192, "bfloat16", "nvfp4", OneShotRmsNormQuant, ""),
+            (2, 4096, "float16", "mxfp8", OneShotRmsNormQuant, ""),
+            (4, 7168, "bfloat16", "fp8_group", TwoShotRmsNormQuant, ", in two steps"),
+            (8, 8192, "bfloat16", "nvfp4", TwoShotRmsNormQuant, ", in two steps"),
         )
     ),
 ]

@@ -8,7 +8,7 @@ from kernelhub.backends.triton.comm import experts
 from kernelhub.backends.triton.requirements import GPU_MACHINE
 from kernelhub.dispatch.constraint import Between, MultipleOf, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
-from kernelhub.dispatch.standing import untested, verified
+from kernelhub.dispatch.standing import opt_in, untested, verified
 from kernelhub.ops.comm.problem import ACCESS, ATOMICS, BUCKETS, FLOATS, NVLINK
 from kernelhub.ops.fused_quant.problem import FORMATS, NONE
 
@@ -53,6 +53,7 @@ _NORM_STANDINGS = (
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
+_NEW_STANDINGS = (opt_in("*", evidence="it has not run on a GPU"),)
 _QUANT_STANDINGS = (
     verified(
         "hopper",
@@ -122,6 +123,20 @@ KERNELS = (
     ),
     _kernel(
         "all_reduce_rms_norm",
+        "triton.one_shot_polled",
+        "PolledRmsNorm",
+        "every rank sends all to every rank over NVLink, and each thread waits for its elements; sum, residual and "
+        "norm in one launch",
+        Between("world_size", 2, 2, why="its slots and registers are those of one other rank"),
+        OneOf("message", ("32KB", "256KB", "1MB"), "message", "several programs have a row", _PREPARE),
+        *_NORM,
+        MultipleOf("hidden_size", 8, why="a row is whole units of 16 bytes"),
+        anything("scale_dtype"),
+        OneOf("format", (NONE,), why="triton.one_shot_quant quantises"),
+        standings=_NEW_STANDINGS,
+    ),
+    _kernel(
+        "all_reduce_rms_norm",
         "triton.two_shot",
         "TwoShotRmsNorm",
         "every rank adds up some of the rows over NVLink and sends the rounded sum to every rank; sum, residual and "
@@ -144,6 +159,20 @@ KERNELS = (
         OneOf("format", FORMATS[1:], why="triton.one_shot writes floats"),
         features=frozenset({"ue8m0", "column"}),
         standings=_QUANT_STANDINGS,
+    ),
+    _kernel(
+        "all_reduce_rms_norm",
+        "triton.two_shot_quant",
+        "kernelhub.backends.triton.comm.quantised:TwoShotRmsNormQuant",
+        "every rank adds up some of the rows over NVLink and sends the rounded sum to every rank; sum, residual, norm "
+        "and quantisation in one launch",
+        _MESSAGE,
+        *_NORM,
+        MultipleOf("hidden_size", 8, why="a row is whole units of 16 bytes"),
+        anything("scale_dtype"),
+        OneOf("format", FORMATS[1:], why="triton.two_shot writes floats"),
+        features=frozenset({"ue8m0", "column"}),
+        standings=_NEW_STANDINGS,
     ),
     Kernel(
         op="all_gather",

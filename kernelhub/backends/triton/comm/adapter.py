@@ -12,13 +12,14 @@ from kernelhub.backends.triton.comm.at_once import MOST as MOST_AT_ONCE
 from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, identified, is_aligned
 from kernelhub.backends.triton.comm.fused_rms_norm import all_reduce_rms_norm_kernel
 from kernelhub.backends.triton.comm.one_shot import one_shot_kernel
+from kernelhub.backends.triton.comm.polled_rms_norm import polled_rms_norm_kernel
 from kernelhub.backends.triton.comm.received_rms_norm import received_rms_norm_kernel
 from kernelhub.backends.triton.comm.split_rms_norm import split_rms_norm_kernel
 from kernelhub.backends.triton.comm.tiles import Tile, one_shot_tile, row_tile, two_shot_tile
 from kernelhub.backends.triton.comm.two_shot import two_shot_kernel
 from kernelhub.backends.triton.comm.two_shot_rms_norm import two_shot_rms_norm_kernel
 from kernelhub.backends.triton.comm.two_shot_row_norm import two_shot_row_norm_kernel
-from kernelhub.backends.triton.comm.workspace import TURN_BYTES, UNIT, Workspace, workspace_before, workspace_for
+from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
 from kernelhub.ops.comm.adapter import AllReduceAdapter, AllReduceRmsNormAdapter
 from kernelhub.ops.comm.problem import MESSAGE_BYTES, AllReduceProblem, AllReduceRmsNormProblem, CollectiveProblem
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-_LARGEST = 32 << 20  # bytes of a message that is sent by one launch; what is longer is sent in pieces
+LARGEST = 32 << 20  # bytes of a message that is sent by one launch; what is longer is sent in pieces
 # Programs of a row with a norm, and the bytes of each. One program sends slowly: its multiprocessor stores
 # 8 KB for each other rank. On H200 (comm_split_h200.json) 8 KB take 3.44, 3.32 and 2.98 us on 2 ranks with 1, 2 and 4
 # programs, 4.62, 4.15 and 4.05 on 4; 256 KB 4.26, 4.06 and 3.91 on 2, 6.76, 6.21 and 6.55 on 4, later 6.28 and 6.24.
@@ -35,13 +36,16 @@ _SPLIT_RANKS = (2, 4)  # on which it conforms
 _TURN_RANKS = (2,)  # on which it does so where each program of a row normalises its part
 # Of two programs, rows of 2048, that gains 1 to 5 % and loses 2 to 6 % in place (comm_norm_parts_h200.json).
 _LEAST_TURNS = 4
+_SPLIT_BYTES = 256 << 10  # of a message: more rows have fewer programs each
+# Programs that a GPU of 132 multiprocessors runs at once, two on each: 256 threads of so many registers.
+_TWO_EACH, _REGISTERS_OF_TWO = 264, 128
 _SENDERS = 264  # programs of a grid times ranks that are sent to: twice the multiprocessors of an H100
 _SLOTS = 32 << 20  # most bytes of a set of slots, in one step; in two steps they are at most twice the largest piece
 
 
 def piece_bytes(problem: CollectiveProblem) -> int:
     """Most bytes of one launch in one step, where each other rank has a slot for all of them."""
-    longest = min(_LARGEST, _SLOTS // (problem.world_size - 1)) // UNIT * UNIT
+    longest = min(LARGEST, _SLOTS // (problem.world_size - 1)) // UNIT * UNIT
     return min(MESSAGE_BYTES.get(problem.message, longest), longest)
 
 
@@ -156,7 +160,7 @@ class TwoShot(_AllReduce):
     kernel = two_shot_kernel
 
     def piece(self) -> int:
-        return MESSAGE_BYTES.get(self.problem.message, _LARGEST)
+        return MESSAGE_BYTES.get(self.problem.message, LARGEST)
 
     def tile(self) -> Tile:
         return two_shot_tile(self.longest)
@@ -207,6 +211,7 @@ class _RmsNorm(ConnectedRmsNorm):
     """What both kernels of `all_reduce_rms_norm` that write floats do."""
 
     kernel: Any
+    registers = 0  # most of a thread; 0: the compiler's choice
     turns = False  # it uses the slots of `turns.py`, and has another kernel for results in the place of operands
     in_place_kernel: Any = received_rms_norm_kernel
 
@@ -214,7 +219,7 @@ class _RmsNorm(ConnectedRmsNorm):
         super().__init__(problem)
         self._dtype = getattr(torch, problem.dtype)
         row_bytes = problem.hidden_size * self._dtype.itemsize
-        self._rows: int = max(8, self.piece() // row_bytes // 8 * 8)  # of one launch; eight are whole units
+        self._rows = self.rows_of_launch(row_bytes)
         self._slot_bytes = self.slot_rows() * row_bytes
         self._tile = row_tile(problem.hidden_size, self._dtype.itemsize)
         looked_at = self._tile.bytes // self._dtype.itemsize * (problem.world_size - 1)
@@ -222,12 +227,20 @@ class _RmsNorm(ConnectedRmsNorm):
         self._connections = Connections()
 
     def static(self) -> dict[str, Any]:
-        """Static arguments of this kernel alone."""
+        """Static arguments of this kernel alone, and of the one for results in place."""
+        return {}
+
+    def static_of_kernel(self) -> dict[str, Any]:
+        """Those of this kernel that the one for results in place lacks."""
         return {}
 
     @abc.abstractmethod
     def piece(self) -> int:
         """Most bytes of one launch."""
+
+    def rows_of_launch(self, row_bytes: int) -> int:
+        """Most rows of one launch; eight are whole units."""
+        return max(8, self.piece() // row_bytes // 8 * 8)
 
     @abc.abstractmethod
     def slot_rows(self) -> int:
@@ -246,8 +259,14 @@ class _RmsNorm(ConnectedRmsNorm):
         row = torch.empty(hidden_size, dtype=self._dtype, device=workspace.device)
         weight = row.to(getattr(torch, self.problem.weight_dtype))
         made = []
-        for kernel in (self.kernel, *([self.in_place_kernel] if self.turns else [])):
-            made.append(Connection("all_reduce_rms_norm", kernel, static, self._tile, workspace, turns=self.turns))
+        given: list[tuple[Any, dict[str, Any], int]]
+        given = [(self.kernel, {**static, **self.static_of_kernel()}, self.registers)]
+        given += [(self.in_place_kernel, static, 0)] if self.turns else []
+        for kernel, fixed, registers in given:
+            connection = Connection(
+                "all_reduce_rms_norm", kernel, fixed, self._tile, workspace, turns=self.turns, registers=registers
+            )
+            made.append(connection)
             made[-1].compile((row, row, weight, row, row), self.sizes(1, 1e-6, 0)[1])
         connection = made[0]
         connection.in_place = made[1] if self.turns else None
@@ -326,7 +345,7 @@ class OneShotRmsNorm(_RmsNorm):
     def __init__(self, problem: AllReduceRmsNormProblem) -> None:
         super().__init__(problem)
         self._split = self.split()
-        if self._split >= _LEAST_TURNS and self._slot_bytes <= TURN_BYTES and problem.world_size in _TURN_RANKS:
+        if self._split >= _LEAST_TURNS and self._slot_bytes <= _SPLIT_BYTES and problem.world_size in _TURN_RANKS:
             self.kernel, self.turns = split_rms_norm_kernel, True
 
     def piece(self) -> int:
@@ -342,7 +361,7 @@ class OneShotRmsNorm(_RmsNorm):
         """Programs of a row."""
         ranks = self.problem.world_size
         parts = min(_MOST_PARTS, _SENDERS // (self._rows * ranks), self._tile.bytes // _LEAST_PART)
-        return 1 << max(1, parts).bit_length() - 1 if self._once and ranks in _SPLIT_RANKS else 1
+        return _power_of_two(parts) if self._once and ranks in _SPLIT_RANKS else 1
 
     def slot_rows(self) -> int:
         return self._rows
@@ -351,6 +370,25 @@ class OneShotRmsNorm(_RmsNorm):
         if self.turns:
             return rows * (self._split + (in_place > 0)), (rows, eps, in_place)
         return rows * self._split, (rows, eps, int(in_place > 1))
+
+
+class PolledRmsNorm(OneShotRmsNorm):
+    """In one step, by several programs of each row, whose threads wait for their elements one by one."""
+
+    def __init__(self, problem: AllReduceRmsNormProblem) -> None:
+        super().__init__(problem)
+        self.kernel, self.turns = polled_rms_norm_kernel, True
+        # Rows of 8192 in float32 would spill 96 bytes of a thread.
+        self.registers = _REGISTERS_OF_TWO if self._dtype.itemsize == 2 else 0
+
+    def split(self) -> int:
+        return _power_of_two(min(_MOST_PARTS, _TWO_EACH // self._rows, self._tile.bytes // _LEAST_PART))
+
+    def rows_of_launch(self, row_bytes: int) -> int:
+        return max(8, self.piece() // row_bytes)  # a row is whole units: see the record
+
+    def static_of_kernel(self) -> dict[str, Any]:
+        return {"THREADS": 32 * self._tile.warps}
 
 
 class TwoShotRmsNorm(_RmsNorm):
@@ -365,7 +403,7 @@ class TwoShotRmsNorm(_RmsNorm):
             self._tile = self._tile._replace(ahead=self._tile.ahead * problem.world_size)  # each goes to one rank
 
     def piece(self) -> int:
-        return MESSAGE_BYTES.get(self.problem.message, _LARGEST)
+        return MESSAGE_BYTES.get(self.problem.message, LARGEST)
 
     def slot_rows(self) -> int:
         return 2 * self._part(self._rows)
@@ -376,6 +414,10 @@ class TwoShotRmsNorm(_RmsNorm):
 
     def _part(self, rows: int) -> int:
         return -(-rows // self.problem.world_size)
+
+
+def _power_of_two(most: int) -> int:
+    return 1 << max(1, most).bit_length() - 1
 
 
 def _in_place(x: Tensor, residual: Tensor, *results: Tensor) -> int:

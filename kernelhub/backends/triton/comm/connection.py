@@ -29,6 +29,7 @@ class Connection:
         workspace: of the group.
         words: how many it needs that are zero between calls.
         turns: it uses the slots of `turns.py`.
+        registers: most of a thread; 0: the compiler's choice.
 
     Attributes:
         repeated: the calls over this workspace that are repeated.
@@ -45,11 +46,13 @@ class Connection:
         workspace: Workspace,
         words: int = 0,
         turns: bool = False,
+        registers: int = 0,
     ) -> None:
         self._op, self._workspace, self._tile = op, workspace, tile
         of_group = {"RANK": workspace.rank, "WORLD": workspace.world_size}
         fixed = {**static, **of_group, "MOST": MOST_PROGRAMS, "CLOCK": not triton.knobs.runtime.interpret}
-        self._launch = Launcher(kernel, fixed, num_warps=tile.warps, num_stages=1)
+        limit = {"maxnreg": registers} if registers else {}
+        self._launch = Launcher(kernel, fixed, num_warps=tile.warps, num_stages=1, **limit)
         counters, slots = workspace.counters, workspace.slots
         capacity = workspace.capacity
         if turns:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 8
 MOST_PROGRAMS = 512  # of a grid; each has a counter
 UNIT = 16  # bytes
-TURN_BYTES = 256 << 10  # of a slot that is one of three sets
+TURN_BYTES = 1 << 20  # of a slot that is one of three sets
 _NO_STREAM = 2**64 - 1
 
 

@@ -1,0 +1,335 @@
+"""Norms of sums over ranks beside the sum alone, by kernel and form of launch, width and rows, in CUDA graphs.
+
+    python benchmarks/comm_norms.py --ranks 2 --widths 7168 4096 --rows 1 16 64 --json norms.json
+    python benchmarks/comm_norms.py --ranks 4 --format fp8_group nvfp4
+
+bfloat16. First each form is checked with operands that change, ranks that come late in turn, and replays of its graph:
+`wrong` counts the results that are not those of the kernel that is selected, of integers whose sums are exact,
+`unequal_bits` the bytes of each result that differ from its results of random numbers. Then come microseconds of a
+call in a graph of 20, the slowest rank's, of all forms in turn, some passes: `graph_us`. `ratio` is the median over
+that of the sum alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
+os.environ.setdefault("NVSHMEM_DISABLE_NVLS", "1")
+
+import torch
+import torch.distributed as dist
+from comm import GRAPH_CALLS, Bench, about
+
+import kernelhub
+from kernelhub.backends.triton.comm import adapter as adapters
+from kernelhub.dispatch.hub import HUB
+from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, NVLINK, AllReduceRmsNormProblem
+from kernelhub.ops.fused_quant.inputs import form_of
+from kernelhub.probes.device import facts_of
+
+WIDTHS, ROWS, FEW_ROWS = (7168, 4096, 8192), (1, 2, 4, 8, 16, 18, 36, 72, 73, 128), (1, 8, 32, 64, 128)
+EPS, TIMEOUT_S = 1e-5, 20.0
+SELECTED, ALONE = "selected", "the sum alone"
+Call = Callable[[], Any]
+
+
+class Operands:
+    """Of one call; `fill` gives them values that depend on a seed, x on the rank, too."""
+
+    def __init__(self, rows: int, width: int, rank: int, device: torch.device) -> None:
+        self.rank = rank
+        self.x, self.residual = (torch.empty(rows, width, dtype=torch.bfloat16, device=device) for _ in range(2))
+        self.weight = torch.ones(width, dtype=torch.bfloat16, device=device)
+        self.fill(0)
+
+    def fill(self, seed: int, fractions: bool = False) -> None:
+        for place, of in ((self.x, self.rank), (self.residual, 98), (self.weight, 99)):
+            chosen = torch.Generator(device=place.device).manual_seed(100 * seed + of)
+            if fractions:
+                place.normal_(generator=chosen)
+            else:
+                place.copy_(torch.randint(-8, 9, place.shape, generator=chosen, device=place.device))
+
+
+def by_plan(kernel: str | None, format: str | None, in_place: bool = False) -> Any:
+    """A form that a request, or nothing, selects."""
+
+    def made(given: Operands, group: Any) -> Call | None:
+        form = form_of(format, given.x.device)
+        x, residual, weight = given.x, given.residual, given.weight
+        backend = None if kernel is None else [kernel, "torch.distributed"]
+        plan = kernelhub.all_reduce_rms_norm.prepare(x, residual, weight, EPS, group, **form, backend=backend)
+        if kernel not in (None, plan.kernel):
+            return None  # not for this size
+        scales = {name: value for name, value in form.items() if name != "format"}
+        places = {"residual_out": residual if in_place else torch.empty_like(x)}
+        if format is None:
+            places["out"] = x if in_place else torch.empty_like(x)
+        return lambda: plan.run(x, residual, weight, EPS, **places, **scales)
+
+    return made
+
+
+def by_adapter(
+    kind: type, parts: int | None = None, warps: int | None = None, whole: bool = False, registers: int | None = None
+) -> Any:
+    """A form that no record has: other programs of a row, other warps, or the whole bucket in one launch."""
+
+    class Launched(kind):  # type: ignore[misc]
+        def __init__(self, problem: Any) -> None:
+            tile = adapters.row_tile
+            if warps is not None:
+                adapters.row_tile = lambda *sizes: tile(*sizes)._replace(warps=warps)
+            try:
+                super().__init__(problem)
+            finally:
+                adapters.row_tile = tile
+            self.registers = self.registers if registers is None else registers
+
+        def split(self) -> int:
+            return super().split() if parts is None else parts
+
+        def rows_of_launch(self, row_bytes: int) -> int:
+            return max(8, self.piece() // row_bytes) if whole else super().rows_of_launch(row_bytes)
+
+    def made(given: Operands, group: Any) -> Call | None:
+        x, residual, weight = given.x, given.residual, given.weight
+        message = next((name for name, most in MESSAGE_BYTES.items() if x.nbytes <= most), None)
+        if message not in ("32KB", "256KB", "1MB"):
+            return None
+        facets = {"device": facts_of(x.device.index), "link": NVLINK, "peers": ATOMICS, "message": message}
+        facets |= {"dtype": "bfloat16", "weight_dtype": "bfloat16"}
+        adapter = Launched(AllReduceRmsNormProblem(**facets, world_size=group.size(), hidden_size=x.shape[1]))
+        if adapter._split * adapter._rows > adapters._TWO_EACH:
+            return None
+        adapter.connect(x, group, TIMEOUT_S)
+        out, added = torch.empty_like(x), torch.empty_like(x)
+
+        def call() -> tuple[torch.Tensor, ...]:
+            adapter.launch(x, residual, weight, EPS, out, added, group, TIMEOUT_S)
+            return out, added
+
+        return call
+
+    return made
+
+
+def apart(kernel: str | None, format: str | None) -> Any:
+    """The sum, then the norm of another op."""
+
+    def made(given: Operands, group: Any) -> Call | None:
+        form = form_of(format, given.x.device)
+        x, residual, weight = given.x, given.residual, given.weight
+        total = kernelhub.all_reduce.prepare(x, group, backend=kernel)
+        norm = kernelhub.rms_norm_quant.prepare(x, weight, EPS, residual, **form)
+        out, added = torch.empty_like(x), torch.empty_like(x)
+        scales = {name: value for name, value in form.items() if name != "format"}
+        return lambda: norm.run(total.run(x, out=out), weight, EPS, residual, **scales, out_residual=added)
+
+    return made
+
+
+def alone(given: Operands, group: Any) -> Call:
+    plan, out = kernelhub.all_reduce.prepare(given.x, group), torch.empty_like(given.x)
+    return lambda: plan.run(given.x, out=out)
+
+
+def forms(format: str | None, ranks: int, width: int, only: list[str]) -> dict[str, Any]:
+    found = {ALONE: alone, SELECTED: by_plan(None, format)}
+    if format is None:
+        found |= {name: by_plan(name, None) for name in ("triton.one_shot_polled", "triton.two_shot")}
+        found["selected, in place"] = by_plan(None, None, True)
+        if ranks == 2:
+            found["triton.one_shot_polled, in place"] = by_plan("triton.one_shot_polled", None, True)
+            today, polled = adapters.OneShotRmsNorm, adapters.PolledRmsNorm
+            found["one_shot, a bucket in one launch"] = by_adapter(today, whole=True)
+            if width == 7168:
+                for parts, warps in ((8, 8), (4, 16), (2, 8), (1, 8)):
+                    found[f"polled, {parts} parts, {warps} warps"] = by_adapter(polled, parts, warps)
+                for parts, warps in ((8, 4), (4, 8)):
+                    name = f"polled, {parts} parts, {warps} warps, any registers"
+                    found[name] = by_adapter(polled, parts, warps, registers=0)
+    else:
+        names = [name for name in kernelhub.all_reduce_rms_norm.kernels() if "quant" in name]
+        found |= {name: by_plan(name, format) for name in names}
+    found |= {"selected sum, norm apart": apart(None, format), "NCCL, norm apart": apart("torch.distributed", format)}
+    return {name: form for name, form in found.items() if not only or name == ALONE or any(one in name for one in only)}
+
+
+class Graph:
+    """Calls of a form, captured."""
+
+    def __init__(self, call: Call) -> None:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            call()
+        torch.cuda.synchronize()
+        dist.barrier()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph, stream=stream, capture_error_mode="thread_local"):
+            for _ in range(GRAPH_CALLS):
+                self.result = call()
+
+    def replay(self) -> Any:
+        self.graph.replay()
+        return self.result
+
+
+def results(found: Any) -> list[torch.Tensor]:
+    """The results of a call, as bits."""
+    return [item.contiguous().view(torch.uint8).clone() for item in found if item is not None]
+
+
+def checked(call: Call, want: Call, given: Operands, turns: int, world: int) -> tuple[int, list[int]]:
+    """How many results are wrong, and how many bytes of each result of random numbers are other ones."""
+    chosen, wrong = random.Random(0), 0
+    captured = Graph(call)
+    changes_operands = False
+    for turn in range(turns):
+        late, cycles = chosen.randrange(world), chosen.randrange(1, 1_000_000)
+        given.fill(turn)
+        expected = results(want())
+        given.fill(turn)
+        torch.cuda.synchronize()
+        if late == given.rank:
+            torch.cuda._sleep(cycles)
+        found = call()
+        places = {item.data_ptr() for item in found if item is not None}
+        changes_operands = bool(places & {given.x.data_ptr(), given.residual.data_ptr()})
+        wrong += differs(results(found), expected)
+        if late != given.rank:
+            torch.cuda._sleep(cycles // 2)
+        if not changes_operands:  # else each call of the graph changes those of the next
+            wrong += differs(results(captured.replay()), expected)
+    given.fill(7, True)
+    expected = results(want())
+    given.fill(7, True)
+    found = results(call())
+    return wrong, [int((a != b).sum()) for a, b in zip(found, expected, strict=True)]
+
+
+def differs(found: list[torch.Tensor], expected: list[torch.Tensor]) -> bool:
+    """Whether the sum differs, which is exact, or a norm by more than a sum of squares in another order explains.
+
+    That is one byte in a thousand of floats, and one in fifty of codes, of which many lie between two values.
+    """
+    share = 50 if len(found) > 2 else 1000
+    norms = int((found[0] != expected[0]).sum()) * share > found[0].numel()
+    return norms or not torch.equal(found[-1], expected[-1])
+
+
+def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    _ = HUB.settings
+    document = about(device, size)
+    document["rows"] = {}
+    bench = Bench(device, size, torch.bfloat16, None)
+    for format in [None if name == "none" else name for name in options.format]:
+        for width in options.widths:
+            for rows in options.rows if width == options.widths[0] else options.few_rows:
+                found = measured(bench, rank, rows, width, format, options)
+                name = f"{format or 'no format'}, {width} wide, {rows} rows"
+                document["rows"][name] = found
+                if rank == 0:
+                    print(f"==== {name}: {len(found)} forms", flush=True)
+                    if options.json is not None:
+                        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    if rank == 0:
+        print(*summary(document), sep="\n", flush=True)
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def measured(
+    bench: Bench, rank: int, rows: int, width: int, format: str | None, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Figures of each form that runs."""
+    given = Operands(rows, width, rank, bench.device)
+    made = {name: form(given, bench.group) for name, form in forms(format, bench.size, width, options.only).items()}
+    calls = {name: call for name, call in made.items() if call is not None}
+    reference = by_plan("torch.distributed" if options.against_nccl else None, format)(given, bench.group)
+    assert reference is not None, "no kernel is selected"
+    checks: dict[str, Any] = {}
+    for name, call in calls.items():
+        if name == ALONE or "apart" in name:
+            continue
+        checks[name] = checked(call, reference, given, options.turns, bench.size)
+    given.fill(0)
+    graphs = {name: Graph(call) for name, call in calls.items()}
+    for graph in graphs.values():
+        graph.replay()
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(options.passes):
+        for name, graph in graphs.items():
+            given.fill(0)
+            times[name].append(bench.slowest(bench._timed(graph.replay, 10) / GRAPH_CALLS))
+    sums = statistics.median(times[ALONE])
+    found = {}
+    for name, figures in times.items():
+        wrong, bits = checks.get(name, (None, None))
+        wrong = None if wrong is None else int(bench.slowest(float(wrong)))
+        us = statistics.median(figures)
+        found[name] = {"us": us, "ratio": round(us / sums, 3), "graph_us": figures}
+        found[name] |= {"wrong": wrong, "unequal_bits": bits}
+    return found
+
+
+def summary(document: dict[str, Any]) -> Iterator[str]:
+    """By format, width and form: microseconds and, of the sum alone, the times, by rows; then what was wrong."""
+    tables: dict[str, dict[str, dict[str, str]]] = {}
+    for name, found in document["rows"].items():
+        of, rows = name.rsplit(", ", 1)
+        for form, row in found.items():
+            shown = f"{row['us']:.2f}/{row['ratio']:.2f}"
+            tables.setdefault(of, {}).setdefault(form, {})[rows.removesuffix(" rows")] = shown
+    for of, forms_of in tables.items():
+        yield f"{of}:"
+        for form, cells in forms_of.items():
+            yield f"  {form}: " + " ".join(f"{rows}:{cell}" for rows, cell in cells.items())
+    wrong = [
+        f"{name}, {form}: wrong {row['wrong']}, bits {row['unequal_bits']}"
+        for name, found in document["rows"].items()
+        for form, row in found.items()
+        if row["wrong"] or any(row["unequal_bits"] or ())
+    ]
+    yield "wrong, or with other bits: " + ("; ".join(wrong) or "none")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
+    parser.add_argument("--widths", nargs="+", type=int, default=WIDTHS)
+    parser.add_argument("--rows", nargs="+", type=int, default=ROWS, help="of the first width")
+    parser.add_argument("--few-rows", nargs="+", type=int, default=FEW_ROWS, help="of the others")
+    parser.add_argument("--format", nargs="+", default=["none"], help="forms of the norm, as of rms_norm_quant")
+    parser.add_argument("--only", nargs="+", default=[], help="forms that have one of these in their names")
+    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=12, help="calls that are checked of each form")
+    parser.add_argument("--against-nccl", action="store_true", help="compare with torch.distributed's results")
+    parser.add_argument("--json", type=Path, help="file for the results, rewritten after each size")
+    options = parser.parse_args()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(run, (options.ranks, port, options), nprocs=options.ranks)
+
+
+if __name__ == "__main__":
+    main()
