@@ -4,7 +4,7 @@
 #     scripts/verify_comm_on_gpus.sh [RANKS [PART...]]
 #
 # Parts, one after the other, or with TOGETHER=1 at once: `host`, `graphs`, `tiles`, `forms` and `quantised_forms` measure;
-# `polled`, `quantised_one_shot` and `quantised_two_shot` are forms of the norm that only a request selects; processes of `push`, `sums`, `parts`,
+# `polled`, `quantised_one_shot` and `quantised_two_shot` test one kernel of the norm each; processes of `push`, `sums`, `parts`,
 # `norms` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share two GPUs, but not more: there kernels would
 # wait for ranks whose turn on their GPU it is not. Each process has LIMIT seconds (60), MARGIN of them (15) for imports
 # and the answer; one that ends there is reported, and what it had found is kept. KERNELS and FORMATS name fewer for the sanitizer and for

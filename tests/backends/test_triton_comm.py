@@ -298,6 +298,43 @@ def test_norms_of_more_rows_than_programs_and_of_rows_with_a_nan(
     assert ranks.are_empty()
 
 
+@pytest.mark.parametrize(("width", "rows", "message"), [(7168, 18, "256KB"), (7168, 73, "1MB"), (2880, 45, "256KB")])
+def test_all_rows_of_a_message_of_two_ranks_are_one_launch(width: int, rows: int, message: str) -> None:
+    facets = {**FACETS, "dtype": "bfloat16", "weight_dtype": "bfloat16", "hidden_size": width, "message": message}
+    kinds = (OneShotRmsNorm, PolledRmsNorm)
+    found = [kind(AllReduceRmsNormProblem(**facets, world_size=2)).rows_of_launch(2 * width) for kind in kinds]
+    assert found == [rows] * 2
+    assert OneShotRmsNorm(AllReduceRmsNormProblem(**facets, world_size=4)).rows_of_launch(2 * width) == rows // 8 * 8
+
+
+def test_a_row_of_a_norm_keeps_its_programs_where_one_more_would_halve_them() -> None:
+    facets = {**FACETS, "dtype": "bfloat16", "weight_dtype": "bfloat16", "hidden_size": 3584, "message": "256KB"}
+    assert OneShotRmsNorm(AllReduceRmsNormProblem(**facets, world_size=2)).rows_of_launch(2 * 3584) == 32
+
+
+def test_polled_norms_of_more_rows_than_a_grid_has_programs_are_made_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program has one row; in place a row has two."""
+    tile = adapter_module.row_tile(48, 2)._replace(programs=8)
+    monkeypatch.setattr(adapter_module, "row_tile", lambda *sizes: tile)
+    monkeypatch.setattr(adapter_module, "MOST_PROGRAMS", 8)
+    ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
+    facets = {**FACETS, "dtype": "bfloat16", "weight_dtype": "bfloat16", "hidden_size": 48, "world_size": 2}
+    parts = [values(other, (11, 48), torch.bfloat16) for other in range(2)]
+    residual, weight = values(99, (11, 48), torch.bfloat16), torch.ones(48, dtype=torch.bfloat16)
+    want = (sum_of(parts) + residual.float()).bfloat16()
+
+    def act(rank: int) -> list[bool]:
+        adapter = PolledRmsNorm(AllReduceRmsNormProblem(**facets))
+        adapter.attach(GROUP.group_name, ranks.workspaces[rank])
+        apart, own = torch.full_like(want, torch.nan), residual.clone()
+        out = torch.full_like(want, torch.nan)
+        adapter.launch(parts[rank], residual, weight, 1e-5, out, apart, GROUP, TIMEOUT_S)
+        adapter.launch(parts[rank], own, weight, 1e-5, out.clone(), own, GROUP, TIMEOUT_S)
+        return [torch.equal(apart, want), torch.equal(own, want), bool(out.isfinite().all())]
+
+    assert run_ranks(act, 2) == [[True] * 3] * 2
+
+
 def split_norm(
     problem_dtype: torch.dtype, width: int, world_size: int, workspace: Any, kind: type = OneShotRmsNorm
 ) -> OneShotRmsNorm:

@@ -54,6 +54,26 @@ def test_over_nvlink_small_sums_need_no_nccl(size: int, device: str) -> None:
         assert (told.selected == "triton.one_shot") == (size in (2, 4))
 
 
+@pytest.mark.parametrize(
+    ("message", "facets", "kernel"),
+    [
+        ("256KB", {"hidden_size": 7168}, "triton.one_shot"),
+        ("1MB", {"hidden_size": 4096}, "triton.one_shot_polled"),
+        ("1MB", {"hidden_size": 7168, "dtype": "float16"}, "triton.one_shot_polled"),
+        ("1MB", {"hidden_size": 2880}, "triton.one_shot"),
+        ("1MB", {"hidden_size": 7168, "dtype": "float32"}, "triton.one_shot"),
+        ("1MB", {"hidden_size": 7169}, "triton.one_shot"),
+        ("1MB", {"hidden_size": 7168, "format": "fp8_group"}, "triton.one_shot_quant"),
+        ("8MB", {"hidden_size": 7168}, "triton.one_shot"),
+    ],
+)
+def test_threads_wait_for_their_elements_of_a_norm_where_that_was_faster(
+    message: str, facets: dict[str, Any], kernel: str
+) -> None:
+    told = explained("all_reduce_rms_norm", "H200", world_size=2, link="nvlink", message=message, **facets)
+    assert told.selected == kernel
+
+
 @pytest.mark.parametrize("device", GPUS)
 @pytest.mark.parametrize("size", [2, 4, 8])
 def test_over_nvlink_tokens_are_pushed_where_that_has_run(size: int, device: str) -> None:

@@ -39,6 +39,7 @@ RUNS = {
         "comm_host_experts_h200.json",
         "comm_norm_h200.json",
         "comm_norm_parts_h200.json",
+        "comm_norm_polled_h200.json",
         "comm_parts_4_ranks_h200.json",
         "comm_quant_h100.json",
         "comm_runs_h200.json",

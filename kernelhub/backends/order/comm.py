@@ -4,7 +4,7 @@ Buckets of messages are those of `kernelhub.ops.comm.problem`. `benchmarks/comm.
 """
 
 from kernelhub.dispatch.order import Line, first
-from kernelhub.ops.comm.problem import BUCKETS, NO_NVLINK
+from kernelhub.ops.comm.problem import BUCKETS, NO_NVLINK, WIDE_ROWS
 
 _PUSH_ONE, _PUSH_TWO = "triton.one_shot", "triton.two_shot"
 _ONE, _TWO, _NCCL = "torch.symm_mem_one_shot", "torch.symm_mem_two_shot", "torch.distributed"
@@ -12,7 +12,7 @@ _ALL = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO, _NCCL)
 _FUSED = ("flashinfer.trtllm_one_shot", "flashinfer.trtllm_two_shot")
 # They wait for a missing rank without limit: after those that do not. FlashInfer's two shots take 245 us for one row.
 _LIBRARIES = ("custom_all_reduce.vllm", *_FUSED, "custom_all_reduce.sgl_kernel")
-_QUANT = "triton.one_shot_quant"
+_QUANT, _POLLED = "triton.one_shot_quant", "triton.one_shot_polled"
 _VERSIONS = "torch 2.11.0+cu130, NCCL 2.28.9, bfloat16"
 _H100 = (
     f"in CUDA graphs on 2 NVIDIA H100 80GB HBM3, 2026-11-25, {_VERSIONS}: Triton's one-shot takes 3.1 us for 32 KB, "
@@ -38,6 +38,17 @@ _QUANTISED = (
     "takes 4.2 to 4.9 us and 7.2 to 7.9 in the forms fp8_group, fp8_token, fp8_tensor and nvfp4, Triton's one-shot "
     "without a form 3.7 and 6.6 (benchmarks/results/comm_quant_h100.json), NCCL with the norm, before torch quantises "
     "it, 30.2 and 50.7 on 2 H200 (benchmarks/results/comm_norm_h200.json)"
+)
+_NORM_OF_TWO = (
+    f"in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, rows of 7168: triton.one_shot takes 3.0 us for 1 row, "
+    "3.5 for 8 and 3.9 for 18, triton.one_shot_polled 3.3, 3.7 and 4.1; of 1 row of 4096 2.8 and 3.0, of 8192 3.1 and "
+    "3.3 (benchmarks/results/comm_norm_polled_h200.json)"
+)
+_WIDE = (
+    f"in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, 36, 72 and 73 rows of 7168: triton.one_shot_polled "
+    "takes 4.9, 6.6 and 6.7 us, triton.one_shot 5.5, 7.0 and 7.0; 64 and 128 rows of 4096 4.7 and 6.2, and 5.1 and "
+    "6.6; 32 and 64 rows of 8192 4.9 and 6.6, and 5.4 and 6.8; with both results in place 0.88 to 0.97 of its time "
+    "(benchmarks/results/comm_norm_polled_h200.json); narrower rows and float32 were not timed"
 )
 # By number of ranks, the kernels that are first in each bucket, and the evidence. Other GPUs are expected as Hopper.
 _ONE_FIRST, _TWO_FIRST = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO), (_PUSH_TWO, _PUSH_ONE, _TWO, _ONE)
@@ -162,7 +173,7 @@ ORDER = {
         Line(
             "*",
             "*",
-            (_PUSH_ONE, _PUSH_TWO, _NCCL, *_FUSED, _QUANT),
+            (_PUSH_ONE, _PUSH_TWO, _POLLED, _NCCL, *_FUSED, _QUANT),
             f"{_H100}; with the norm, 8 KB and 1 MB: Triton's 3.5 and 6.7, FlashInfer's 4.9 and 8.1; on 4 H200, 8 KB, "
             "1 MB and 8 MB (benchmarks/results/comm_4_ranks_h200.json): Triton's 5.4, 16.2 and 95.9, FlashInfer's 5.9, "
             "14.6 and, in two shots, 68.0, NCCL with the norm 33.6, 55.2 and 166; on 2 H200, 8 KB, 1 MB, 8 MB and "
@@ -172,11 +183,15 @@ ORDER = {
             "7.2 to 7.9 for 1 MB, Triton's one-shot 3.7 and 6.6 (benchmarks/results/comm_quant_h100.json)",
         ),
         *(
-            Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _QUANT, _PUSH_TWO, _NCCL, *_FUSED), _QUANTISED)
-            for bucket in ("32KB", "256KB", "1MB")
+            Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _POLLED, _QUANT, _PUSH_TWO, _NCCL, *_FUSED), evidence)
+            for bucket, evidence in (
+                *((bucket, f"{_QUANTISED}; {_NORM_OF_TWO}") for bucket in ("32KB", "256KB")),
+                ("1MB", _QUANTISED),
+            )
         ),
+        Line("hopper", WIDE_ROWS, (_POLLED, _PUSH_ONE, _QUANT, _PUSH_TWO, _NCCL, *_FUSED), _WIDE),
         *(
-            Line("hopper", f"4 ranks, {bucket}", (_PUSH_TWO, _PUSH_ONE, _NCCL, *_FUSED, _QUANT), _NORM_OF_FOUR)
+            Line("hopper", f"4 ranks, {bucket}", (_PUSH_TWO, _PUSH_ONE, _POLLED, _NCCL, *_FUSED, _QUANT), _NORM_OF_FOUR)
             for bucket in ("1MB", "8MB", "32MB")
         ),
     ),

@@ -27,6 +27,8 @@ BUCKETS = (*MESSAGE_BYTES, MORE)
 MESSAGES = (ANY, *BUCKETS)
 _BOUNDS = tuple(MESSAGE_BYTES.values())
 NO_NVLINK = "no nvlink"
+WIDE_ROWS = "2 ranks, 1MB, wide rows"  # of `all_reduce_rms_norm`
+_LEAST_WIDE = 4096  # the narrowest rows that were timed there
 _SIZES = (2, 4, 8)  # numbers of ranks with order lines of their own
 
 
@@ -103,6 +105,13 @@ def regime(problem: Any) -> str:
     return f"{ranks} ranks, {problem.message}"
 
 
+def regime_of_norm(problem: AllReduceRmsNormProblem) -> str:
+    """The same, and whether rows in 16 bits are as wide as those whose norm was timed up to 1 MB of two ranks."""
+    wide = problem.hidden_size >= _LEAST_WIDE and problem.dtype != "float32" and problem.format == NONE
+    found = regime(problem)
+    return WIDE_ROWS if wide and WIDE_ROWS.startswith(f"{found},") else found
+
+
 def contradiction(problem: Any) -> str | None:
     """Why facets of connections contradict each other."""
     if problem.link == NVLINK and problem.peers == NO_ACCESS:
@@ -160,8 +169,8 @@ ALL_REDUCE_RMS_NORM = OpRecord(
     problem=AllReduceRmsNormProblem,
     complete=complete_norm,
     contradiction=contradiction_of_norm,
-    regimes=REGIMES,
-    regime=regime,
+    regimes=(*REGIMES, WIDE_ROWS),
+    regime=regime_of_norm,
 )
 REDUCE_SCATTER = OpRecord(
     name="reduce_scatter",

@@ -19,7 +19,7 @@ from kernelhub.backends.triton.comm.tiles import Tile, one_shot_tile, row_tile, 
 from kernelhub.backends.triton.comm.two_shot import two_shot_kernel
 from kernelhub.backends.triton.comm.two_shot_rms_norm import two_shot_rms_norm_kernel
 from kernelhub.backends.triton.comm.two_shot_row_norm import two_shot_row_norm_kernel
-from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
+from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, UNIT, Workspace, workspace_before, workspace_for
 from kernelhub.ops.comm.adapter import AllReduceAdapter, AllReduceRmsNormAdapter
 from kernelhub.ops.comm.problem import MESSAGE_BYTES, AllReduceProblem, AllReduceRmsNormProblem, CollectiveProblem
 
@@ -39,6 +39,9 @@ _LEAST_TURNS = 4
 _SPLIT_BYTES = 256 << 10  # of a message: more rows have fewer programs each
 # Programs that a GPU of 132 multiprocessors runs at once, two on each: 256 threads of so many registers.
 _TWO_EACH, _REGISTERS_OF_TWO = 264, 128
+# On 2 ranks a bucket is one launch up to 1 MB, where each row has as many programs then. In whole eights of rows, 18
+# and 73 rows of 7168 were two: 7.15 and 11.12 us, one launch 3.86 and 6.98 (comm_norm_polled_h200.json).
+_WHOLE_RANKS, _WHOLE_BYTES = (2,), 1 << 20
 _SENDERS = 264  # programs of a grid times ranks that are sent to: twice the multiprocessors of an H100
 _SLOTS = 32 << 20  # most bytes of a set of slots, in one step; in two steps they are at most twice the largest piece
 
@@ -360,8 +363,17 @@ class OneShotRmsNorm(_RmsNorm):
     def split(self) -> int:
         """Programs of a row."""
         ranks = self.problem.world_size
-        parts = min(_MOST_PARTS, _SENDERS // (self._rows * ranks), self._tile.bytes // _LEAST_PART)
+        parts = min(self._most_parts(self._rows), self._tile.bytes // _LEAST_PART)
         return _power_of_two(parts) if self._once and ranks in _SPLIT_RANKS else 1
+
+    def _most_parts(self, rows: int) -> int:
+        return _power_of_two(min(_MOST_PARTS, _SENDERS // (rows * self.problem.world_size)))
+
+    def rows_of_launch(self, row_bytes: int) -> int:
+        rows, whole = super().rows_of_launch(row_bytes), self.piece() // row_bytes
+        measured = self.problem.world_size in _WHOLE_RANKS and self.piece() <= _WHOLE_BYTES
+        alike = whole <= MOST_PROGRAMS and self._most_parts(rows) == self._most_parts(max(1, whole))
+        return max(rows, whole) if measured and alike and not row_bytes % UNIT else rows
 
     def slot_rows(self) -> int:
         return self._rows
@@ -385,7 +397,8 @@ class PolledRmsNorm(OneShotRmsNorm):
         return _power_of_two(min(_MOST_PARTS, _TWO_EACH // self._rows, self._tile.bytes // _LEAST_PART))
 
     def rows_of_launch(self, row_bytes: int) -> int:
-        return max(8, self.piece() // row_bytes)  # a row is whole units: see the record
+        # A row is whole units: see the record. A program has one row, in place a row has two programs or more.
+        return min(max(8, self.piece() // row_bytes), MOST_PROGRAMS // 2)
 
     def static_of_kernel(self) -> dict[str, Any]:
         return {"THREADS": 32 * self._tile.warps}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton.comm.tiles import Tile
-from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, TURN_BYTES, UNIT, Workspace
+from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, UNIT, Workspace, turn_bytes
 from kernelhub.backends.triton.launch import Launcher, device_of
 from kernelhub.errors import RanksDisagree
 
@@ -56,7 +56,11 @@ class Connection:
         counters, slots = workspace.counters, workspace.slots
         capacity = workspace.capacity
         if turns:
-            counters, slots, capacity = workspace.turn_counters, workspace.turn_slots, TURN_BYTES // UNIT
+            counters, slots, capacity = (
+                workspace.turn_counters,
+                workspace.turn_slots,
+                turn_bytes(workspace.world_size) // UNIT,
+            )
         self._middle = (counters, workspace.missing, *slots)
         self._last = (capacity, tile.ahead)
         self._timeout_s, self._limit_us = 0.0, 0

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 MOST_RANKS = 8
 MOST_PROGRAMS = 512  # of a grid; each has a counter
 UNIT = 16  # bytes
-TURN_BYTES = 1 << 20  # of a slot that is one of three sets
 _NO_STREAM = 2**64 - 1
 
 
@@ -42,7 +41,7 @@ class Workspace:
     Attributes:
         slots: the addresses; 0 beyond the last rank.
         counters: int32 [MOST_PROGRAMS], as `slots.py` describes.
-        turn_slots: the addresses of the slots of `turns.py`, of TURN_BYTES each.
+        turn_slots: the addresses of the slots of `turns.py`, of `turn_bytes` each.
         turn_counters: int32 [MOST_PROGRAMS], as that describes.
         missing: int8 [MOST_RANKS] in memory of the host: 1 for a rank that was waited for too long.
         owner: a weak reference to the group; None where nobody said which it is.
@@ -156,7 +155,12 @@ def _is_captured(stream: torch.cuda.Stream) -> bool:
 
 def slots_bytes(world_size: int, capacity: int) -> int:
     """Bytes of two sets of slots, one slot for each other rank, and of three sets of `turns.py`."""
-    return _two_sets_bytes(world_size, capacity) + SETS * (world_size - 1) * TURN_BYTES
+    return _two_sets_bytes(world_size, capacity) + SETS * (world_size - 1) * turn_bytes(world_size)
+
+
+def turn_bytes(world_size: int) -> int:
+    """Of a slot that is one of three sets: the kernels of more ranks use them for few rows only."""
+    return 1 << 20 if world_size == 2 else 256 << 10
 
 
 def _two_sets_bytes(world_size: int, capacity: int) -> int:
