@@ -238,6 +238,74 @@ def repeated_maps(stub: Stub) -> None:
         assert len(met) == 2
 
 
+def prefills_again(stub: Stub) -> None:
+    """What Gluon's prefill launches again has the parameters of a launch that is made anew, but for the counters."""
+    from kernelhub.backends.gluon import launch as of_gluon
+
+    def made(compiled: Any, given: int) -> Any:
+        sizes = sizes_of(compiled, given)
+        stub.expect(sizes)
+        return direct_launch(compiled, given, sizes=lambda function, most: sizes)
+
+    half = {"dtype": torch.bfloat16}
+    offsets = torch.tensor([0, 3, 3, 133], dtype=torch.int32)
+    dense = {name: torch.zeros(2, 130, heads, 64, **half) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+    ragged = {name: torch.zeros(133, heads, 64, **half) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+    ragged |= {"cu_seqlens_q": offsets, "cu_seqlens_k": offsets.clone(), "causal": True, "return_lse": True}
+    kv = torch.zeros(5, 2, 16, 2, 64, **half)  # caches that lie between each other
+    paged = {"q": torch.zeros(2, 4, 64, **half), "k_cache": kv[:, 0], "v_cache": kv[:, 1]}
+    paged |= {
+        "block_table": torch.tensor([[0, 1], [4, 2]], dtype=torch.int32),
+        "seq_lens": torch.tensor([20, 32], dtype=torch.int32),
+    }
+    float8 = {
+        "k_cache": torch.zeros(5, 16, 2, 64, dtype=torch.float8_e4m3fn),
+        "k_scale": torch.ones(1),
+        "v_scale": torch.ones(1),
+    }
+    float8 |= {"v_cache": float8["k_cache"].clone(), "sinks": torch.zeros(4, **half), "window": 7}
+    calls = (
+        (kernelhub.attention, "gluon.prefill_pipelined_any", dense | {"sinks": torch.zeros(4, **half), "window": 40}),
+        (kernelhub.attention, "gluon.prefill_pipelined_any", ragged),
+        (kernelhub.attention, "gluon.prefill_any", dense | {"causal": True, "scale": -0.5}),
+        (kernelhub.paged_attention, "gluon.prefill_pipelined_any", paged),
+        (kernelhub.paged_attention, "gluon.prefill_fp8_any", paged | float8),
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(of_gluon, "direct_launch", made)
+        for op, name, given in calls:
+            given |= {"out": torch.zeros_like(given["q"]), "backend": name}
+            with believed_on_gpu(op.op):
+                kind = type(op.prepare(**{one: value for one, value in given.items() if one != "out"}).adapter)
+                anew: list[Any] = []
+                patched.setattr(kind, "_launch_anew", _noting(kind._launch_anew, anew))
+                for like in (_cloned(given), given):
+                    for _ in range(3):
+                        op(**given)
+                    made_anew = len(anew)
+                    stub.take()
+                    op(**like)
+                    (again,) = stub.take()
+                    assert len(anew) == made_anew, (name, "a call like one before is made again")
+                    op.op._forget()
+                    op(**like)
+                    (first,) = stub.take()
+                    assert len(anew) == made_anew + 1
+                    assert again._replace(parameters=()) == first._replace(parameters=())
+                    pairs = zip(again.parameters, first.parameters, strict=True)
+                    differing = [at for at, (one, other) in enumerate(pairs) if one != other]
+                    # The LSE is a new result of each call.
+                    assert len(differing) <= ("pipelined" in name) + ("return_lse" in given), (name, differing)
+
+
+def _noting(launch: Any, met: list[Any]) -> Any:
+    def noted(self: Any, *given: Any) -> None:
+        met.append(given)
+        launch(self, *given)
+
+    return noted
+
+
 class Adapter:
     """Two launches with memory of their own between."""
 
@@ -640,6 +708,8 @@ def decode(name: str) -> tuple[Any, dict[str, Any]]:
             given |= {"sinks": torch.zeros(8, **half)}
         if features == "lse":
             given |= {"return_lse": True}
+        if features == "gluon":
+            given |= {"backend": "gluon.prefill_pipelined_any"}
         if features == "speculation":
             given["q"] = torch.zeros(2, 3, 8, 64, **half)
         if features == "ragged":
@@ -858,7 +928,7 @@ def decode_again(stub: Stub) -> None:
 
 def decode_with_features_again(stub: Stub) -> None:
     """Of `paged_attention` with tensors that not every call has."""
-    for features in ("fp8", "lse", "ragged", "speculation"):
+    for features in ("gluon", "fp8", "lse", "ragged", "speculation"):
         _decodes_again(stub, f"paged_attention of {features}")
 
 
@@ -871,8 +941,13 @@ def _products_again(stub: Stub, name: str, *more: str) -> None:
     """A call like one before is launched at once, and every other is checked as if it were the first."""
     on_stub(stub, [8] * 2)
     runtime.recognise_in_c(runtime.native())
+    name, _, backend = name.partition(" by ")
     op, good = call_of(name)
-    good["backend"] = "triton"
+    good["backend"] = backend or "triton"
+    if backend.startswith("gluon"):  # wide heads of 16 bits
+        wide = (*good["q"].shape[:-1], 64), (*good["k"].shape[:-1], 64)
+        shapes = {"q": wide[0], "k": wide[1], "v": wide[1], "out": wide[0]}
+        good |= {one: torch.zeros(shape, dtype=torch.bfloat16) for one, shape in shapes.items()}
     with believed_on_gpu(op.op):
         made = op.prepare(**{one: value for one, value in good.items() if one != "out"}).adapter
         adapter = type(made)
@@ -992,6 +1067,7 @@ def small_calls_again(stub: Stub) -> None:
         ("dequantize_fp8", ("scale",)),
         ("dequantize_nvfp4", ("scale", "global_scale")),
         ("attention", ("k",)),
+        ("attention by gluon.prefill_any", ("k",)),
         ("linear_attention", ("state", "out_state")),
     ):
         _products_again(stub, name, *changed)
@@ -1547,6 +1623,7 @@ SCENARIOS = (
     gluon_maps,
     repeated,
     repeated_maps,
+    prefills_again,
     struct_of_cuda,
     devices_and_streams,
     counters,

@@ -11,7 +11,8 @@ from torch import Tensor
 from kernelhub.backends.gluon.attention.prefill import prefill_kernel
 from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.shared.operands import adjacent, contiguous_copy, on_device_of
-from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, PagedStep
+from kernelhub.backends.shared.repeated_attention import RepeatedAttention
+from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
 
@@ -39,7 +40,7 @@ class Rows(NamedTuple):
     head_column: int
 
 
-class Prefill(AttentionAdapter[AttentionProblem, Any]):
+class Prefill(RepeatedAttention):
     """Tiles of 128 queries of a head, taken in turns by as many programs as the device runs at once.
 
     Attributes:
@@ -87,7 +88,7 @@ class Prefill(AttentionAdapter[AttentionProblem, Any]):
         }
         self._launchers: dict[bool, Launcher] = {}
 
-    def launch(
+    def _launch_anew(
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
         problem, ragged, paged = self.problem, self.problem.ragged, bool(self._page)
