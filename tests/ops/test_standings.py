@@ -31,6 +31,7 @@ RUNS = {
         "gluon_h200.json",
         "gluon_mla_h200.json",
         "gluon_more_h200.json",
+        "gluon_tests_h100.json",
         "gluon_tests_h200.json",
         "comm_h100.json",
         "comm_h200.json",

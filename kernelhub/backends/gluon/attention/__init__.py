@@ -149,7 +149,7 @@ KERNELS = (
         _PIPELINED,
         _WHERE_FASTER,
         _FEATURES,
-        standings(143, "gluon_tests_h100.json"),
+        standings(281, "gluon_tests_h100.json"),
         _PIPELINED_ADAPTER,
     ),
     _record(
@@ -158,7 +158,7 @@ KERNELS = (
         _PIPELINED_ANY,
         _SIXTEEN_BITS,
         _FEATURES,
-        standings(138, "gluon_tests_h100.json"),
+        standings(281, "gluon_tests_h100.json"),
         _PIPELINED_ADAPTER,
     ),
     _record(
