@@ -18,8 +18,8 @@ and log-probability after each token of given prompts, and those of greedy decod
 `stress`: 1000 decode steps, more requests than the cache holds, a shared prefix; each twice, with the share of equal
 tokens. `watch`: what kernelhub's own calls did under mixed traffic, of which --eager shows every one: microseconds of
 Python for a layer and for a step's metadata, waits for the GPU, and Triton kernels compiled in them. `writes`: the KV
-cache written by vLLM's kernel and by kernelhub's in turn, with KERNELHUB_VLLM_WRITE_KV_CACHE=1: whether the bytes are
-the same, microseconds of Python and of a graph of all layers, and, with --eager, greedy tokens and steps.
+cache written by vLLM's kernel and by kernelhub's in turn: whether the bytes are the same, microseconds of
+Python and of a graph of all layers, and, with --eager, greedy tokens and steps.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@
 # uses the GPU at place (i + r) modulo their number, since GPUs of one machine differ by some percent.
 # Each run has a server of its own and each backend has caches of its own, so that its first run is the first start of a machine.
 # CELLS, VLLM_CELLS, SERVER_OPTIONS, BUDGET (seconds of a run) and PRICE override what is measured. RESULTS/BACKEND.RUN.json are
-# results of benchmarks/serving.py; RESULTS/BACKEND.RUN.log is what it and the server printed.
+# results of benchmarks/serving.py; RESULTS/BACKEND.RUN.log is what it and the server printed. A run that failed is named with
+# the last line of its log, and the script ends with 1. GPUs are numbered as nvidia-smi does, whatever CUDA_VISIBLE_DEVICES says.
 set -euo pipefail
 
 runs=${1:?a number of runs, then the names of backends}
@@ -23,6 +24,12 @@ read -ra gpus <<<"${GPUS:-$(seq -s " " 0 $((present - 1)))}"
 options='--load-format dummy --kernel-config {"enable_jit_warmup":false} --max-num-batched-tokens 8192 --gpu-memory-utilization 0.85'
 options=${SERVER_OPTIONS:-$options}
 mkdir -p "$RESULTS"
+rm -f "$RESULTS/failed"
+
+fail() { # status; of the run that a lane is in
+    touch "$RESULTS/failed"
+    echo "run $run of $backend on GPU $gpu ended with $1: $(grep . "$RESULTS/$backend.$run.log" | tail -n 1)"
+}
 
 lane() {
     local index=$1 backend=${2%%=*} extra="" run gpu
@@ -40,7 +47,7 @@ lane() {
                 --backends "$backend" --runs 1 --cells "$CELLS" --vllm-cells "${VLLM_CELLS:-}" --rounds 2 --warm-rounds 1 --warm-output 64 --max-len 9472 \
                 --port "$((8100 + gpu))" --price "$PRICE" --budget "$BUDGET" --start-timeout 260 \
                 --engine-options "$options" --out "$RESULTS/$backend.$run.json" >"$RESULTS/$backend.$run.log" 2>&1 ||
-                echo "run $run of $backend on GPU $gpu ended with $?"
+                fail "$?"
         ) 9>"${TMPDIR:-/tmp}/lane.gpu$gpu"
     done
 }
@@ -64,3 +71,4 @@ for path in sorted(folder.glob("*.[0-9]*.json")):
 for row in merged.get("rows", []):
     print(*(row[key] for key in ("backend", "run", "gpu", "workload", "concurrency", "output_tokens_per_s", "itl_ms_p50", "server_start_s")))
 PYTHON
+[ ! -e "$RESULTS/failed" ]

@@ -333,9 +333,9 @@ VARIABLES = {
         Variable(
             "KERNELHUB_VLLM_WRITE_KV_CACHE",
             parse_bool,
-            False,
+            True,
             "0 or 1",
-            "Let kernelhub's backend of vLLM write the KV cache by write_kv_cache, not by vLLM's kernel.",
+            "0: kernelhub's backend of vLLM lets vLLM's kernel write the KV cache, not write_kv_cache.",
         ),
         Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run the kernels of this lock file, or fail."),
         Variable(

@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -291,7 +292,9 @@ def _usual() -> tuple[type, int, int] | None:
         tensors = [torch.empty(count, dtype=torch.uint8, device="cpu") for count in (1, 2, 3)]
         addresses: list[int] = [one._cdata for one in tensors]
         none = torch.empty(1, 0, dtype=torch.int64, device="cpu")
-        sparse = torch.sparse_coo_tensor(none, none[0], (1,), device="cpu", check_invariants=False)._cdata
+        with warnings.catch_warnings():  # torch 2.11 warns that the invariants are not checked, though it is told so
+            warnings.simplefilter("ignore")
+            sparse = torch.sparse_coo_tensor(none, none[0], (1,), device="cpu", check_invariants=False)._cdata
     except (AttributeError, TypeError, RuntimeError):
         return None
     tables = {word(one) for one in addresses}

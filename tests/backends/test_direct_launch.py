@@ -12,6 +12,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -389,6 +390,20 @@ def test_torchs_own_class_is_found() -> None:
     found = launch._usual()
     assert found is not None
     assert found[0] is torch.Tensor
+
+
+def test_looking_for_it_warns_of_nothing(monkeypatch) -> None:
+    """torch 2.11 warns whenever a sparse tensor is made."""
+    made = torch.sparse_coo_tensor
+
+    def warned(*given: Any, **named: Any) -> torch.Tensor:
+        warnings.warn("Sparse invariant checks are implicitly disabled.", UserWarning, stacklevel=2)
+        return made(*given, **named)
+
+    monkeypatch.setattr(torch, "sparse_coo_tensor", warned)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert launch._usual() is not None
 
 
 @pytest.mark.parametrize("usual", [1, (torch.Tensor,), (1, 16, 1), (torch.Tensor, "16", 1)])

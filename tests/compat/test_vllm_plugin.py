@@ -363,6 +363,11 @@ def speculating(tokens: int) -> SimpleNamespace:
     return SimpleNamespace(speculative_config=SimpleNamespace(num_speculative_tokens=tokens) if tokens else None)
 
 
+def attended():
+    """The problems of the calls of attention."""
+    return [row.problem for row in kernelhub.report().rows if row.op == "paged_attention"]
+
+
 def run(
     attention,
     order="HND",
@@ -457,7 +462,7 @@ class TestSteps:
     def test_a_decode_step_needs_no_offsets_and_speculative_ones_do(self, attention) -> None:
         run(attention)
         run(attention, lens=((2, 40), (2, 7)))
-        decode, spec = [row.problem for row in kernelhub.report().rows]
+        decode, spec = attended()
         assert (decode["ragged"], spec["ragged"]) == (False, True)
         assert spec["q_len"] == "few"
 
@@ -470,12 +475,12 @@ class TestSteps:
         for number, form in ((4, lens), (2, ((2, 9), (2, 50)))):
             got, want = run(attention, order, lens=form, speculative=3, **options)
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-            row = kernelhub.report().rows[-1].problem
+            row = attended()[-1]
             assert (row["ragged"], row["q_len"]) == (False, "few"), number
         got, want = run(attention, order, lens=((4, 40), (3, 7), (5, 9)), speculative=3, **options)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
         run(attention, order, lens=((5, 40), (5, 7)), speculative=3, **options)
-        assert all(row.problem["ragged"] for row in kernelhub.report().rows if row.problem["q_len"] == "any")
+        assert all(problem["ragged"] for problem in attended() if problem["q_len"] == "any")
 
     def test_a_run_that_measures_memory_gives_zeros(self, attention) -> None:
         impl = attention.KernelhubImpl(HEADS, WIDTH, 1.0, KV_HEADS)
@@ -503,12 +508,7 @@ BOTH_CACHES = pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
 
 
 class TestWrites:
-    """The cache is written by vLLM's kernel, or, on request, by `write_kv_cache`."""
-
-    @pytest.fixture(autouse=True)
-    def requested(self, monkeypatch):
-        monkeypatch.setenv(WRITES, "1")
-        kernelhub.reload()
+    """The cache is written by `write_kv_cache`; on request, and where no kernel can, by vLLM's kernel."""
 
     @EVERY_RELEASE
     @BOTH_CACHES
@@ -521,9 +521,10 @@ class TestWrites:
         slots = torch.tensor([5, -1, 0, 40, SIZE, -1])
         keys, values = torch.randn(9, 2, KV_HEADS, WIDTH).unbind(1)  # as they are split, not contiguous
         caches = []
-        for requested in ("1", "0"):
-            monkeypatch.setenv(WRITES, requested)
-            kernelhub.reload()
+        for requested in (None, "0"):
+            if requested:
+                monkeypatch.setenv(WRITES, requested)
+                kernelhub.reload()
             impl = attention.KernelhubImpl(HEADS, WIDTH, 0.2, KV_HEADS, kv_cache_dtype=kv_cache_dtype)
             kv = attention.cache(4, torch.float8_e4m3fn if fp8 else torch.float32, order)
             stored = kv.view(torch.uint8) if fp8 else kv
@@ -551,18 +552,49 @@ class TestWrites:
         got, want = run(attention, order, kv_cache_dtype, lens)
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
-    def test_without_the_request_vllm_s_kernel_writes(self, attention, monkeypatch) -> None:
-        monkeypatch.delenv(WRITES)
-        kernelhub.reload()
-        run(attention)
+    @BOTH_CACHES
+    def test_on_request_vllm_s_kernel_writes(self, attention, engine, caplog, kv_cache_dtype) -> None:
+        caplog.set_level("INFO")
+        engine(**{WRITES: "0"})
+        run(attention, "HND", kv_cache_dtype)
+        model = Model(attention, kv_cache_dtype)
+        model.start()
+        assert "writing its cache" not in caplog.text
         assert {row.op for row in kernelhub.report().rows} == {"paged_attention"}
+
+    @BOTH_CACHES
+    @pytest.mark.parametrize("lacks", ["no kernel", "no graphs"])
+    def test_vllm_s_kernel_writes_what_no_kernel_can_in_a_graph(
+        self, attention, monkeypatch, engine, caplog, kv_cache_dtype, lacks
+    ) -> None:
+        from kernelhub.dispatch.kernel import GraphLevel
+
+        def explained(op, **facets):
+            if op is not kernelhub.write_kv_cache:
+                return kernelhub.explain(op, **facets)
+            asked.append(facets)
+            return SimpleNamespace(kernel=SimpleNamespace(graph=GraphLevel.NONE) if lacks == "no graphs" else None)
+
+        asked = []
+        caplog.set_level("INFO")
+        engine()
+        monkeypatch.setattr(attention, "explain", explained)
+        run(attention, "HND", kv_cache_dtype)
+        Model(attention, kv_cache_dtype).start()
+        assert "writing its cache" not in caplog.text
+        assert {row.op for row in kernelhub.report().rows} == {"paged_attention"}
+        fp8 = kv_cache_dtype == "fp8"
+        wanted = (torch.float32, torch.float8_e4m3fn if fp8 else torch.float32, "tensor" if fp8 else None, SIZE)
+        assert {tuple(one[name] for name in ("dtype", "kv_dtype", "kv_scale", "page_size")) for one in asked} == {
+            wanted
+        }
 
     @EVERY_RELEASE
     @BOTH_CACHES
     @pytest.mark.parametrize("order", ["HND", "NHD"])
     def test_no_write_is_new_after_the_start(self, attention, engine, caplog, kv_cache_dtype, order) -> None:
         caplog.set_level("INFO")
-        engine(**{WRITES: "1", "KERNELHUB_ENGINE_SEAL": "raise"})
+        engine(KERNELHUB_ENGINE_SEAL="raise")
         model = Model(attention, kv_cache_dtype, order=order)
         model.start()
         assert "2 layers like model.layers.0.attn, writing its cache: one token: torch.scatter" in caplog.text
@@ -573,29 +605,12 @@ class TestWrites:
         assert not kernelhub.report().after_seal
 
     def test_a_write_that_was_not_warmed_up_is_logged_and_made(self, attention, engine, caplog) -> None:
-        engine(**{WRITES: "1"})
+        engine()
         kernelhub.seal()
         model = Model(attention)
         model.write(3)
         assert "since the warm-up did not cover it" in caplog.text
         assert kernelhub.report().sealed
-
-    def test_graphs_need_a_kernel_that_can_be_captured(self, attention, monkeypatch) -> None:
-        from kernelhub.dispatch.kernel import GraphLevel
-
-        levels = {"paged_attention": GraphLevel.FULL}
-
-        def explained(op, **facets):
-            return SimpleNamespace(kernel=SimpleNamespace(graph=levels.get(op.op.contract.name, GraphLevel.NONE)))
-
-        monkeypatch.setattr(attention, "explain", explained)
-        model = SimpleNamespace(dtype=torch.bfloat16, get_num_attention_heads=lambda parallel: 32)
-        config = SimpleNamespace(model_config=model, parallel_config=None, **vars(speculating(0)))
-        spec = SimpleNamespace(dtype=torch.bfloat16, head_size=128, block_size=16, num_kv_heads=8)
-        support = attention.KernelhubMetadataBuilder.get_cudagraph_support
-        assert support(config, spec).name == "NEVER"
-        levels["write_kv_cache"] = GraphLevel.FULL
-        assert support(config, spec).name == "UNIFORM_SINGLE_TOKEN_DECODE"
 
 
 WIDE, LATENT_WIDTH = 576, 512

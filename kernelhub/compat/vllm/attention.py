@@ -4,8 +4,8 @@ vLLM imports this module once the backend is selected; the module imports vLLM. 
 configuration decides what the backend supports, so that vLLM's message contains kernelhub's reasons.
 
 vLLM's cache is ``[B, H, N, 2 * D]``, a block's keys beside its values, and before 0.26 ``[B, 2, N, H, D]``, in either
-memory order. Keys and values are views of it, without a copy. vLLM's own kernel writes it, or, by
-KERNELHUB_VLLM_WRITE_KV_CACHE=1, `write_kv_cache`.
+memory order. Keys and values are views of it, without a copy. `write_kv_cache` writes it; vLLM's own kernel does with
+KERNELHUB_VLLM_WRITE_KV_CACHE=0, and where no kernel of kernelhub that a CUDA graph can capture supports it.
 """
 
 from __future__ import annotations
@@ -97,8 +97,6 @@ class KernelhubMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
         def captured(q_len: str) -> bool:
             dtypes = model.dtype, kv_cache_spec.dtype
             sizes = kv_cache_spec.head_size, kv_cache_spec.block_size
-            if _writes() and not capture_safe(_selection_of_writes(*dtypes, *sizes, heads[1])):
-                return False
             return capture_safe(_selection(*dtypes, *sizes, heads=heads, q_len=q_len))
 
         return graphs_of(AttentionCGSupport, captured, queries)
@@ -152,7 +150,8 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
         self._window = None if sliding_window is None else sliding_window - 1
         self._softcap = logits_soft_cap or None
         self._quantized = kv_cache_dtype in _FP8_CACHES
-        self._writes = _writes()
+        self._dtype = torch.get_default_dtype()  # the model's, while vLLM makes its layers
+        self._writes: bool | None = None  # whether kernelhub writes the cache; a first one decides
         self._cache: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         self._scales: tuple[Tensor | None, Tensor | None] = (None, None)  # that calls were learned with
@@ -264,6 +263,8 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
         """
         if kv_cache is not self._cache:
             self._cache, self._parts = kv_cache, _parts_of(kv_cache, self.head_size, quantized=self._quantized)
+            if self._writes is None:
+                self._writes = _writes(self, kv_cache.dtype, self._parts[0].shape[1])
         return self._parts
 
 
@@ -278,9 +279,23 @@ def _parts_of(kv_cache: Tensor, head_size: int, *, quantized: bool) -> tuple[Ten
     return (*stored, *stored)
 
 
-def _writes() -> bool:
-    """Whether the backend writes the cache itself."""
-    return bool(HUB.settings["KERNELHUB_VLLM_WRITE_KV_CACHE"])
+def _writes(layer: KernelhubImpl, cache: torch.dtype, page_size: int) -> bool:
+    """Whether kernelhub writes a layer's cache. If not, vLLM does, so its graphs never depend on kernelhub's writes."""
+    if not HUB.settings["KERNELHUB_VLLM_WRITE_KV_CACHE"]:
+        return False
+    quantized = layer._quantized
+    return capture_safe(
+        explain(
+            write_kv_cache,
+            dtype=layer._dtype if quantized else cache,
+            kv_dtype=_FP8 if quantized else cache,
+            kv_scale="tensor" if quantized else None,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim_qk=layer.head_size,
+            head_dim_vo=layer.head_size,
+            page_size=page_size,
+        )
+    )
 
 
 def forget(layer: KernelhubImpl) -> None:
@@ -346,6 +361,7 @@ def writes_of(names: list[str], layer: Any, dtype: torch.dtype, kv_cache: Tensor
         kv_cache: its cache. The calls write to others with its strides.
     """
     impl = layer.impl
+    impl._parts_of(kv_cache)  # decides who writes
     if not impl._writes:
         return None
     shape, stride, form = (_BLOCKS, *kv_cache.shape[1:]), kv_cache.stride(), kv_cache.dtype
@@ -496,21 +512,4 @@ def _selection(
         sinks=sinks,
         ragged=ragged,
         q_len=ANY if ragged else q_len,
-    )
-
-
-def _selection_of_writes(
-    dtype: torch.dtype, cache: torch.dtype, head_size: int, page_size: int, heads: int
-) -> Selection[Any]:
-    """kernelhub's selection for writing keys and values."""
-    quantized = cache in (_FP8, torch.uint8)
-    return explain(
-        write_kv_cache,
-        dtype=dtype,
-        kv_dtype=_FP8 if quantized else dtype,
-        kv_scale="tensor" if quantized else None,
-        num_kv_heads=heads,
-        head_dim_qk=head_size,
-        head_dim_vo=head_size,
-        page_size=page_size,
     )
