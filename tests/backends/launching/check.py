@@ -50,6 +50,7 @@ from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import header_of
 from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.comm.problem import AllGatherProblem, AllReduceProblem, AllReduceRmsNormProblem, ReduceScatterProblem
+from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.mla.attention import call as mla_call
 from kernelhub.ops.operands import span_of
 from kernelhub.probes.device import simulated
@@ -238,8 +239,8 @@ def repeated_maps(stub: Stub) -> None:
         assert len(met) == 2
 
 
-def prefills_again(stub: Stub) -> None:
-    """What Gluon's prefill launches again has the parameters of a launch that is made anew, but for the counters."""
+def gluon_again(stub: Stub) -> None:
+    """What Gluon repeats, prefill and grouped products, has the parameters of launches made anew, but for counters."""
     from kernelhub.backends.gluon import launch as of_gluon
 
     def made(compiled: Any, given: int) -> Any:
@@ -270,11 +271,24 @@ def prefills_again(stub: Stub) -> None:
         (kernelhub.attention, "gluon.prefill_any", dense | {"causal": True, "scale": -0.5}),
         (kernelhub.paged_attention, "gluon.prefill_pipelined_any", paged),
         (kernelhub.paged_attention, "gluon.prefill_fp8_any", paged | float8),
+        (kernelhub.grouped_gemm, "gluon.grouped_halves", grouped_gemm_inputs(bias=True)),
+        (kernelhub.grouped_gemm, "gluon.grouped_halves", grouped_gemm_inputs(masked=True)),
+        (
+            kernelhub.grouped_gemm,
+            "gluon.grouped_fp8",
+            grouped_gemm_inputs(format="block", n=256),
+        ),
     )
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(of_gluon, "direct_launch", made)
         for op, name, given in calls:
-            given |= {"out": torch.zeros_like(given["q"]), "backend": name}
+            stub.expect([])  # of a kernel's first launch nothing is read
+            out = (
+                torch.zeros_like(given["q"])
+                if "q" in given
+                else torch.zeros(*given["a"].shape[:-1], given["b"].shape[1], **half)
+            )
+            given |= {"out": out, "backend": name}
             with believed_on_gpu(op.op):
                 kind = type(op.prepare(**{one: value for one, value in given.items() if one != "out"}).adapter)
                 anew: list[Any] = []
@@ -1623,7 +1637,7 @@ SCENARIOS = (
     gluon_maps,
     repeated,
     repeated_maps,
-    prefills_again,
+    gluon_again,
     struct_of_cuda,
     devices_and_streams,
     counters,
