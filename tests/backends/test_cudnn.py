@@ -276,7 +276,10 @@ def test_it_serves_ragged_prefill_where_it_is_installed() -> None:
     facets = {"ragged": True, "q_len": "any", "causal": True}
     for packages, want in (({"cudnn": "1.32.0"}, "cudnn.sdpa"), ({}, "gluon.prefill")):
         machine = SimulatedMachine({"triton": "3.7.1"} | packages)
-        assert kernelhub.explain("attention", device="H200", machine=machine, **facets).selected == want
+        asked = {"device": "H200", "machine": machine, **facets}
+        assert kernelhub.explain("attention", **asked).selected == "gluon.prefill_pipelined"
+        with kernelhub.use(disable="gluon.prefill_pipelined"):
+            assert kernelhub.explain("attention", **asked).selected == want
         assert kernelhub.explain("attention", device="A100", machine=machine, **facets).selected == "torch.varlen_attn"
 
 

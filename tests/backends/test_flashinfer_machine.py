@@ -183,7 +183,7 @@ class TestModules:
         lacking = SimulatedMachine({"triton": "3.7.1", "flashinfer": "0.6.18.post1"}, lacks={"modules"})
         facets = {"device": "H200", "machine": lacking, "q_len": "many", "causal": True}
         unasked = kernelhub.explain("paged_attention", **facets)
-        assert unasked.selected == "gluon.prefill"
+        assert unasked.selected == "gluon.prefill_pipelined"
         assert next(d for d in unasked.decisions if d.kernel == "flashinfer.fa3_prefill").code == "not_built"
         assert kernelhub.explain("paged_attention", backend="flashinfer", **facets).selected == "flashinfer.fa3_prefill"
         with kernelhub.use(paged_attention="flashinfer"):
