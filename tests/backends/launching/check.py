@@ -52,6 +52,7 @@ from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.comm.problem import AllGatherProblem, AllReduceProblem, AllReduceRmsNormProblem, ReduceScatterProblem
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.mla.attention import call as mla_call
+from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.operands import span_of
 from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
@@ -310,6 +311,53 @@ def gluon_again(stub: Stub) -> None:
                     differing = [at for at, (one, other) in enumerate(pairs) if one != other]
                     # The LSE is a new result of each call.
                     assert len(differing) <= ("pipelined" in name) + ("return_lse" in given), (name, differing)
+
+
+def gluon_experts_again(stub: Stub) -> None:
+    """What Gluon repeats of `fused_moe` has the parameters of launches made anew, but for the places of temporaries."""
+    from kernelhub.backends.gluon import launch as of_gluon
+
+    def made(compiled: Any, given: int) -> Any:
+        sizes = sizes_of(compiled, given)
+        stub.expect_of(compiled.function, sizes)
+        return direct_launch(compiled, given, sizes=lambda function, most: sizes)
+
+    op, sizes = kernelhub.fused_moe, {"num_experts": 8, "hidden_size": 256, "intermediate_size": 128}
+    with pytest.MonkeyPatch.context() as patched, believed_on_gpu(op.op):
+        patched.setattr(of_gluon, "direct_launch", made)
+        for name, weights, tokens in (
+            ("gluon.experts", "fp8_block", 64),
+            ("gluon.experts", "fp8_block", 1200),  # pairs are counted by a launch of their own
+            ("gluon.experts_halves", "plain", 3),
+            ("gluon.experts_halves", "plain", 300),
+        ):
+            given = moe_inputs(weights=weights, tokens=tokens, **sizes)
+            given |= {"out": torch.zeros_like(given["x"]), "residual": torch.zeros_like(given["x"]), "backend": name}
+            kind = type(op.prepare(**{one: value for one, value in given.items() if one != "out"}).adapter)
+            anew: list[Any] = []
+            patched.setattr(kind, "_launch_rounds", _noting(kind._launch_rounds, anew))
+            stub.expect([])  # of a kernel's first launch nothing is read
+            for like in (_cloned(given), given):
+                for _ in range(3):
+                    op(**given)
+                made_anew = len(anew)
+                stub.take()
+                op(**like)
+                again = stub.take()
+                assert len(anew) == made_anew, (name, "a call like one before is made again")
+                op.op._forget()
+                op(**like)
+                first = stub.take()
+                assert len(anew) == made_anew + 1
+                assert len(again) == len(first) == 4 + (weights == "fp8_block") + (tokens > 256), name
+                places: dict[bytes, bytes] = {}
+                for one, other in zip(again, first, strict=True):
+                    assert one._replace(parameters=()) == other._replace(parameters=())
+                    for ours, theirs in zip(one.parameters, other.parameters, strict=True):
+                        if ours != theirs:
+                            assert places.setdefault(ours, theirs) == theirs, (name, "one temporary in two places")
+                assert len(set(places.values())) == len(places) > 2, (name, "two temporaries in one place")
+    stub.forget()
 
 
 def _noting(launch: Any, met: list[Any]) -> Any:
@@ -1638,6 +1686,7 @@ SCENARIOS = (
     repeated,
     repeated_maps,
     gluon_again,
+    gluon_experts_again,
     struct_of_cuda,
     devices_and_streams,
     counters,

@@ -19,6 +19,10 @@ typedef struct {
 
 Noted noted[MOST];
 int num_noted, num_encoded, next_status, param_count, param_sizes[256];
+/* Of functions whose parameters are known: sizes, where launches of several are noted. */
+enum { MOST_FUNCTIONS = 32 };
+int num_known, known_counts[MOST_FUNCTIONS], known_sizes[MOST_FUNCTIONS][256];
+uint64_t known_functions[MOST_FUNCTIONS];
 uint64_t encoded_address;
 
 Status cuLaunchKernelEx(const uint32_t* config, void* function, void** parameters, void** extra) {
@@ -38,12 +42,16 @@ Status cuLaunchKernelEx(const uint32_t* config, void* function, void** parameter
     memcpy(&at->attributes[of][1], attributes + 72 * of + 8, 12);
   }
   at->function = (uint64_t)function;
+  const int* sizes = param_sizes;
+  int count = param_count;
+  for (int known = 0; known < num_known; known++)
+    if (known_functions[known] == at->function) sizes = known_sizes[known], count = known_counts[known];
   size_t begin = 0;
-  for (int of = 0; of < param_count && begin + (size_t)param_sizes[of] <= MOST_BYTES; of++) {
-    memcpy(at->values + begin, parameters[of], (size_t)param_sizes[of]);
-    begin += (size_t)param_sizes[of];
+  for (int of = 0; of < count && begin + (size_t)sizes[of] <= MOST_BYTES; of++) {
+    memcpy(at->values + begin, parameters[of], (size_t)sizes[of]);
+    begin += (size_t)sizes[of];
   }
-  at->num_parameters = (uint32_t)param_count;
+  at->num_parameters = (uint32_t)count;
   return 0;
 }
 /* Graphs: nodes note their launches, an executable graph has copies of them, and a launch of it is that of each. Calls
@@ -208,7 +216,8 @@ Status cuDeviceGet(int* device, int at) { return *device = at, 0; }
 Status cuDevicePrimaryCtxRetain(void** context, int device) { return (void)device, *context = (void*)1, 0; }
 Status cuModuleLoadData(void** module, const void* image) { return (void)image, *module = (void*)2, 0; }
 Status cuModuleGetFunction(uint64_t* function, void* module, const char* name) {
-  return (void)module, (void)name, *function = 0x1234, 0;
+  static uint64_t last = 0x1230;
+  return (void)module, (void)name, *function = last += 16, 0;
 }
 Status cuFuncGetAttribute(int* found, int attribute, void* function) {
   return (void)function, *found = attribute == 0 ? 1024 : 0, 0;

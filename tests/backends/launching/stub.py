@@ -21,6 +21,7 @@ from kernelhub.runtime import launch
 
 _HERE = Path(__file__).parent
 _MOST = 64
+_FUNCTIONS = 32  # whose parameters are known
 ROOM = 1 << 16  # bytes of the least memory that streams keep
 AS_GRAPHS = int(os.environ.get("SEQUENCES_AS_GRAPHS", "0"))  # every scenario with graphs after so many launches
 
@@ -71,6 +72,15 @@ class Stub:
         self._status = ctypes.c_int.in_dll(self.library, "next_status")
         self._count = ctypes.c_int.in_dll(self.library, "param_count")
         self._sizes = (ctypes.c_int * 256).in_dll(self.library, "param_sizes")
+        self._num_known = ctypes.c_int.in_dll(self.library, "num_known")
+        self._known = [
+            (kind * _FUNCTIONS).in_dll(self.library, name)
+            for name, kind in (
+                ("known_functions", ctypes.c_uint64),
+                ("known_counts", ctypes.c_int),
+                ("known_sizes", ctypes.c_int * 256),
+            )
+        ]
         self.encoded = ctypes.c_int.in_dll(self.library, "num_encoded")
         self.capturing = ctypes.c_int.in_dll(self.library, "capturing")
         self.priority = ctypes.c_int.in_dll(self.library, "stream_priority")
@@ -93,6 +103,18 @@ class Stub:
         self._count.value = len(sizes)
         self._sizes[: len(sizes)] = sizes
 
+    def expect_of(self, function: int, sizes: list[int]) -> None:
+        """Launches of this function have parameters of these sizes, whatever others have; see `forget`."""
+        functions, counts, all_sizes = self._known
+        at = next((at for at in range(self._num_known.value) if functions[at] == function), self._num_known.value)
+        functions[at], counts[at] = function, len(sizes)
+        all_sizes[at][: len(sizes)] = sizes
+        self._num_known.value = max(self._num_known.value, at + 1)
+
+    def forget(self) -> None:
+        """All functions that `expect_of` was told."""
+        self._num_known.value = 0
+
     def fail(self, status: int) -> None:
         """The next entry into the driver returns this status."""
         self._status.value = status
@@ -112,7 +134,9 @@ class Stub:
         found = []
         for at in range(max(0, self._num.value - _MOST), self._num.value):
             one, begin, parameters = self._noted[at % _MOST], 0, []
-            for size in self._sizes[: one.num_parameters]:
+            functions, _, all_sizes = self._known
+            known = next((at for at in range(self._num_known.value) if functions[at] == one.function), None)
+            for size in (self._sizes if known is None else all_sizes[known])[: one.num_parameters]:
                 parameters.append(bytes(one.values[begin : begin + size]))
                 begin += size
             attributes = tuple(tuple(words) for words in one.attributes[: one.numbers[7]])

@@ -18,6 +18,7 @@ from kernelhub.backends.gluon.moe.places import place_kernel
 from kernelhub.backends.gluon.moe.rows import sum_kernel
 from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.pairs import count_kernel
+from kernelhub.backends.shared.repeated_experts import RepeatedExperts
 from kernelhub.backends.shared.sorted_sizes import (
     COUNTED_AT_ONCE,
     PIECE,
@@ -27,7 +28,7 @@ from kernelhub.backends.shared.sorted_sizes import (
     size_of_counts,
     tokens_of_a_round,
 )
-from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
+from kernelhub.ops.moe.experts.adapter import Values
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
 
@@ -59,7 +60,7 @@ class Placed(NamedTuple):
     num_tiles: Tensor
 
 
-class Layer(ExpertsAdapter, abc.ABC):
+class Layer(RepeatedExperts):
     """Rows sorted by expert, both products over one list of tiles, and the sum of what the experts of a token add."""
 
     def __init__(self, problem: ExpertsProblem) -> None:
@@ -100,7 +101,7 @@ class Layer(ExpertsAdapter, abc.ABC):
         """Weights that TMA can read as they are, or copies."""
         return w13._replace(weight=_readable(w13.weight)), w2._replace(weight=_readable(w2.weight))
 
-    def launch(
+    def _launch_rounds(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
         step = self._round(x.shape[0])

@@ -6,14 +6,14 @@ Nothing is read back from the device, and grids depend on the number of tokens a
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from kernelhub.backends.shared.pairs import count_kernel
-from kernelhub.backends.shared.repeat import Repeated
+from kernelhub.backends.shared.repeated_experts import RepeatedExperts
 from kernelhub.backends.shared.sorted_sizes import (
     COUNTED_AT_ONCE,
     PIECE,
@@ -36,7 +36,7 @@ from kernelhub.backends.triton.moe.tuned import TUNED, Tiles
 from kernelhub.backends.triton.planes import wide, words
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.dispatch.configuration import DEFAULT, Configurable, Configuration, look_up
-from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
+from kernelhub.ops.moe.experts.adapter import Values
 from kernelhub.ops.moe.experts.problem import (
     BLOCK_FORMATS,
     FOUR_BIT_FORMATS,
@@ -90,7 +90,7 @@ class _Round(NamedTuple):
     programs: tuple[int, int, int]
 
 
-class Experts(ExpertsAdapter, Configurable):
+class Experts(RepeatedExperts, Configurable):
     """Sorted on the device, both products by one kernel, sums in a fixed order."""
 
     def __init__(self, problem: ExpertsProblem) -> None:
@@ -105,7 +105,6 @@ class Experts(ExpertsAdapter, Configurable):
         self._given: Mapping[int, Configuration] = {}
         self._defaults: dict[int, ExpertTiles] = {}
         self._rounds: dict[int, _Round] = {}
-        self._repeated = Repeated()
         choices = {"TOP_K": problem.top_k, "EXPERTS": problem.num_experts, "HAS_MAP": problem.expert_map}
         self._choices = choices
         self._bins = bins_of(problem.num_experts)
@@ -125,17 +124,6 @@ class Experts(ExpertsAdapter, Configurable):
             num_warps=4,
             num_stages=1,
         )
-
-    def launch(
-        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
-    ) -> None:
-        call = _identified(x, w13, w2, topk_weights, topk_ids, values, out)
-        self._repeated.run(*call, self._launch_rounds, x, w13, w2, topk_weights, topk_ids, values, out)
-
-    def repeated(
-        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
-    ) -> Any:
-        return self._repeated.sequence_of(*_identified(x, w13, w2, topk_weights, topk_ids, values, out))
 
     def _launch_rounds(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
@@ -448,12 +436,3 @@ class Experts(ExpertsAdapter, Configurable):
         """The most rows and tiles that pairs can come to, however they are spread."""
         tiles = most_tiles(pairs, self.problem.num_experts, block_m)
         return tiles * block_m, tiles
-
-
-def _identified(
-    x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
-) -> tuple[Hashable, list[Tensor]]:
-    """The key of a call's launches, and the tensors that they read or write."""
-    a1_scale, a2_scale, alpha, limit, expert_map, residual = values
-    given = (x, topk_weights, topk_ids, out, *w13, *w2, a1_scale, a2_scale, expert_map, residual)
-    return (x.shape[0], alpha, limit), [one for one in given if one is not None]
