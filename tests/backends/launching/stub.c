@@ -25,6 +25,18 @@ int num_known, known_counts[MOST_FUNCTIONS], known_sizes[MOST_FUNCTIONS][256];
 uint64_t known_functions[MOST_FUNCTIONS];
 uint64_t encoded_address;
 
+static void note_parameters(Noted* at, void** parameters) {
+  const int* sizes = param_sizes;
+  int count = param_count;
+  for (int known = 0; known < num_known; known++)
+    if (known_functions[known] == at->function) sizes = known_sizes[known], count = known_counts[known];
+  size_t begin = 0;
+  for (int of = 0; of < count && begin + (size_t)sizes[of] <= MOST_BYTES; of++) {
+    memcpy(at->values + begin, parameters[of], (size_t)sizes[of]);
+    begin += (size_t)sizes[of];
+  }
+  at->num_parameters = (uint32_t)count;
+}
 Status cuLaunchKernelEx(const uint32_t* config, void* function, void** parameters, void** extra) {
   (void)extra;
   int status = next_status;
@@ -42,16 +54,7 @@ Status cuLaunchKernelEx(const uint32_t* config, void* function, void** parameter
     memcpy(&at->attributes[of][1], attributes + 72 * of + 8, 12);
   }
   at->function = (uint64_t)function;
-  const int* sizes = param_sizes;
-  int count = param_count;
-  for (int known = 0; known < num_known; known++)
-    if (known_functions[known] == at->function) sizes = known_sizes[known], count = known_counts[known];
-  size_t begin = 0;
-  for (int of = 0; of < count && begin + (size_t)sizes[of] <= MOST_BYTES; of++) {
-    memcpy(at->values + begin, parameters[of], (size_t)sizes[of]);
-    begin += (size_t)sizes[of];
-  }
-  at->num_parameters = (uint32_t)count;
+  note_parameters(at, parameters);
   return 0;
 }
 /* Graphs: nodes note their launches, an executable graph has copies of them, and a launch of it is that of each. Calls
@@ -89,12 +92,7 @@ static int failing(int call) {
 static void note_node(Noted* at, const NodeParams* params) {
   memcpy(at->numbers, params->numbers, 28);
   at->function = (uint64_t)params->function;
-  size_t begin = 0;
-  for (int of = 0; of < param_count && begin + (size_t)param_sizes[of] <= MOST_BYTES; of++) {
-    memcpy(at->values + begin, params->parameters[of], (size_t)param_sizes[of]);
-    begin += (size_t)param_sizes[of];
-  }
-  at->num_parameters = (uint32_t)param_count;
+  note_parameters(at, params->parameters);
 }
 Status cuGraphCreate(Graph** graph, unsigned flags) {
   int status = failing(CREATE);
