@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
@@ -15,7 +16,7 @@ from kernelhub.ops.moe.experts.weights import Matrix
 
 
 class RepeatedExperts(ExpertsAdapter):
-    """A subclass makes the launches of a call in `_launch_rounds`; a call like one before it makes those again."""
+    """A subclass makes the launches of a round of tokens; a call like one before it makes those of all rounds again."""
 
     def __init__(self, problem: ExpertsProblem) -> None:
         super().__init__(problem)
@@ -32,11 +33,29 @@ class RepeatedExperts(ExpertsAdapter):
     ) -> Any:
         return self._repeated.sequence_of(*_identified(x, w13, w2, topk_weights, topk_ids, values, out))
 
-    @abc.abstractmethod
     def _launch_rounds(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
-        """As `ExpertsAdapter.launch`."""
+        step = self._round(x.shape[0])
+        with on_device_of(x):
+            if step == x.shape[0]:
+                self._launch(x, w13, w2, topk_weights, topk_ids, values, out)
+                return
+            for start in range(0, x.shape[0], step):
+                rows = slice(start, start + step)
+                residual = None if values.residual is None else values.residual[rows]
+                routed = (topk_weights[rows], topk_ids[rows])
+                self._launch(x[rows], w13, w2, *routed, values._replace(residual=residual), out[rows])
+
+    @abc.abstractmethod
+    def _round(self, num_tokens: int) -> int:
+        """Tokens at a time, of so many."""
+
+    @abc.abstractmethod
+    def _launch(
+        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
+    ) -> None:
+        """One round, on the device of the tensors."""
 
 
 def _identified(

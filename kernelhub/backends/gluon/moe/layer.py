@@ -16,7 +16,6 @@ from kernelhub.backends.gluon.language import gl
 from kernelhub.backends.gluon.launch import Launcher
 from kernelhub.backends.gluon.moe.places import place_kernel
 from kernelhub.backends.gluon.moe.rows import sum_kernel
-from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.pairs import count_kernel
 from kernelhub.backends.shared.repeated_experts import RepeatedExperts
 from kernelhub.backends.shared.sorted_sizes import (
@@ -100,20 +99,6 @@ class Layer(RepeatedExperts):
     def arrange(self, w13: Matrix, w2: Matrix) -> tuple[Matrix, Matrix]:
         """Weights that TMA can read as they are, or copies."""
         return w13._replace(weight=_readable(w13.weight)), w2._replace(weight=_readable(w2.weight))
-
-    def _launch_rounds(
-        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
-    ) -> None:
-        step = self._round(x.shape[0])
-        with on_device_of(x):
-            if step == x.shape[0]:
-                self._launch(x, w13, w2, topk_weights, topk_ids, values, out)
-                return
-            for start in range(0, x.shape[0], step):
-                rows = slice(start, start + step)
-                residual = None if values.residual is None else values.residual[rows]
-                routed = (topk_weights[rows], topk_ids[rows])
-                self._launch(x[rows], w13, w2, *routed, values._replace(residual=residual), out[rows])
 
     def workspace_bytes(self, num_tokens: int) -> int:
         problem, step = self.problem, self._round(num_tokens)

@@ -25,7 +25,7 @@ from kernelhub.backends.shared.sorted_sizes import (
 )
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.moe import candidates
 from kernelhub.backends.triton.moe.activations import NO_FORM, NOTHING, Activations, Formed, Join
 from kernelhub.backends.triton.moe.matmul import experts_kernel
@@ -124,20 +124,6 @@ class Experts(RepeatedExperts, Configurable):
             num_warps=4,
             num_stages=1,
         )
-
-    def _launch_rounds(
-        self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
-    ) -> None:
-        step = self._round(x.shape[0])
-        with device_of(x):
-            if step == x.shape[0]:
-                self._launch(x, w13, w2, topk_weights, topk_ids, values, out)
-                return
-            for start in range(0, x.shape[0], step):
-                rows = slice(start, start + step)
-                residual = None if values.residual is None else values.residual[rows]
-                routed = (topk_weights[rows], topk_ids[rows])
-                self._launch(x[rows], w13, w2, *routed, values._replace(residual=residual), out[rows])
 
     def tiles(self, num_tokens: int) -> str:
         return str(self._choice(self._round(num_tokens)))
