@@ -11,9 +11,9 @@ from kernelhub.backends.gluon.gemm.grouped.fp8 import grouped_fp8_kernel
 from kernelhub.backends.gluon.gemm.grouped.halves import grouped_halves_kernel
 from kernelhub.backends.gluon.launch import Launcher, descriptor, rows_for_tma
 from kernelhub.backends.shared.operands import is_aligned, on_device_of
-from kernelhub.backends.shared.repeat import Repeated
+from kernelhub.backends.shared.repeated_grouped import RepeatedGrouped
 from kernelhub.backends.shared.scales import as_bytes
-from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import BLOCKS, GroupedGemmProblem
 
 _HIGH_FROM = 256  # rows of a group on average from which tiles of 256 rows are mostly full
@@ -40,18 +40,10 @@ class Rows(NamedTuple):
     apart: int
 
 
-class _Grouped(GroupedGemmAdapter, abc.ABC):
+class _Grouped(RepeatedGrouped):
     def __init__(self, problem: GroupedGemmProblem) -> None:
         super().__init__(problem)
         self._launchers: dict[Tile, Launcher] = {}
-        self._repeated = Repeated()
-
-    def launch(self, operands: GroupedOperands, out: Tensor) -> None:
-        tensors = [out, *[one for one in operands if one is not None]]
-        self._repeated.run(out.shape, tensors, self._launch_anew, operands, out)
-
-    def repeated(self, operands: GroupedOperands, out: Tensor) -> Any:
-        return self._repeated.sequence_of(out.shape, [out, *[one for one in operands if one is not None]])
 
     def _launch_anew(self, operands: GroupedOperands, out: Tensor) -> None:
         problem = self.problem

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 from torch import Tensor
 
-from kernelhub.backends.shared.repeat import Repeated
+from kernelhub.backends.shared.repeated_grouped import RepeatedGrouped
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.gemm.grouped.grouped import grouped_gemm_kernel
@@ -17,7 +15,7 @@ from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.backends.triton.planes import DecodedPlanes, Planes, wide, words
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.backends.triton.two_scales import LEFT_OF_BOTH
-from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter, GroupedOperands
+from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
 from kernelhub.ops.gemm.grouped.problem import BLOCKS, FP4, FP8, SMALL, GroupedGemmProblem
 
 if triton.knobs.runtime.interpret:
@@ -29,12 +27,11 @@ _PROGRAMS_PER_SM = 8
 _GROUP_M = 8  # tiles along M that take the same weights one after the other
 
 
-class Grouped(GroupedGemmAdapter):
+class Grouped(RepeatedGrouped):
     """All groups in one launch; tiles of 16, 64 or 128 rows, by how many rows there may be."""
 
     def __init__(self, problem: GroupedGemmProblem) -> None:
         super().__init__(problem)
-        self._repeated = Repeated()
         self._launchers: dict[tuple[int, bool], tuple[Tiles, Launcher]] = {}
         device = problem.device
         native = has_float8(device)
@@ -74,13 +71,6 @@ class Grouped(GroupedGemmAdapter):
             "PRECISION": "ieee",
             "GROUP_M": _GROUP_M,
         }
-
-    def launch(self, operands: GroupedOperands, out: Tensor) -> None:
-        tensors = [out, *[one for one in operands if one is not None]]
-        self._repeated.run(out.shape, tensors, self._launch_anew, operands, out)
-
-    def repeated(self, operands: GroupedOperands, out: Tensor) -> Any:
-        return self._repeated.sequence_of(out.shape, [out, *[one for one in operands if one is not None]])
 
     def _launch_anew(self, operands: GroupedOperands, out: Tensor) -> None:
         problem = self.problem
