@@ -27,7 +27,8 @@ BUCKETS = (*MESSAGE_BYTES, MORE)
 MESSAGES = (ANY, *BUCKETS)
 _BOUNDS = tuple(MESSAGE_BYTES.values())
 NO_NVLINK = "no nvlink"
-WIDE_ROWS = "2 ranks, 1MB, wide rows"  # of `all_reduce_rms_norm`
+_TIMED_WIDE = "2 ranks, 1MB"  # a regime
+WIDE_ROWS = f"{_TIMED_WIDE}, wide rows"  # of `all_reduce_rms_norm`
 _LEAST_WIDE = 4096  # the narrowest rows that were timed there
 _SIZES = (2, 4, 8)  # numbers of ranks with order lines of their own
 
@@ -109,7 +110,7 @@ def regime_of_norm(problem: AllReduceRmsNormProblem) -> str:
     """The same, and whether rows in 16 bits are as wide as those whose norm was timed up to 1 MB of two ranks."""
     wide = problem.hidden_size >= _LEAST_WIDE and problem.dtype != "float32" and problem.format == NONE
     found = regime(problem)
-    return WIDE_ROWS if wide and WIDE_ROWS.startswith(f"{found},") else found
+    return WIDE_ROWS if wide and found == _TIMED_WIDE else found
 
 
 def contradiction(problem: Any) -> str | None:
