@@ -240,15 +240,25 @@ def repeated_maps(stub: Stub) -> None:
         assert len(met) == 2
 
 
-def gluon_again(stub: Stub) -> None:
-    """What Gluon repeats, prefill and grouped products, has the parameters of launches made anew, but for counters."""
+@contextlib.contextmanager
+def gluon_on(stub: Stub) -> Iterator[pytest.MonkeyPatch]:
+    """Gluon's launches of several kernels are noted; of a kernel's first one nothing is read."""
     from kernelhub.backends.gluon import launch as of_gluon
 
     def made(compiled: Any, given: int) -> Any:
         sizes = sizes_of(compiled, given)
-        stub.expect(sizes)
+        stub.expect_of(compiled.function, sizes)
         return direct_launch(compiled, given, sizes=lambda function, most: sizes)
 
+    stub.expect([])
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(of_gluon, "direct_launch", made)
+        yield patched
+    stub.forget()
+
+
+def gluon_again(stub: Stub) -> None:
+    """What Gluon repeats, prefill and grouped products, has the parameters of launches made anew, but for counters."""
     half = {"dtype": torch.bfloat16}
     offsets = torch.tensor([0, 3, 3, 133], dtype=torch.int32)
     dense = {name: torch.zeros(2, 130, heads, 64, **half) for name, heads in (("q", 4), ("k", 2), ("v", 2))}
@@ -280,10 +290,8 @@ def gluon_again(stub: Stub) -> None:
             grouped_gemm_inputs(format="block", n=256),
         ),
     )
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(of_gluon, "direct_launch", made)
+    with gluon_on(stub) as patched:
         for op, name, given in calls:
-            stub.expect([])  # of a kernel's first launch nothing is read
             out = (
                 torch.zeros_like(given["q"])
                 if "q" in given
@@ -315,16 +323,8 @@ def gluon_again(stub: Stub) -> None:
 
 def gluon_experts_again(stub: Stub) -> None:
     """What Gluon repeats of `fused_moe` has the parameters of launches made anew, but for the places of temporaries."""
-    from kernelhub.backends.gluon import launch as of_gluon
-
-    def made(compiled: Any, given: int) -> Any:
-        sizes = sizes_of(compiled, given)
-        stub.expect_of(compiled.function, sizes)
-        return direct_launch(compiled, given, sizes=lambda function, most: sizes)
-
     op, sizes = kernelhub.fused_moe, {"num_experts": 8, "hidden_size": 256, "intermediate_size": 128}
-    with pytest.MonkeyPatch.context() as patched, believed_on_gpu(op.op):
-        patched.setattr(of_gluon, "direct_launch", made)
+    with gluon_on(stub) as patched, believed_on_gpu(op.op):
         for name, weights, tokens in (
             ("gluon.experts", "fp8_block", 64),
             ("gluon.experts", "fp8_block", 1200),  # pairs are counted by a launch of their own
@@ -336,7 +336,6 @@ def gluon_experts_again(stub: Stub) -> None:
             kind = type(op.prepare(**{one: value for one, value in given.items() if one != "out"}).adapter)
             anew: list[Any] = []
             patched.setattr(kind, "_launch_rounds", _noting(kind._launch_rounds, anew))
-            stub.expect([])  # of a kernel's first launch nothing is read
             for like in (_cloned(given), given):
                 for _ in range(3):
                     op(**given)
@@ -357,7 +356,6 @@ def gluon_experts_again(stub: Stub) -> None:
                         if ours != theirs:
                             assert places.setdefault(ours, theirs) == theirs, (name, "one temporary in two places")
                 assert len(set(places.values())) == len(places) > 2, (name, "two temporaries in one place")
-    stub.forget()
 
 
 def _noting(launch: Any, met: list[Any]) -> Any:
@@ -1712,7 +1710,6 @@ def main(names: list[str]) -> None:
     install(stub)
     for scenario in SCENARIOS:
         if not names or scenario.__name__ in names:
-            stub.expect([])  # of a kernel's first launch nothing is read
             scenario(stub)
             print("passed", scenario.__name__, flush=True)
 
