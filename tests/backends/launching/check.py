@@ -241,7 +241,7 @@ def repeated_maps(stub: Stub) -> None:
 
 
 @contextlib.contextmanager
-def _gluon_on(stub: Stub) -> Iterator[pytest.MonkeyPatch]:
+def gluon_on_stub(stub: Stub) -> Iterator[pytest.MonkeyPatch]:
     """Gluon's launches of several kernels are noted; of a kernel's first one nothing is read."""
     from kernelhub.backends.gluon import launch as of_gluon
 
@@ -290,7 +290,7 @@ def gluon_again(stub: Stub) -> None:
             grouped_gemm_inputs(format="block", n=256),
         ),
     )
-    with _gluon_on(stub) as patched:
+    with gluon_on_stub(stub) as patched:
         for op, name, given in calls:
             out = (
                 torch.zeros_like(given["q"])
@@ -324,7 +324,7 @@ def gluon_again(stub: Stub) -> None:
 def gluon_experts_again(stub: Stub) -> None:
     """What Gluon repeats of `fused_moe` has the parameters of launches made anew, but for the places of temporaries."""
     op, sizes = kernelhub.fused_moe, {"num_experts": 8, "hidden_size": 256, "intermediate_size": 128}
-    with _gluon_on(stub) as patched, believed_on_gpu(op.op):
+    with gluon_on_stub(stub) as patched, believed_on_gpu(op.op):
         for name, weights, tokens in (
             ("gluon.experts", "fp8_block", 64),
             ("gluon.experts", "fp8_block", 1200),  # pairs are counted by a launch of their own
