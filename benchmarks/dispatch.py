@@ -41,6 +41,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ from kernelhub.dispatch.constraint import anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.dispatch.standing import verified
+from kernelhub.ops import functions
 from kernelhub.ops.attention.adapter import AttentionAdapter
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
 from kernelhub.ops.known_form import KnownForm
@@ -239,17 +241,25 @@ def measure_table() -> dict[str, int]:
     return {"lengths": TABLE_KEYS, "entries": entries}
 
 
-def measure() -> dict[str, Any]:
-    """Everything, with the machine it was measured on."""
+def measure(keep: Callable[[dict[str, Any]], None] = lambda known: None) -> dict[str, Any]:
+    """Everything, with the machine it was measured on; `keep` is given what is known after each part and each op."""
     result: dict[str, Any] = {
         "machine": f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}",
         "date": date.today().isoformat(),
         **measure_calls(),
-        "import": measure_import(),
-        "table": measure_table(),
-        "compile_ns": compile_ns(),
-        "ops": measure_ops(),
     }
+    keep(result)
+    for part, measured in (
+        ("import", measure_import),
+        ("table", measure_table),
+        ("compile_ns", compile_ns),
+        ("ops", dict[str, Any]),
+    ):
+        result[part] = measured()
+        keep(result)
+    for function in functions():
+        result["ops"] |= measure_ops((function.op.contract.name,))
+        keep(result)
     return result
 
 
@@ -296,10 +306,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
-    parser.add_argument("--out", type=Path, help="also write the JSON to this file")
+    parser.add_argument("--out", type=Path, help="also write the JSON to this file, after each op anew")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result = measure()
+
+    def keep(known: dict[str, Any]) -> None:
+        if options.out:
+            options.out.write_text(json.dumps(known, indent=1) + "\n")
+
+    result = measure(keep)
     missed = missed_goals(result)
     failed = missed_goals(result, SLACK) if options.check else {}
     for _ in range(ATTEMPTS - 1):
@@ -307,8 +322,7 @@ def main() -> int:
             result = measure()
             missed = missed_goals(result)
             failed = {goal: sentence for goal, sentence in missed_goals(result, SLACK).items() if goal in failed}
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+    keep(result)
     if options.json:
         print(json.dumps(result, indent=1))
     else:

@@ -14,10 +14,11 @@ microseconds:
     gpu     what the GPU takes for `layers` where it is the limit, the host being far ahead: kernels, and what is
             between them
 
-Ways of launching (WAYS) take turns, each in a process of its own, since what launches a kernel is settled when it is
-compiled. A figure is the least of its processes, in each of which it is the least of short samples: what a busy host
-adds is not the library's. For comparison, `fill` is what torch takes to fill one element, which is a launch and little
-else, and `empty` what it takes to allocate a result.
+Ways of launching (WAYS) take turns at each op, each in a process of its own, since what launches a kernel is settled
+when it is compiled. After each op `--out` is written, with what is known by then. A figure is the least of its
+processes, in each of which it is the least of short samples: what a busy host adds is not the library's. For
+comparison, `fill` is what torch takes to fill one element, which is a launch and little else, and `empty` what it takes
+to allocate a result.
 
 `--stub` needs no GPU: a stub takes the place of the driver (see `host_stub`). Its figures are empty Python calls, and
 only compare two versions on one machine. `--against` measures another checkout as well, in the order before, after,
@@ -28,6 +29,7 @@ prints where the Python of that form spends its time.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import cProfile
 import io
 import itertools
@@ -38,6 +40,7 @@ import pstats
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
@@ -78,19 +81,17 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(names: tuple[str, ...], seconds: float) -> dict[str, Any]:
-    """Microseconds of every op with a Triton kernel, in this process."""
-    found: dict[str, Any] = {}
-    for name, function in named(names):
-        with _on_gpu(function.op):
-            try:
-                calls = forms_of(function)
-            except NoKernel as error:  # of Triton
-                print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
-                continue
-            found[name] = {form: round(host_us(call, seconds), 2) for form, call in calls.items()}
-            found[name]["gpu"] = round(gpu_us(calls["layers"]), 2)
-    return found
+def measure(name: str, seconds: float) -> dict[str, float]:
+    """Microseconds of an op with a Triton kernel, in this process; nothing if it has none."""
+    ((_, function),) = named((name,))
+    with _on_gpu(function.op):
+        try:
+            calls = forms_of(function)
+        except NoKernel as error:  # of Triton
+            print(f"{name}: {str(error).splitlines()[0]}", file=sys.stderr)
+            return {}
+        found = {form: round(host_us(call, seconds), 2) for form, call in calls.items()}
+        return {**found, "gpu": round(gpu_us(calls["layers"]), 2)}
 
 
 def named(names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
@@ -292,24 +293,64 @@ def floor() -> dict[str, float]:
     return {"fill": round(host_us(one.zero_), 2), "empty": round(host_us(lambda: torch.empty_like(one)), 2)}
 
 
+class Process:
+    """A process that measures by one way: one line of JSON about the machine, then one for each op that it is given."""
+
+    def __init__(self, way: str, seconds: float) -> None:
+        self.way = way
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--here", "--seconds", str(seconds)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **WAYS[way]},
+        )
+        self._limit = threading.Timer(TIME_LIMIT_S, self._process.kill)
+        self._limit.start()
+
+    def answer(self, op: str = "") -> dict[str, Any]:
+        """What it has measured of an op, or first what it says about the machine."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            if op:
+                process.stdin.write(op + "\n")
+                process.stdin.flush()
+            line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.way}, {op or 'start'}: the process ended with {process.wait()}")
+        return dict(json.loads(line))
+
+    def __enter__(self) -> Process:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._process.kill()
+        self._process.communicate()
+        self._limit.cancel()
+
+
 def compare(names: tuple[str, ...], rounds: int, ways: tuple[str, ...], seconds: float) -> Iterator[dict[str, Any]]:
-    """All ways, in processes that take turns; what is known after each process, since time may run out."""
+    """All ways, whose processes take turns at each op; what is known after each op, since time may run out."""
     ops: dict[str, dict[str, dict[str, float]]] = {}
-    for at, way in enumerate(ways * rounds):
-        command = [sys.executable, __file__, "--here", "--seconds", str(seconds), *names]
-        environment = {**os.environ, **WAYS[way]}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIME_LIMIT_S)
-        if done.returncode != 0:
-            raise RuntimeError(done.stderr)
-        sys.stderr.write(done.stderr)
-        answer = json.loads(done.stdout)
-        for op, figures in answer["ops"].items():
-            kept = ops.setdefault(op, {}).setdefault(way, figures)
-            ops[op][way] = {name: min(kept[name], us) for name, us in figures.items()}
-        yield {"facts": {**answer["facts"], "rounds": (at + 1) // len(ways)}, "ops": ops}
+    for at in range(rounds):
+        with contextlib.ExitStack() as running:
+            processes = [running.enter_context(Process(way, seconds)) for way in ways]
+            facts = [process.answer() for process in processes][-1]
+            for op in [name for name, _ in named(names)]:
+                for process in processes:
+                    figures = process.answer(op)
+                    if figures:
+                        kept = ops.setdefault(op, {}).setdefault(process.way, figures)
+                        ops[op][process.way] = {name: min(kept[name], us) for name, us in figures.items()}
+                yield {"facts": {**facts, "rounds": at + 1}, "ops": ops}
 
 
-def here(names: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def here(seconds: float) -> None:
+    """Lines of JSON: the machine, then each op that is asked for by a line of the input."""
     import triton
 
     facts = {
@@ -320,9 +361,10 @@ def here(names: tuple[str, ...], seconds: float) -> dict[str, Any]:
         "date": date.today().isoformat(),
         **floor(),
     }
-    ops = measure(names, seconds)
+    print(json.dumps(facts), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(measure(line.strip(), seconds)), flush=True)
     print(f"graphs: {launch.graph_counts()}", file=sys.stderr)
-    return {"facts": facts, "ops": ops}
 
 
 def table(result: dict[str, Any]) -> str:
@@ -378,7 +420,7 @@ def main() -> int:
         print("needs a CUDA device: what a launch takes is measured where it is made", file=sys.stderr)
         return 2
     if options.here:
-        print(json.dumps(here(names, options.seconds)))
+        here(options.seconds)
         return 0
     result: dict[str, Any] = {}
     for result in compare(names, options.rounds, ways, options.seconds):

@@ -45,8 +45,10 @@ def show(result: dict[str, Any]) -> None:
 
 
 def host(result: dict[str, Any]) -> None:
-    """What a call and a run of a plan keep the host, by our launcher and by Triton's."""
+    """What a call and a run of a plan keep the host, by our launcher and by Triton's, for ops measured by both."""
     for op, both in result["ops"].items():
+        if "own" not in both or "triton" not in both:
+            continue
         forms = [f"{form} {us:.1f} ({both['triton'][form]:.1f})" for form, us in both["own"].items()]
         print(f"  host us (by Triton's launcher), {op}: {', '.join(forms)}")
 
@@ -82,7 +84,8 @@ def main(folder: Path) -> int:
     if (folder / "dispatch.json").exists():
         costs = json.loads((folder / "dispatch.json").read_text())
         names = ("cached_call", "override_call", "plan_run", "miss", "import")
-        print("dispatch, ns   " + ", ".join(f"{name} {costs[name]['ns']:,.0f}" for name in names))
+        known = (f"{name} {costs[name]['ns']:,.0f}" for name in names if name in costs)
+        print("dispatch, ns   " + ", ".join(known))
     for name in BENCHMARKS:
         if (folder / f"{name}.json").exists():
             show(json.loads((folder / f"{name}.json").read_text()))

@@ -55,7 +55,7 @@ collective() {  # collective NAME OP KERNEL ARGUMENTS...
 sanitized() {  # sanitized TOOL KERNEL...: only functions named *_kernel, where the tool can tell them apart
     local tool=$1 only=()
     shift
-    compute-sanitizer --help 2>&1 | grep -q -e --kernel-regex && only=(--kernel-regex kns=_kernel)
+    [[ $(compute-sanitizer --help 2>&1) == *--kernel-regex* ]] && only=(--kernel-regex kns=_kernel)
     # The CUDA runtime, NCCL and the launcher ask the driver for what it may refuse: no error of a kernel.
     part "$tool" compute-sanitizer --tool "$tool" --report-api-errors no --print-limit 1000 --target-processes all \
         "${only[@]}" "$PYTHON" -m tests.gpu.comm_sanitized --ranks "$RANKS" --limit-s "$((LIMIT - 6))" --only "$@"
