@@ -56,7 +56,8 @@ class TestChoice:
         decode = paged_attention_inputs(GROUPED, seq_lens=(900, 30), device="cuda")
         prefill = attention_inputs(GROUPED, batch=1, q_tokens=300, device="cuda")
         assert kernelhub.paged_attention.explain(**decode).selected == "triton.split_kv"
-        assert kernelhub.attention.explain(**prefill).selected == "torch.sdpa"
+        first = "gluon.prefill_pipelined" if torch.cuda.get_device_capability() == (9, 0) else "torch.sdpa"
+        assert kernelhub.attention.explain(**prefill).selected == first
         agrees(kernelhub.paged_attention(**decode), decode)
         agrees(kernelhub.attention(**prefill), prefill)
 
