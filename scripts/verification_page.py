@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,19 +46,34 @@ def tested(kernels: Kernels, table: Table) -> str:
             on_cpu = f"against a mock of its library: {on_cpu}"
         on_gpus = [_ran(known.get(name), op, kernel) for name in gpus]
         on_gpus = [
-            "with its library, below" if ran == NOT_RUN and kernel in with_libraries(name) else ran
+            _elsewhere(name, op, kernel) or ran if ran == NOT_RUN else ran
             for name, ran in zip(gpus, on_gpus, strict=True)
         ]
         rows.append((op, f"`{kernel}`", on_cpu, *on_gpus, ", ".join(timed.get((op, kernel), ())) or "no"))
     return table(("op", "kernel", "on a CPU", *(f"on an {name.upper()}" for name in gpus), "measured"), rows)
 
 
-def with_libraries(machine: str) -> set[str]:
-    """Kernels whose tests ran on a machine with the library installed."""
-    path = RESULTS / f"libraries_{machine}.json"
-    if not path.exists():
-        return set()
-    return {kernel for run in json.loads(path.read_text())["runs"] for kernel in run["kernels"]}
+def _elsewhere(machine: str, op: str, kernel: str) -> str | None:
+    """Where it says that a kernel passed on a machine whose record of all tests does not name it."""
+    for name, runs in _runs(RESULTS, machine).items():
+        passed = [run for run in runs if run["passed"] and not run["failed"]]
+        if any(said in run["kernels"] for run in passed for said in (kernel, f"{op} {kernel}")):
+            of_library = name == f"libraries_{machine}.json"
+            return "with its library, below" if of_library else f"[a run of its own](../benchmarks/results/{name})"
+    return None
+
+
+@functools.cache
+def _runs(results: Path, machine: str) -> dict[str, list[dict[str, Any]]]:
+    """Runs of parts of the tests on a machine, by file: those with libraries first, then the youngest."""
+    files = {path.name: json.loads(path.read_text()) for path in results.glob(f"*_{machine}.json")}
+    found = {
+        name: [run for run in result["runs"] if "kernels" in run and "passed" in run]
+        for name, result in files.items()
+        if isinstance(result, dict) and isinstance(result.get("runs"), list)
+    }
+    order = sorted(found, key=lambda name: str(files[name].get("date", "")), reverse=True)
+    return {name: found[name] for name in sorted(order, key=lambda name: not name.startswith("libraries_"))}
 
 
 def libraries(table: Table) -> str:

@@ -88,6 +88,21 @@ class TestPage:
         assert dense["A100"] == "9, 96 KB, **1 too large**, 3 spill up to 72 B"
         assert paged["A100"] == "not compiled"
 
+    def test_what_passed_in_another_run_alone_is_linked(self, results: Path) -> None:
+        (results / "verification_h200.json").write_text(json.dumps({"tests": []}))
+        runs = [
+            {"kernels": ["torch.sdpa"], "passed": 9, "failed": 1},
+            {"kernels": ["attention triton.prefill"], "passed": 3, "failed": 0},
+        ]
+        (results / "more_h200.json").write_text(json.dumps({"date": "2026-01-01", "runs": runs}))
+        (results / "other_h100.json").write_text(json.dumps({"runs": [{**runs[1], "kernels": ["torch.sdpa"]}]}))
+        sdpa, dense, paged = verification_page.tested(KERNELS, plain)
+        assert dense["on an H200"] == "[a run of its own](../benchmarks/results/more_h200.json)"
+        assert sdpa["on an H200"] == paged["on an H200"] == "not run"
+        (results / "libraries_h200.json").write_text(json.dumps({"runs": [{**runs[1], "kernels": ["torch.sdpa"]}]}))
+        verification_page._runs.cache_clear()
+        assert verification_page.tested(KERNELS, plain)[0]["on an H200"] == "with its library, below"
+
     def test_every_kernel_of_every_op_has_a_row(self) -> None:
         page = (ROOT / "docs" / "verification.md").read_text()
         for function in functions():
