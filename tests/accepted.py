@@ -112,4 +112,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """All workers have all tests in one order, from which the scheduler tells them what to run."""
     _answers.clear()
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: tuple(node.stash.get(_PLACE, 0) for node in item.listchain()))
+        named = _named(config)
+        items.sort(key=lambda item: (named(item.path), *(node.stash.get(_PLACE, 0) for node in item.listchain())))
+
+
+def _named(config: pytest.Config) -> Callable[[Path], int]:
+    """Which argument of the command line a file is of: what is named first is run first."""
+    given = [config.invocation_params.dir / argument.partition("::")[0] for argument in config.args]
+
+    @functools.cache
+    def place(path: Path) -> int:
+        return next((index for index, named in enumerate(given) if path.is_relative_to(named)), len(given))
+
+    return place

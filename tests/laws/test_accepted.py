@@ -83,9 +83,11 @@ def test_answers_of_other_sources_are_not_found(change: str, tmp_path: Path, mon
     assert places[0] == places[1] != places[2]
 
 
-def _tests_of(worker: str | None) -> list[str]:
+def _tests_of(worker: str | None, *named: str) -> list[str]:
     """As a worker has them in the end, of two folders that it goes through from its end."""
-    config: Any = SimpleNamespace() if worker is None else SimpleNamespace(workerinput={"workerid": worker})
+    config: Any = SimpleNamespace(args=named or ("tests",), invocation_params=SimpleNamespace(dir=Path("/root")))
+    if worker is not None:
+        config.workerinput = {"workerid": worker}
 
     def reported(name: str, children: list[Any], base: type) -> Any:
         collector = base.__new__(base)
@@ -106,7 +108,11 @@ def _tests_of(worker: str | None) -> list[str]:
             tests = [node(f"{file.name}{number}") for number in (2, 1)]
             above.children += [(file, test) for test in reported(file.name, tests, pytest.Module)]
     items = [
-        SimpleNamespace(name=test.name, listchain=lambda chain=(above, file, test): list(chain))
+        SimpleNamespace(
+            name=test.name,
+            path=Path("/root/tests", above.name, file.name),
+            listchain=lambda chain=(above, file, test): list(chain),
+        )
         for above in reported("tests", folders, pytest.Dir)
         for file, test in above.children
     ]
@@ -120,3 +126,13 @@ def _tests_of(worker: str | None) -> list[str]:
 def test_all_workers_have_the_tests_in_one_order() -> None:
     want = ["0a2", "0a1", "0b2", "0b1", "1a2", "1a1", "1b2", "1b1"]
     assert [_tests_of(worker) for worker in (None, "gw0", "gw1", "gw2")] == [want] * 4
+
+
+@pytest.mark.parametrize(
+    "named",
+    [("tests/runtime", "tests/ops"), ("tests/runtime/1a", "tests/runtime", "tests")],
+    ids=["folders", "a file and its folders"],
+)
+def test_what_is_named_first_runs_first(named: tuple[str, ...]) -> None:
+    want = ["1a2", "1a1", "1b2", "1b1", "0a2", "0a1", "0b2", "0b1"]
+    assert [_tests_of(worker, *named) for worker in ("gw0", "gw1")] == [want] * 2
