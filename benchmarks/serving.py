@@ -9,6 +9,7 @@ a run. A cell is a workload at a concurrency C: all of --workloads at all of --c
 2 C prompts to warm up (--warm-rounds, --warm-output), then 10 C (--rounds and at least 4, or its own: 1k/8k@8x1; at
 most --most-prompts), C at a time, each a list of seeded token ids, `ignore_eos`, streamed. Results go to --out after
 each cell; a later command with the same --out goes on with what is missing, so that commands with a --budget add up.
+The lengths that sharegpt drew are in it, too.
 `--show` prints the table, `--plot` draws it. --vllm-cells are measured by `vllm bench serve`, too, on the same server
 (vllm_client.py): rows with a "client".
 
@@ -94,6 +95,8 @@ def workload(name: str, count: int, longest: int) -> list[Prompt]:
     if parts is None:
         raise SystemExit(f"workload {name!r} is neither sharegpt nor INPUT/OUTPUT, such as 1k/1k or 64/16")
     length, output = (int(parts[at]) * (1024 if parts[at + 1] else 1) for at in (1, 3))
+    if not length or not output:
+        raise SystemExit(f"workload {name!r} has {length} input and {output} output tokens; give 1 or more of each")
     if length + output > longest:
         raise SystemExit(f"workload {name} has {length + output} tokens; the server takes {longest}: give --max-len")
     return [Prompt(length, output)] * count
@@ -269,6 +272,7 @@ def server(engine: str, backend: str, given: argparse.Namespace, log: Path) -> I
         command += ["--max-model-len", str(given.max_len), "--no-enable-prefix-caching"]
         command += ["--max-num-seqs", str(_most_clients(given)), *given.engine_options.split()]
     begun = time.monotonic()
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w") as file:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
     try:
@@ -362,6 +366,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
                 ]
                 drive(running.address, running.model, first, clients, 1, given.vocab)
                 prompts = workload(name, count, given.max_len)
+                _keep_lengths(name, prompts, given.max_len, results)
                 found = figures(drive(running.address, running.model, prompts, clients, 2, given.vocab), given.price)
                 measured = {**row, "workload": name, "concurrency": clients, "server_start_s": running.start_s, **found}
                 _keep(measured, results, since, given.out)
@@ -385,6 +390,15 @@ def _keep(row: dict[str, Any], results: dict[str, Any], since: float, out: Path)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(row), flush=True)
+
+
+def _keep_lengths(name: str, prompts: Sequence[Prompt], longest: int, results: dict[str, Any]) -> None:
+    """Add drawn sizes to the results, INPUT/OUTPUT of each prompt; a cell of fewer prompts has the first of them."""
+    if name == "sharegpt":
+        kept = results.setdefault("lengths", {})
+        label = f"{name}, --max-len {longest}"
+        if len(prompts) > len(kept.get(label, "").split()):
+            kept[label] = " ".join(f"{prompt.length}/{prompt.output}" for prompt in prompts)
 
 
 def _left(begun: float, budget: float | None) -> float:
@@ -503,7 +517,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--backends", type=_names, default=["auto"], help="of vLLM; of the example, kernelhub's, or auto"
     )
     parser.add_argument("--workloads", type=_names, default=["64/16"])
-    parser.add_argument("--concurrency", type=lambda text: [int(part) for part in _names(text)], default=[1, 4])
+    parser.add_argument("--concurrency", type=_counts, default=[1, 4], help="clients at a time, such as 1,8,32")
     parser.add_argument(
         "--cells",
         type=_cells,
@@ -532,6 +546,11 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--show", action="store_true", help="print the table of --out, and measure nothing")
     parser.add_argument("--plot", type=Path, help="write a picture of --out, such as serving.png")
     given = parser.parse_args(arguments)
+    least = {"rounds": 1, "warm_rounds": 0, "warm_output": 1, "runs": 1, "most_prompts": 1, "max_len": 2, "vocab": 3}
+    for name, smallest in least.items():
+        value = getattr(given, name)
+        if value is not None and value < smallest:
+            parser.error(f"--{name.replace('_', '-')} is {value}; give {smallest} or more")
     given.tokenizer = given.tokenizer or given.model
     if given.vllm_cells and not (Path(given.tokenizer) / "tokenizer_config.json").exists():
         parser.error(
@@ -542,6 +561,13 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def _names(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
+
+
+def _counts(text: str) -> list[int]:
+    counts = _names(text)
+    if not counts or not all(re.fullmatch(r"[1-9]\d*", part) for part in counts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers of clients, such as 1,8,32")
+    return [int(part) for part in counts]
 
 
 def _cells(text: str) -> list[Cell]:

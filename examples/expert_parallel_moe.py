@@ -98,7 +98,7 @@ def report(rank: int, how: str, out: Tensor, want: Tensor) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, choices=(1, 2, 4))  # that share the experts equally
     options = parser.parse_args()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

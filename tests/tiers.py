@@ -95,6 +95,8 @@ NAMED = {
         "tests/backends/test_triton_expert_comm.py::test_many_rows_are_sent_in_pieces",
         "tests/backends/test_triton_expert_comm.py::test_sums_of_several_parts_of_a_row",
         "tests/backends/test_triton_expert_comm.py::test_two_ranks_exchange_all_dtypes_routings_and_numbers_of_choices",
+        "tests/docs/test_docs.py::test_examples_of_ranks_are_right_on_four",
+        "tests/docs/test_docs.py::test_examples_of_ranks_say_how_many_there_may_be",
         "tests/faults/test_all.py::TestCounting::test_those_of_several_workers_are_gathered_and_printed",
         "tests/runtime/test_comm_ranks.py",
         "tests/runtime/test_comm_sizes.py",

@@ -69,6 +69,32 @@ def test_examples_run(path) -> None:
     assert done.stdout
 
 
+OF_RANKS = ("expert_parallel_moe", "tensor_parallel_llama")
+
+
+def of_ranks(name: str, ranks: str) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = str(ROOT)
+    command = [sys.executable, str(ROOT / "examples" / f"{name}.py"), "--ranks", ranks]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.mark.parametrize("name", OF_RANKS)
+def test_examples_of_ranks_are_right_on_four(name) -> None:
+    done = of_ranks(name, "4")
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = "4 ranks over none: off by" if "llama" in name else "rank 3: 17 tokens step by step: differs by"
+    assert said in done.stdout
+
+
+@pytest.mark.parametrize("name", OF_RANKS)
+def test_examples_of_ranks_say_how_many_there_may_be(name) -> None:
+    for ranks in ("0", "3", "8"):
+        done = of_ranks(name, ranks)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "argument --ranks: invalid choice" in done.stderr
+
+
 def test_the_kernel_of_the_guide_is_found_right_and_runs(tmp_path) -> None:
     """The files of docs/adding_a_kernel.md, as somebody outside would write them down."""
     guide = (ROOT / "docs" / "adding_a_kernel.md").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import socket
@@ -83,6 +84,27 @@ def test_wrong_cells_say_how_they_are_written(serving, capsys, wrong: str) -> No
     assert f"{wrong!r} is not WORKLOAD@C or WORKLOAD@CxR" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--concurrency", "0"], "'0' is no list of numbers of clients, such as 1,8,32"),
+        (["--concurrency", "1,x"], "'1,x' is no list of numbers of clients"),
+        (["--concurrency", ""], "'' is no list of numbers of clients"),
+        (["--runs", "0"], "--runs is 0; give 1 or more"),
+        (["--rounds", "0"], "--rounds is 0; give 1 or more"),
+        (["--warm-rounds", "-1"], "--warm-rounds is -1; give 0 or more"),
+        (["--warm-output", "0"], "--warm-output is 0; give 1 or more"),
+        (["--most-prompts", "0"], "--most-prompts is 0; give 1 or more"),
+        (["--max-len", "1"], "--max-len is 1; give 2 or more"),
+        (["--vocab", "2"], "--vocab is 2; give 3 or more"),
+    ],
+)
+def test_wrong_options_end_before_a_server_starts(serving, capsys, arguments: list[str], reason: str) -> None:
+    with pytest.raises(SystemExit):
+        serving.parsed(arguments)
+    assert reason in capsys.readouterr().err
+
+
 def test_workloads(serving) -> None:
     assert serving.workload("1k/8k", 2, 9216) == [(1024, 8192)] * 2
     drawn = serving.workload("sharegpt", 2000, 8192)
@@ -94,6 +116,29 @@ def test_workloads(serving) -> None:
         serving.workload("chat", 1, 8192)
     with pytest.raises(SystemExit, match="give --max-len"):
         serving.workload("8k/1k", 1, 8192)
+    with pytest.raises(SystemExit, match="'16/0' has 16 input and 0 output tokens; give 1 or more of each"):
+        serving.workload("16/0", 1, 8192)
+
+
+def test_lengths_that_were_drawn_are_in_the_results(
+    serving, tmp_path: Path, slow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextlib.contextmanager
+    def server(*given: Any) -> Iterator[Any]:
+        yield serving.Server(slow, "m", 0.0)
+
+    monkeypatch.setattr(serving, "server", server)
+    monkeypatch.setattr(serving, "machine", dict)
+    out = tmp_path / "out.json"
+    options = ["--runs", "1", "--rounds", "1", "--warm-rounds", "0", "--max-len", "16", "--out", str(out)]
+    serving.measure(serving.parsed([*options, "--cells", "sharegpt@6,sharegpt@4,8/4@1"]))
+    lengths = json.loads(out.read_text())["lengths"]
+    assert list(lengths) == ["sharegpt, --max-len 16"]
+    kept = [serving.Prompt(*map(int, pair.split("/"))) for pair in lengths["sharegpt, --max-len 16"].split()]
+    assert kept == serving.workload("sharegpt", 6, 16)
+    rows = json.loads(out.read_text())["rows"]
+    assert rows[0]["input_tokens"] == sum(prompt.length for prompt in kept)
+    assert rows[1]["output_tokens"] == sum(prompt.output for prompt in kept[:4])
 
 
 class Slow(BaseHTTPRequestHandler):
@@ -180,7 +225,8 @@ def test_a_measurement_goes_on_where_the_one_before_ended(serving, tmp_path, cap
 
 
 def test_a_server_that_does_not_start_is_shown_with_its_log(serving, tmp_path, port) -> None:
-    options = ["--model", "no-such-model", "--out", str(tmp_path / "out.json"), "--runs", "1", "--port", port]
+    out = tmp_path / "new folder" / "out.json"
+    options = ["--model", "no-such-model", "--out", str(out), "--runs", "1", "--port", port]
     given = serving.parsed(options)
     with pytest.raises(SystemExit, match="no-such-model is no folder with a config"):
         serving.measure(given)
