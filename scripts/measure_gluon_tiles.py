@@ -21,7 +21,7 @@ import torch
 from alternating import attempt, facts, measured, options_of
 
 import kernelhub
-from kernelhub.backends.gluon.attention.adapter import Prefill
+from kernelhub.backends.gluon.attention.float8_adapter import PrefillOfFloat8
 from kernelhub.backends.gluon.gemm.grouped.adapter import GroupedFp8, GroupedHalves, Tile
 from kernelhub.backends.gluon.launch import Launcher
 from kernelhub.backends.gluon.mla.listed_adapter import ListedFloat8
@@ -127,11 +127,10 @@ def prefill(
     page: int,
     variants: dict[str, dict[str, Any]],
     others: tuple[str, ...] = ("triton.prefill",),
-    kv_dtype: torch.dtype | None = torch.float8_e4m3fn,
     queries: tuple[int, ...] | None = None,
     ragged: bool = False,
 ) -> Calls:
-    drawn = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(0), "kv_dtype": kv_dtype}
+    drawn = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(0), "kv_dtype": torch.float8_e4m3fn}
     if page:
         arguments = paged_attention_inputs(
             model, seq_lens=tokens, q_lens=queries or tokens, page_size=page, **drawn
@@ -141,11 +140,9 @@ def prefill(
     else:
         arguments = attention_inputs(model, batch=len(tokens), q_tokens=tokens[0], **drawn)
     for name in ("k_scale", "v_scale"):
-        if name in arguments:
-            arguments[name] = torch.tensor([arguments[name]], device="cuda")
+        arguments[name] = torch.tensor([arguments[name]], device="cuda")
     op = kernelhub.paged_attention if page else kernelhub.attention
-    kernel = "gluon.prefill_any" if kv_dtype is None else "gluon.prefill_fp8_any"
-    problem = op.explain(**arguments, backend=kernel).problem
+    problem = op.explain(**arguments, backend="gluon.prefill_fp8_any").problem
     values = Values(
         model.head_dim_qk**-0.5,
         arguments.get("window", -1) if not isinstance(arguments.get("window"), tuple) else arguments["window"][0],
@@ -162,13 +159,13 @@ def prefill(
         step = DenseStep(arguments.get("cu_seqlens_q"), arguments.get("cu_seqlens_k"))
     out = torch.empty(*q.shape[:-1], model.head_dim_vo, dtype=q.dtype, device="cuda")
 
-    def launched(made: Prefill) -> torch.Tensor:
+    def launched(made: PrefillOfFloat8) -> torch.Tensor:
         made.launch(q, *keys, step, values, out, None)
         return out
 
     calls: Calls = {}
     for name, static in variants.items():
-        made = Prefill(problem)
+        made = PrefillOfFloat8(problem)
         made._static.update(static)
         made._block_n = made._static["BLOCK_N"]
         calls[name] = functools.partial(launched, made)
@@ -292,9 +289,6 @@ CASES: dict[str, Callable[[], Calls]] = {
     ),
     "prefill, gpt-oss window, 64 single and 2 x 2048": lambda: prefill(
         GPT_OSS, (2048,) * 66, 64, _PACKED, ("triton.mixed", "triton.prefill"), queries=(1,) * 64 + (2048,) * 2
-    ),
-    "prefill of bfloat16, gpt-oss window, pages of 64, 2 x 4096": lambda: prefill(
-        GPT_OSS, (4096,) * 2, 64, _FEW_PACKED, kv_dtype=None
     ),
 }
 

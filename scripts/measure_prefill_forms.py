@@ -1,4 +1,4 @@
-"""Time `gluon.prefill_pipelined` and forms of it beside `gluon.prefill`, FlashAttention-3 and torch on a Hopper GPU.
+"""Time `gluon.prefill_pipelined` and forms of it beside FlashAttention-3, Triton and torch on a Hopper GPU.
 
     python scripts/measure_prefill_forms.py [--only WORD] [--compile] [--part I/N] [--out FILE] [--seconds S]
 
@@ -28,7 +28,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import kernelhub
 from kernelhub.backends.gluon.attention import pipelined_adapter
-from kernelhub.backends.gluon.attention.adapter import Prefill
 from kernelhub.backends.gluon.attention.pipelined_adapter import PipelinedPrefill
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
@@ -84,7 +83,7 @@ def calls_of(
     )
     out = torch.empty(*q.shape[:-1], model.head_dim_vo, dtype=q.dtype, device="cuda")
 
-    def launched(adapter: Prefill, in_l2: int) -> torch.Tensor:
+    def launched(adapter: PipelinedPrefill, in_l2: int) -> torch.Tensor:
         with mock.patch.object(pipelined_adapter, "_IN_L2", in_l2):
             adapter.launch(q, k, v, step, values, out, None)
         return out
@@ -95,7 +94,6 @@ def calls_of(
         made = PipelinedPrefill(problem)
         made._static.update(static)
         calls[name] = functools.partial(launched, made, in_l2)
-    calls["gluon.prefill"] = functools.partial(launched, Prefill(problem), 0)
     calls["triton.prefill"] = functools.partial(op, **arguments, backend="triton.prefill")
     if importlib.util.find_spec("flash_attn_interface") is not None:
         calls["flash_attn.fa3"] = functools.partial(op, **arguments, backend="flash_attn.fa3")

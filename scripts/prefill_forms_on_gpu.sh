@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # On one or several Hopper GPUs of a machine, in under 4 minutes, what `gluon.prefill_pipelined` has to show after a
-# change: the tests of its contract, a soak of its two ops beside each other and beside `gluon.prefill_any`, and its times
-# beside `gluon.prefill`, Triton's, torch's and FlashAttention-3's, if that is installed. With several GPUs the parts run at once, times on all but
-# the first GPU. JSON and logs go into $OUT.
+# change: the tests of its contract, a soak of its two ops beside each other, and its times beside Triton's, torch's and
+# FlashAttention-3's, if that is installed. With several GPUs the parts run at once, times on all but the first GPU. JSON
+# and logs go into $OUT.
 #
 #   OUT=FOLDER scripts/prefill_forms_on_gpu.sh
 set -uo pipefail
@@ -34,7 +34,7 @@ contract() { # GPU, limit
 soak() { # GPU, limit
     CUDA_VISIBLE_DEVICES=$1 timeout --kill-after=3 "$2" "$PYTHON" -m tests.gluon.soak --together --calls 1000 --draws 3 \
         --seconds $(($2 - 4)) --json "$OUT/soak.json" --kernels attention/prefill_pipelined_any \
-        paged_attention/prefill_pipelined_any attention/prefill_any paged_attention/prefill_any >"$OUT/soak.log" 2>&1
+        paged_attention/prefill_pipelined_any >"$OUT/soak.log" 2>&1
     echo "== soak: exit $?, at $(at)"
     cut -c1-240 "$OUT/soak.log" | tail -n 6
 }

@@ -274,7 +274,7 @@ def test_what_was_not_seen_to_be_right_is_refused(how, facets, code) -> None:
 
 def test_it_serves_ragged_prefill_where_it_is_installed() -> None:
     facets = {"ragged": True, "q_len": "any", "causal": True}
-    for packages, want in (({"cudnn": "1.32.0"}, "cudnn.sdpa"), ({}, "gluon.prefill")):
+    for packages, want in (({"cudnn": "1.32.0"}, "cudnn.sdpa"), ({}, "triton.prefill")):
         machine = SimulatedMachine({"triton": "3.7.1"} | packages)
         asked = {"device": "H200", "machine": machine, **facets}
         assert kernelhub.explain("attention", **asked).selected == "gluon.prefill_pipelined"

@@ -237,7 +237,7 @@ class TestForPeople:
     def test_each_kernel_has_a_row_with_its_first_reason(self, ask):
         answer = ask("explain", "attention", "--device", "H200", "--softcap", *TRITON)
         assert answer.row("gluon.prefill_pipelined").split()[1] == "selected"
-        assert answer.row("gluon.prefill").split()[1] == "supported"
+        assert answer.row("gluon.prefill_pipelined_any").split()[1] == "supported"
         assert answer.row("triton.prefill").split()[1] == "supported"
         assert answer.row("torch:").endswith("rejected   does not support softcap")
 

@@ -184,14 +184,10 @@ def _names() -> list[tuple[str, str]]:
 
 
 DRAWS: dict[tuple[str, str], Callable[[random.Random, Scale], dict[str, Any]]] = {
-    ("attention", "prefill"): _dense(((128, 128), (256, 256))),
-    ("attention", "prefill_any"): _dense(ANY_WIDTH, windows=True),
     ("attention", "prefill_pipelined"): _dense(ANY_WIDTH[1:], windows=True),
     ("attention", "prefill_pipelined_any"): _dense(ANY_WIDTH, windows=True),
     ("attention", "prefill_fp8"): _dense(((96, 96), (128, 128)), float8=True),
     ("attention", "prefill_fp8_any"): _dense(ANY_WIDTH[:3], windows=True, float8=True),
-    ("paged_attention", "prefill"): _paged(((96, 96), (128, 128), (256, 256))),
-    ("paged_attention", "prefill_any"): _paged(ANY_WIDTH, windows=True),
     ("paged_attention", "prefill_pipelined"): _paged(ANY_WIDTH[1:], windows=True),
     ("paged_attention", "prefill_pipelined_any"): _paged(ANY_WIDTH, windows=True),
     ("paged_attention", "prefill_fp8"): _paged(((64, 64), (128, 128)), float8=True),

@@ -1,4 +1,4 @@
-"""The Gluon prefill in the emulator: its contract, interleavings, what it must not read, and planted faults."""
+"""The Gluon prefill over float8 in the emulator: contracts, interleavings, what it must not read, planted faults."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernelhub.backends.gluon.attention import adapter, converting, prefill
+from kernelhub.backends.gluon.attention import converting, prefill
+from kernelhub.backends.gluon.attention.float8_adapter import PrefillOfFloat8
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
@@ -19,7 +20,6 @@ from kernelhub.ops.attention.reference import attention_reference, paged_attenti
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.models.shapes import AttentionModel
 from kernelhub.probes.device import simulated
-from kernelhub.testing import OpContract
 from tests.contract.attention import DenseContract, PagedContract
 from tests.gluon.emulate import EmulationError
 from tests.gluon.emulated import Emulated, emulated
@@ -27,21 +27,7 @@ from tests.gluon.planted import planted
 
 TWO_SMS = dataclasses.replace(simulated("H200"), num_sms=2)
 MODEL = AttentionModel("two heads of a group", 2, 1, 64, 64)
-
-
-class TestPrefill(Emulated, OpContract):
-    op, kernel = "attention", "emulated.prefill_any"
-    labels = (
-        "sinks, causal, width 64",
-        "ragged, causal, both windows, softcap",
-        "scale below zero, width 64",
-        "width 96 x 96",
-    )
-
-
-class TestPagedPrefill(Emulated, OpContract):
-    op, kernel = "paged_attention", "emulated.prefill_any"
-    labels = ("mixed and padded, width 64", "width 96 x 96")
+_OF_FLOAT8: dict[str, Any] = {"kv_dtype": torch.float8_e4m3fn}
 
 
 class TestPagedPrefillOfFloat8(Emulated, PagedContract):
@@ -79,7 +65,7 @@ class TestPagedPrefillOfFloat8Any(Emulated, PagedContract):
 
 def dense(seed: int, more: dict[str, Any] | None = None, spoil: Any = None, **inputs: Any) -> bool:
     """Whether a call of `attention` gives the reference."""
-    arguments = attention_inputs(MODEL, **inputs) | (more or {})
+    arguments = attention_inputs(MODEL, **_OF_FLOAT8 | inputs) | (more or {})
     if spoil is not None:
         spoil(arguments)
     ragged = "cu_seqlens_q" in arguments
@@ -91,7 +77,7 @@ def dense(seed: int, more: dict[str, Any] | None = None, spoil: Any = None, **in
 
 def paged(seed: int, more: dict[str, Any] | None = None, spoil: Any = None, **inputs: Any) -> bool:
     """Whether a call of `paged_attention` gives the reference."""
-    arguments = paged_attention_inputs(MODEL, **inputs) | (more or {})
+    arguments = paged_attention_inputs(MODEL, **_OF_FLOAT8 | inputs) | (more or {})
     if spoil is not None:
         spoil(arguments)
     ragged = "cu_seqlens_q" in arguments
@@ -118,9 +104,7 @@ def _facets(arguments: dict[str, Any], ragged: bool) -> dict[str, Any]:
 
 
 def _facets_of_scales(arguments: dict[str, Any]) -> dict[str, Any]:
-    scale = arguments.get("k_scale")
-    if scale is None:
-        return {}
+    scale = arguments["k_scale"]
     form = "value" if isinstance(scale, float) else "tensor" if scale.numel() == 1 else "head"
     return {
         "kv_dtype": str(arguments["k_cache" if "k_cache" in arguments else "k"].dtype).removeprefix("torch."),
@@ -141,7 +125,7 @@ def _run(
     )
     out = torch.full(q.shape, torch.nan, dtype=q.dtype)
     with emulated(seed):
-        adapter.Prefill(problem).launch(q, k, v, step, values, out, None)
+        PrefillOfFloat8(problem).launch(q, k, v, step, values, out, None)
     return out
 
 
@@ -172,41 +156,7 @@ def test_what_no_sequence_uses_is_not_read() -> None:
     assert paged(0, spoil=spoil, seq_lens=(70, 0), q_lens=(70, 0), page_size=64)
 
 
-def test_operands_of_any_strides() -> None:
-    def spoil(arguments: dict[str, Any]) -> None:
-        arguments["q"] = arguments["q"].transpose(1, 2).contiguous().transpose(1, 2)  # heads first
-        both = torch.stack([arguments["k"], arguments["v"]], -2).flatten(-2)  # side by side in a row
-        arguments["k"], arguments["v"] = both[..., :64], both[..., 64:]
-
-    def expanded(arguments: dict[str, Any]) -> None:
-        arguments["v"] = arguments["v"][:, :1].expand_as(arguments["v"])  # the same row for every token
-        arguments["k"] = arguments["k"].transpose(1, 3).contiguous().transpose(1, 3)
-
-    for change in (spoil, expanded):
-        assert dense(0, spoil=change, batch=2, q_tokens=20)
-
-
-def test_heads_of_96_beside_nan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tile has 128 columns of values, 32 of which are the next head's or behind the last: nothing of them is seen."""
-    model = AttentionModel("four heads of two groups", 4, 2, 96, 96)
-    monkeypatch.setattr(f"{__name__}.MODEL", model)
-    arguments = attention_inputs(model, batch=1, q_tokens=70, kv_tokens=150)
-    step = DenseStep(None, None)
-    problem = DenseAttentionProblem(**_facets(arguments, ragged=False))
-    for name in ("k", "v"):
-        wide = torch.full((1, 150, 3, 96), torch.nan, dtype=torch.bfloat16)
-        wide[:, :, :2] = arguments[name]
-        arguments[name] = wide[:, :, :2]
-    want = attention_reference(**arguments)
-    assert compare_out(_run(0, problem, *(arguments[name] for name in "qkv"), step, arguments), want, 4.5).ok
-    arguments["v"][:, :, 1] = torch.nan
-    arguments["k"][:, :, 1] = torch.inf
-    out = _run(0, problem, *(arguments[name] for name in "qkv"), step, arguments)
-    assert compare_out(out[:, :, :2], want[:, :, :2], 4.5).ok
-    assert out[:, :, 2:].isnan().all()
-
-
-FLOAT8: dict[str, Any] = {"kv_dtype": torch.float8_e4m3fn, "seq_lens": (300, 0, 130), "q_lens": (140, 0, 5)}
+FLOAT8: dict[str, Any] = {"seq_lens": (300, 0, 130), "q_lens": (140, 0, 5)}
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -221,33 +171,30 @@ def test_windows_over_float8(width: int, seed: int, monkeypatch: pytest.MonkeyPa
     sinks = torch.tensor([0.5, -1.0, 3.0, 0.0])
     assert paged(seed, {"window": 127, "sinks": sinks}, page_size=16, **FLOAT8)
     lengths = {"q_lens": (20, 0, 140, 3), "kv_lens": (5, 7, 400, 0)}
-    assert dense(seed, {"window": 60}, kv_dtype=torch.float8_e4m3fn, **lengths)
+    assert dense(seed, {"window": 60}, **lengths)
 
 
-@pytest.mark.parametrize("kv_dtype", [None, torch.float8_e4m3fn])
 @pytest.mark.parametrize("window", [0, 20, 63, 64, 127, 200])
 @pytest.mark.parametrize("pack", [1, 2, 8])
-def test_warpgroups_that_take_only_their_own_steps(
-    pack: int, window: int, kv_dtype: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warpgroups_that_take_only_their_own_steps(pack: int, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 64 keys, so that the rows of one warpgroup see none of a tile's first or last; rows of some heads."""
-    init = adapter.Prefill.__init__
+    init = PrefillOfFloat8.__init__
 
-    def own(self: adapter.Prefill, problem: Any) -> None:
+    def own(self: PrefillOfFloat8, problem: Any) -> None:
         init(self, problem)
         self._static |= {"OWN": True, "BLOCK_N": 64, "PACK": pack}
         self._block_n = 64
 
-    monkeypatch.setattr(adapter.Prefill, "__init__", own)
+    monkeypatch.setattr(PrefillOfFloat8, "__init__", own)
     model = AttentionModel("two groups", 2 * pack, 2, 64, 64)
     monkeypatch.setattr(f"{__name__}.MODEL", model)
     more = {"window": window, "sinks": torch.linspace(-1, 0.5, 2 * pack)}
     lengths: dict[str, Any] = {"seq_lens": (300, 0, 130, 64, 200), "q_lens": (140, 0, 5, 64, 190)}
-    assert paged(window, more, page_size=16, kv_dtype=kv_dtype, **lengths)
+    assert paged(window, more, page_size=16, **lengths)
     lengths = {"q_lens": (20, 0, 140, 3, 65), "kv_lens": (5, 7, 400, 0, 65)}
-    assert dense(window, more, kv_dtype=kv_dtype, **lengths)
-    assert dense(window, more | {"causal": False}, kv_dtype=kv_dtype, **lengths)
-    assert dense(window, {"sinks": more["sinks"]}, kv_dtype=kv_dtype, **lengths)
+    assert dense(window, more, **lengths)
+    assert dense(window, more | {"causal": False}, **lengths)
+    assert dense(window, {"sinks": more["sinks"]}, **lengths)
 
 
 @pytest.mark.parametrize("width", [64, 96])
@@ -268,7 +215,7 @@ def test_dense_operands_of_float8_with_any_strides(width: int, monkeypatch: pyte
         arguments["k"] = arguments["k"].transpose(1, 3).contiguous().transpose(1, 3)
 
     for change in (spoil, expanded):
-        assert dense(0, spoil=change, kv_dtype=torch.float8_e4m3fn, batch=2, q_tokens=20, kv_tokens=70)
+        assert dense(0, spoil=change, batch=2, q_tokens=20, kv_tokens=70)
 
 
 @pytest.mark.parametrize("factor", [1.0, -1.0])
@@ -315,7 +262,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = planted(prefill, *FAULTS[fault], tmp_path)
-    monkeypatch.setattr(adapter.Prefill, "kernel", made.prefill_kernel)
+    monkeypatch.setattr(PrefillOfFloat8, "kernel", made.prefill_kernel)
 
     def wrong(seed: int) -> bool:
         try:

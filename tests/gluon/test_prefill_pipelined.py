@@ -17,6 +17,8 @@ from kernelhub.backends.gluon.attention.prefill_pipelined import tile_in_order
 from kernelhub.backends.gluon.language import gl, gluon
 from kernelhub.evidence.cases import CASES
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.reference import attention_reference
+from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.models.shapes import AttentionModel
 from kernelhub.testing import OpContract
 from tests.gluon import emulated as emulation
@@ -132,6 +134,40 @@ def test_features_beside_each_other(width: tuple[int, int], causal: bool, few_pr
 @pytest.mark.parametrize("page_size", [16, 64, 256])
 def test_pages_of_every_size(page_size: int, kv_layout: str) -> None:
     assert paged(0, page_size=page_size, kv_layout=kv_layout, seq_lens=(150, 0, 33), q_lens=(130, 0, 3))
+
+
+def test_what_no_sequence_uses_is_not_read() -> None:
+    arguments = paged_attention_inputs(OF_64, seq_lens=(70, 0), q_lens=(70, 0), page_size=64)
+    table = arguments["block_table"]
+    arguments["block_table"] = torch.cat([torch.where(table < 0, 1 << 30, table), table * 0 - 7], 1)
+    assert call(0, arguments)
+
+
+def test_operands_of_any_strides() -> None:
+    arguments = attention_inputs(OF_64, batch=2, q_tokens=20)
+    both = torch.stack([arguments["k"], arguments["v"]], -2).flatten(-2)  # side by side in a row
+    queries = arguments["q"].transpose(1, 2).contiguous().transpose(1, 2)  # heads first
+    assert call(0, arguments | {"q": queries, "k": both[..., :64], "v": both[..., 64:]})
+    repeated = arguments["v"][:, :1].expand_as(arguments["v"])  # the same row for every token
+    keys = arguments["k"].transpose(1, 3).contiguous().transpose(1, 3)
+    assert call(0, arguments | {"k": keys, "v": repeated})
+
+
+def test_heads_of_96_beside_nan() -> None:
+    """A tile has 128 columns of values, 32 of which are the next head's or behind the last: nothing of them is seen."""
+    arguments = attention_inputs(AttentionModel("two groups", 4, 2, 96, 96), batch=1, q_tokens=70, kv_tokens=150)
+    for name in ("k", "v"):
+        wide = torch.full((1, 150, 3, 96), torch.nan, dtype=torch.bfloat16)
+        wide[:, :, :2] = arguments[name]
+        arguments[name] = wide[:, :, :2]
+    assert call(0, arguments)
+    want = attention_reference(**arguments)
+    arguments["v"][:, :, 1] = torch.nan
+    arguments["k"][:, :, 1] = torch.inf
+    with on_the_cpu(), emulated(0):
+        out = kernelhub.attention(**arguments, backend=KERNEL)
+    assert compare_out(out[:, :, :2], want[:, :, :2], 4.5).ok
+    assert out[:, :, 2:].isnan().all()
 
 
 def test_many_empty_tiles(few_programs: None) -> None:

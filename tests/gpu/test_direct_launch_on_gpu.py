@@ -343,7 +343,7 @@ MAPPED: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
             "k": bfloat16(2, 300, 2, 128),
             "v": bfloat16(2, 300, 2, 128),
             "causal": True,
-            "backend": "gluon.prefill",
+            "backend": "gluon.prefill_pipelined",
         },
     ),
     "experts": lambda: (

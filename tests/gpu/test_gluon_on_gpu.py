@@ -17,26 +17,7 @@ from tests.contract.attention import DenseContract, PagedContract
 from tests.contract.mla_attention import MlaContract
 
 pytestmark = pytest.mark.gpu
-WIDE = AttentionModel("four heads of 128", 4, 2, 128, 128)  # gluon.prefill takes no heads of 64
-
-
-class TestPrefill(DenseContract):
-    kernel = "gluon.prefill"
-    model = WIDE
-
-
-class TestPagedPrefill(PagedContract):
-    kernel = "gluon.prefill"
-    model = WIDE
-    rich = PagedContract.plain | {"q_lens": 3}
-
-
-class TestPrefillAny(DenseContract):
-    kernel = "gluon.prefill_any"
-
-
-class TestPagedPrefillAny(PagedContract):
-    kernel = "gluon.prefill_any"
+WIDE = AttentionModel("four heads of 128", 4, 2, 128, 128)  # for kernels that take not all of heads of 64
 
 
 class TestPipelinedPrefill(DenseContract):

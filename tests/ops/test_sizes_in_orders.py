@@ -102,7 +102,7 @@ def test_long_sequences_have_an_order_of_their_own_where_it_was_measured() -> No
     assert order(causal=False) == (pipelined, False)
     assert order(causal=True, head_dim_qk=64) == (pipelined, False)
     with kernelhub.use(disable=pipelined):
-        assert order(causal=True) == ("gluon.prefill", True)
+        assert order(causal=True) == ("torch.sdpa", True)
         assert order(causal=False) == ("torch.sdpa", False)
         assert order(causal=True, head_dim_qk=64) == ("torch.sdpa", False)
         short = kernelhub.explain("attention", device="H200", machine=MACHINE, causal=True)

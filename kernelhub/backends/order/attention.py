@@ -21,10 +21,8 @@ _FA3 = ("flash_attn.fa3", "flash_attn.vllm_fa3")
 # Tiles of 128 queries, so few queries leave most of one empty.
 _GLUON = (
     "gluon.prefill_pipelined",
-    "gluon.prefill",
     "gluon.prefill_fp8",
     "gluon.prefill_pipelined_any",
-    "gluon.prefill_any",
     "gluon.prefill_fp8_any",
 )
 _VARLEN = "torch.varlen_attn"  # FlashAttention-2: on an H200 1.4 to 1.6 times the time of triton.prefill
@@ -39,11 +37,9 @@ _HOPPER = (
     "torch.sdpa",
     "flashinfer.fa3_ragged",
     "cudnn.sdpa",
-    "gluon.prefill",
     "gluon.prefill_fp8",
     "triton.prefill",
     "gluon.prefill_pipelined_any",
-    "gluon.prefill_any",
     "gluon.prefill_fp8_any",
     "flashinfer.fa2_ragged",
     _VARLEN,
@@ -168,31 +164,26 @@ ATTENTION = (
     # 2 x 4096 of 128 heads of 192 and 128 2.18 and 3.84; 1 x 8192 1.65 and 2.55, and torch.sdpa 1.85. But torch, which
     # takes what is not ragged, plans nothing, and what each new shape costs the host is not in those. In one run,
     # flash_attn.fa3, vLLM's build of it and fa3_ragged: 1 x 8192 1.53, 1.60, 1.68; ragged 4 x 2048 0.504, 0.497, 0.480.
-    # On an H100 (attention_gluon_h100.json), gluon.prefill, torch.sdpa, triton.prefill, Llama 3.1 8B: 1 x 16384 3.17,
-    # 3.80, 4.60 ms; 4 x 4096 0.975, 1.02, 1.32; 16 x 1024 0.346, 0.312, 0.450; not causal 1 x 8192 1.86, 1.62, 2.44;
-    # ragged, 8000 tokens of 4 sequences of 64 heads 0.718 and Triton 0.908. gluon.prefill_any and triton.prefill: a
-    # window of gpt-oss 0.171 and 0.131, keys of 192 3.94 and 3.11.
     # On an H200 over e4m3 (gluon_tiles_h200.json), gluon.prefill_fp8 and triton.prefill, Llama 3.1 8B: 1 x 16384 3.90
     # and 7.49 ms, 4 x 4096 1.09 and 2.01, ragged, 8000 tokens of 4 sequences 0.476 and 0.764; 32 heads of 96, 4 x 4096
     # 1.05 and 1.92. gluon.prefill_fp8_any and triton.prefill: gpt-oss with its window, 2 x 4096 0.171 and 0.146.
-    # In one run on an H100 (prefill_forms_h100.json), gluon.prefill_pipelined, flash_attn.fa3, torch.sdpa,
-    # gluon.prefill and triton.prefill: 16 x 1024 0.313, 0.281, 0.324, 0.352 and 0.501 ms, 8 x 2048 0.515, 0.474, 0.580,
-    # 0.548 and 0.836, 1 x 512 0.0123, 0.0135, 0.0131, 0.0141 and 0.0145, ragged 4 x 2000 0.247, 0.289, -, 0.306 and
-    # 0.384; heads of 96, 16 x 1024 0.290, 0.277, 0.316, 0.446 and 0.496; keys of 192, 1 x 1024 0.101, -, 0.111, 0.174
-    # and 0.154, 2 x 8192 7.84, -, 9.31, 14.5 and 14.0; windows of 128, 1024 and 4096, 2 x 8192 0.183, 0.499 and 1.37
-    # and Triton 0.339, 0.830 and 2.25. torch is ahead with 32 x 256, 0.074 and 0.068, and 16 x 1024 of heads of 64,
-    # 0.432 and 0.406. gluon.prefill_pipelined_any and triton.prefill: gpt-oss with its window, 2 x 4096 0.159 and
-    # 0.125.
+    # In one run on an H100 (prefill_forms_h100.json), gluon.prefill_pipelined, flash_attn.fa3, torch.sdpa and
+    # triton.prefill: 16 x 1024 0.313, 0.281, 0.324 and 0.501 ms, 8 x 2048 0.515, 0.474, 0.580 and 0.836, 1 x 512
+    # 0.0123, 0.0135, 0.0131 and 0.0145, ragged 4 x 2000 0.247, 0.289, - and 0.384; heads of 96, 16 x 1024 0.290, 0.277,
+    # 0.316 and 0.496; keys of 192, 1 x 1024 0.101, -, 0.111 and 0.154, 2 x 8192 7.84, -, 9.31 and 14.0; windows of 128,
+    # 1024 and 4096, 2 x 8192 0.183, 0.499 and 1.37 and Triton 0.339, 0.830 and 2.25. torch is ahead with 32 x 256,
+    # 0.074 and 0.068, and 16 x 1024 of heads of 64, 0.432 and 0.406. gluon.prefill_pipelined_any and triton.prefill:
+    # gpt-oss with its window, 2 x 4096 0.159 and 0.125.
     Line("hopper", "prefill", _HOPPER, _H200),
-    # FlashAttention-3 takes 0.80 of the time of torch (attention_with_fa3_h200.json), gluon.prefill 0.89 to 0.93.
-    # In one run (attention_with_vllm_fa3_h200.json) vLLM's build of it, gluon.prefill and torch.sdpa take 0.996, 0.904
-    # and 0.959 ms for 4 x 4096, 1.72, 1.66 and 1.86 for 2 x 8192, 3.36, 3.35 and 3.66 for 1 x 16384. Shorter ones, 16 x
-    # 1024 and 8 x 2048: 0.358, 0.336 and 0.297, 0.543, 0.516 and 0.508. But with heads of 192 for 128 that build is the
-    # fastest: 2.15, torch 2.41.
+    # FlashAttention-3 takes 0.80 of the time of torch (attention_with_fa3_h200.json). In one run vLLM's build of it,
+    # the form of Gluon's prefill before the pipelined one and torch.sdpa (attention_with_vllm_fa3_h200.json) took
+    # 0.996, 0.904 and 0.959 ms for 4 x 4096, 1.72, 1.66 and 1.86 for 2 x 8192, 3.36, 3.35 and 3.66 for 1 x 16384.
+    # Shorter ones, 16 x 1024 and 8 x 2048: 0.358, 0.336 and 0.297, 0.543, 0.516 and 0.508. But with heads of 192 for
+    # 128 that build is the fastest: 2.15, torch 2.41.
     Line(
         "hopper",
         "long_prefill",
-        first(("flash_attn.fa3", "gluon.prefill_pipelined", "gluon.prefill", "flash_attn.vllm_fa3"), _HOPPER),
+        first(("flash_attn.fa3", "gluon.prefill_pipelined", "flash_attn.vllm_fa3"), _HOPPER),
         "measured on an H100, Llama 3.1 8B, gluon.prefill_pipelined, flash_attn.fa3 and torch.sdpa, 4 x 4096, 2 x 8192 "
         "and 1 x 16384 tokens: 0.940, 0.852 and 1.07 ms, 1.70, 1.58 and 1.99, 3.29, 3.03 and 3.78; 2026-11-28 "
         "(benchmarks/results/prefill_forms_h100.json)",

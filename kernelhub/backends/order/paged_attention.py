@@ -38,9 +38,7 @@ _DECODE = (
     "triton.prefill",
     "triton.mixed",
     "gluon.prefill_pipelined",  # tiles of 128 queries, so few queries leave most of one empty
-    "gluon.prefill",
     "gluon.prefill_pipelined_any",
-    "gluon.prefill_any",
     "gluon.prefill_fp8_any",
     "gluon.prefill_fp8",
     "flashinfer.fa3_prefill",
@@ -181,21 +179,19 @@ PAGED_ATTENTION = (
     ),
     # 2 x 4096: triton.prefill 1.94 ms, fa2_prefill 1.72, flashinfer.fa3_prefill 1.02, flash_attn.fa3 0.941, its build
     # in vLLM 0.923; 512 of 8192 tokens of 4 sequences 1.84, 1.63, 0.917, 0.849 and 0.831.
-    # On an H100 (attention_gluon_h100.json), gluon.prefill and triton.prefill: 2 x 4096 0.988 and 1.90 ms, with pages
-    # of 16 tokens 1.09 and 1.85; 512 of 8192 tokens of 4 sequences 0.853 and 1.89. On an H200 over e4m3
-    # (gluon_more_h200.json), gluon.prefill_fp8 and triton.prefill: 2 x 4096 1.17 and 2.41 ms; 32 heads to 8, 1 x 16384
-    # 3.95 and 8.96. When keys became bfloat16 it took 1.65 and 5.99; 512 of 8192 tokens of 4 sequences 1.47 and
-    # Triton 2.26; 16 x 1024 in pages of 16 0.548 and 0.765; 64 heads to 8 of 64, 2 x 4096 0.998 and 1.45.
-    # 32 heads of 96, 2 x 4096, gluon.prefill and triton.prefill: 0.464 and 0.956, in pages of 16 0.554 and 0.983.
+    # On an H200 over e4m3 (gluon_more_h200.json), gluon.prefill_fp8 and triton.prefill: 2 x 4096 1.17 and 2.41 ms; 32
+    # heads to 8, 1 x 16384 3.95 and 8.96. When keys became bfloat16 it took 1.65 and 5.99; 512 of 8192 tokens of 4
+    # sequences 1.47 and Triton 2.26; 16 x 1024 in pages of 16 0.548 and 0.765; 64 heads to 8 of 64, 2 x 4096 0.998 and
+    # 1.45.
     # On an H200 over e4m3 (gluon_tiles_h200.json), gluon.prefill_fp8_any and triton.prefill: 2 x 4096 of gpt-oss with
     # its window 0.180 and 0.151 ms, 16 x 1024 in pages of 16 0.369 and 0.300; with heads of 96 0.560 and 1.19, in pages
     # of 16 0.581 and 1.20; 2 x 8192 with a window of 1024 and heads of 128 0.618 and 1.29.
-    # In one run on an H100 (prefill_forms_h100.json), gluon.prefill_pipelined, flash_attn.fa3, gluon.prefill and
-    # triton.prefill: pages of 64, 64 heads to 8, 2 x 4096 0.950, 1.07, 1.01 and 2.19 ms; 32 heads to 8, windows of 128
-    # and 1024 0.100, 0.131, 0.127 and 0.193, 0.248, 0.281, 0.273 and 0.551; heads of 64 0.643, 0.648, 0.680 and 0.842;
-    # pages of 16, 4 x 4096 1.00, 0.980, 1.13 and 2.04, 16 x 512 0.130, 0.130, 0.141 and 0.216; heads of 96, 2 x 4096
-    # 0.493, 0.463, 0.557 and 0.991; pages of 256, 4 x 4096 0.865, 1.01, 0.966 and 2.18. vLLM's build was not in that
-    # run: its servers were measured with it, and it needs no compilation at a first start.
+    # In one run on an H100 (prefill_forms_h100.json), gluon.prefill_pipelined, flash_attn.fa3 and triton.prefill: pages
+    # of 64, 64 heads to 8, 2 x 4096 0.950, 1.07 and 2.19 ms; 32 heads to 8, windows of 128 and 1024 0.100, 0.131 and
+    # 0.193, 0.248, 0.281 and 0.551; heads of 64 0.643, 0.648 and 0.842; pages of 16, 4 x 4096 1.00, 0.980 and 2.04, 16
+    # x 512 0.130, 0.130 and 0.216; heads of 96, 2 x 4096 0.493, 0.463 and 0.991; pages of 256, 4 x 4096 0.865, 1.01 and
+    # 2.18. vLLM's build was not in that run: its servers were measured with it, and it needs no compilation at a first
+    # start.
     Line(
         "hopper",
         "prefill",
@@ -204,13 +200,11 @@ PAGED_ATTENTION = (
             "gluon.prefill_pipelined",
             "flash_attn.fa3",
             "flashinfer.fa3_prefill",
-            "gluon.prefill",
             "gluon.prefill_fp8",
             "flashinfer.fa2_prefill",
             "triton.prefill",
             "triton.mixed",
             "gluon.prefill_pipelined_any",
-            "gluon.prefill_any",
             "gluon.prefill_fp8_any",
             *_SINKS,
             *_LAST,
@@ -221,7 +215,8 @@ PAGED_ATTENTION = (
     ),
     # 64 sequences of one query and 2 of 2048: flash_attn.fa3 and vLLM's build of it 0.411 ms, triton.mixed 0.665,
     # fa2_prefill 0.688, triton.prefill 0.792, fa3_prefill 1.38.
-    # On an H100 gluon.prefill, triton.prefill and triton.mixed: 1.12, 0.877 and 0.731.
+    # On an H100 the form of Gluon's prefill before the pipelined one, triton.prefill and triton.mixed: 1.12, 0.877 and
+    # 0.731.
     Line(
         "hopper",
         "mixed",
@@ -231,9 +226,7 @@ PAGED_ATTENTION = (
             "flashinfer.fa2_prefill",
             "triton.prefill",
             "gluon.prefill_pipelined",
-            "gluon.prefill",
             "gluon.prefill_pipelined_any",
-            "gluon.prefill_any",
             "gluon.prefill_fp8_any",
             "gluon.prefill_fp8",
             "flashinfer.fa3_prefill",

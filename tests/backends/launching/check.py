@@ -279,7 +279,7 @@ def gluon_again(stub: Stub) -> None:
     calls = (
         (kernelhub.attention, "gluon.prefill_pipelined_any", dense | {"sinks": torch.zeros(4, **half), "window": 40}),
         (kernelhub.attention, "gluon.prefill_pipelined_any", ragged),
-        (kernelhub.attention, "gluon.prefill_any", dense | {"causal": True, "scale": -0.5}),
+        (kernelhub.attention, "gluon.prefill_pipelined_any", dense | {"causal": True, "scale": -0.5}),
         (kernelhub.paged_attention, "gluon.prefill_pipelined_any", paged),
         (kernelhub.paged_attention, "gluon.prefill_fp8_any", paged | float8),
         (kernelhub.grouped_gemm, "gluon.grouped_halves", grouped_gemm_inputs(bias=True)),
@@ -1127,7 +1127,7 @@ def small_calls_again(stub: Stub) -> None:
         ("dequantize_fp8", ("scale",)),
         ("dequantize_nvfp4", ("scale", "global_scale")),
         ("attention", ("k",)),
-        ("attention by gluon.prefill_any", ("k",)),
+        ("attention by gluon.prefill_pipelined_any", ("k",)),
         ("linear_attention", ("state", "out_state")),
     ):
         _products_again(stub, name, *changed)

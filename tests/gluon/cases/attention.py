@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kernelhub.backends.gluon.attention.adapter import Prefill
+from kernelhub.backends.gluon.attention.float8_adapter import PrefillOfFloat8
 from kernelhub.backends.gluon.attention.pipelined_adapter import PipelinedPrefill
 from kernelhub.ops.attention.problem import ANY, MANY
 from tests.backends.ahead.attention import launch
@@ -24,7 +24,7 @@ _192 = {"head_dim_qk": 192, "head_dim_vo": 128, "num_kv_heads": 32}
 
 
 def _case(name: str, facets: dict[str, Any], paged: bool = False) -> Case:
-    return Case(name, functools.partial(launch, Prefill, _PLAIN | facets, paged))
+    return Case(name, functools.partial(launch, PrefillOfFloat8, _PLAIN | facets, paged))
 
 
 def _pipelined(name: str, facets: dict[str, Any], paged: bool = False) -> Case:
@@ -32,19 +32,6 @@ def _pipelined(name: str, facets: dict[str, Any], paged: bool = False) -> Case:
 
 
 CASES = [
-    _case("gluon prefill, causal", {"causal": True}),
-    _case("gluon prefill", {}),
-    _case("gluon prefill, everything", {"ragged": True, "q_len": ANY, **_EVERYTHING}),
-    _case("gluon prefill, 64", {"causal": True, **_64}),
-    _case("gluon prefill, pages of 16", {"causal": True, "ragged": True, "q_len": ANY, "page_size": 16}, paged=True),
-    _case("gluon prefill, pages of 256", {"causal": True, "page_size": 256, "kv_layout": "HND"}, paged=True),
-    _case("gluon prefill, window, 64, pages of 64", {"window_left": True, "page_size": 64, **_64}, paged=True),
-    _case("gluon prefill, 96", {"causal": True, **_96}),
-    _case(
-        "gluon prefill, everything, 96, pages of 16",
-        {"ragged": True, "page_size": 16, **_EVERYTHING, **_96},
-        paged=True,
-    ),
     _case("gluon prefill, fp8", {**_FP8, "kv_scale": "value"}, paged=True),
     _case(
         "gluon prefill, fp8, ragged, pages of 16",
@@ -63,15 +50,6 @@ CASES = [
         {**_DENSE_FP8, "kv_scale": "head", "ragged": True, "q_len": ANY, **_EVERYTHING},
     ),
     _case("gluon prefill, fp8, everything, 64", {**_FP8, "kv_scale": "head", **_EVERYTHING, **_64}, paged=True),
-    _case("gluon prefill, 256", {"causal": True, **_256}),
-    _case(
-        "gluon prefill, everything, 256, pages of 16",
-        {"ragged": True, "q_len": ANY, "page_size": 16, **_EVERYTHING, **_256},
-        paged=True,
-    ),
-    _case("gluon prefill, 192 for 128", {"causal": True, **_192}),
-    _case("gluon prefill, everything, 192 for 128", {"ragged": True, "q_len": ANY, **_EVERYTHING, **_192}),
-    _case("gluon prefill, fp16, pages of 32", {"causal": True, "page_size": 32, **_FLOAT16}, paged=True),
     _case("gluon prefill, e5m2, pages of 128", {**_FP8, **_E5M2, "softcap": True, "page_size": 128}, paged=True),
     _pipelined("causal", {"causal": True}),
     _pipelined("not causal", {}),

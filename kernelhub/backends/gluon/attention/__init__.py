@@ -31,10 +31,6 @@ _FEATURES = frozenset({"ragged", "causal", "window_left", "window_right", "softc
 _SOURCE = "FlashAttention-3 (Shah et al. 2024)"
 
 _SIXTEEN_BITS = (SameValue("q_dtype", "kv_dtype", why="gluon.prefill_fp8 takes float8"),)
-# What was timed and faster than Triton's (attention_gluon_h100.json, gluon_more_h200.json); without windows. Dense
-# heads of 96 are torch's.
-_DENSE = (*_SIXTEEN_BITS, OneOf("head_dim_qk", (128, 256), why="gluon.prefill_any takes 64, 96 and 192"))
-_PAGED = (*_SIXTEEN_BITS, OneOf("head_dim_qk", (96, 128, 256), why="gluon.prefill_any takes 64 and 192"))
 _PAGES = OneOf("page_size", (16, 32, 64, 128, 256), why="what TMA copies at once is part of a tile of 128 keys")
 _FLOAT8 = (
     dtype_in("kv_dtype", *QUANTISED),
@@ -46,11 +42,9 @@ _DENSE_FLOAT8 = (
     OneOf("head_dim_qk", (96, 128), why="gluon.prefill_fp8_any takes 64"),
 )
 _OF_FLOAT8 = _FEATURES | {f"kv_scale={form}" for form in KV_SCALES}
-_PREFILL = "a loading warp and two warpgroups of 64 rows, softmax beside the next products"
-_OVER_FLOAT8 = "the same over keys and values of float8, of which four more warps make tiles in 16 bits"
+_OVER_FLOAT8 = "prefill over keys and values of float8, of which four warps make tiles in 16 bits for two warpgroups"
 _ANY_FLOAT8 = "over keys and values of float8 as gluon.prefill_fp8, also with a left window and for heads of 96"
-_ANY = "the same with a left window, for heads of 64 or 96, and for keys of 192 with values of 128"
-
+_FLOAT8_ADAPTER = "float8_adapter:PrefillOfFloat8"
 
 _PIPELINED = "prefill in sections of heads that L2 holds, the first scores of a tile beside the last values before it"
 _PIPELINED_ANY = "the same, also with a left window for heads of 64"
@@ -74,7 +68,7 @@ def _record(
     constraints: tuple[Constraint, ...],
     features: frozenset[str],
     ran: tuple[Standing, ...],
-    target: str = "adapter:Prefill",
+    target: str,
 ) -> Kernel:
     return Kernel(
         op=op,
@@ -93,31 +87,14 @@ def _record(
 
 
 KERNELS = (
-    _record("attention", "gluon.prefill", _PREFILL, _DENSE, _FEATURES - {"window_left"}, standings(51)),
-    _record("attention", "gluon.prefill_any", _ANY, _SIXTEEN_BITS, _FEATURES, standings(137)),
-    _record(
-        "paged_attention",
-        "gluon.prefill",
-        f"{_PREFILL}; pages by TMA",
-        (*_PAGED, _PAGES),
-        (_FEATURES | {"kv_layout=HND"}) - {"window_left"},
-        standings(66),
-    ),
-    _record(
-        "paged_attention",
-        "gluon.prefill_any",
-        _ANY,
-        (*_SIXTEEN_BITS, _PAGES),
-        _FEATURES | {"kv_layout=HND"},
-        standings(167),
-    ),
     _record(
         "paged_attention",
         "gluon.prefill_fp8",
-        "the same over a cache of float8, of which four more warps make tiles in 16 bits",
+        _OVER_FLOAT8,
         (dtype_in("kv_dtype", *QUANTISED), OneOf("head_dim_qk", (64, 128), why=_WRITTEN), _PAGES),
         (_OF_FLOAT8 | {"kv_layout=HND"}) - {"window_left"},
         standings(27, "gluon_more_h200.json"),
+        _FLOAT8_ADAPTER,
     ),
     _record(
         "attention",
@@ -126,6 +103,7 @@ KERNELS = (
         _DENSE_FLOAT8,
         _OF_FLOAT8 - {"window_left"},
         standings(10, "gluon_tests_h200.json"),
+        _FLOAT8_ADAPTER,
     ),
     _record(
         "attention",
@@ -134,6 +112,7 @@ KERNELS = (
         _FLOAT8,
         _OF_FLOAT8,
         standings(16, "gluon_tests_h200.json"),
+        _FLOAT8_ADAPTER,
     ),
     _record(
         "paged_attention",
@@ -142,6 +121,7 @@ KERNELS = (
         (*_FLOAT8, _PAGES),
         _OF_FLOAT8 | {"kv_layout=HND"},
         standings(28, "gluon_tests_h200.json"),
+        _FLOAT8_ADAPTER,
     ),
     _record(
         "attention",

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.gluon.attention.prefill import prefill_kernel
 from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.shared.operands import adjacent, contiguous_copy, on_device_of
 from kernelhub.backends.shared.repeated_attention import RepeatedAttention
@@ -20,7 +19,6 @@ _LOG2E = math.log2(math.e)
 _ROWS = 128  # of a tile
 # Columns of keys in a first product, where they come in two: blocks have powers of two.
 _FIRST_OF = {96: 64, 192: 128}
-_SCALES = {"value": 1, "tensor": 2, "head": 3}
 _NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 
 
@@ -47,7 +45,7 @@ class Prefill(RepeatedAttention):
         kernel: what it launches.
     """
 
-    kernel: ClassVar[Any] = prefill_kernel
+    kernel: ClassVar[Any]
 
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)
@@ -56,11 +54,8 @@ class Prefill(RepeatedAttention):
         self._d0 = _FIRST_OF.get(problem.head_dim_qk, problem.head_dim_qk)
         self._d1 = problem.head_dim_qk - self._d0
         self._dv = 128 if problem.head_dim_vo == 96 else problem.head_dim_vo
-        float8 = bool(problem.kv_scale)
-        # With a window of 128 over float8, of heads of 64, that takes 0.84 of the time (gluon_tiles_h200.json).
-        own = float8 and problem.head_dim_qk == 64 and problem.window_left
-        self._block_n = 64 if own or problem.head_dim_vo > 128 else 128
-        self._static = {
+        self._block_n = 64 if problem.head_dim_vo > 128 else 128
+        self._static: dict[str, Any] = {
             "HEADS": problem.num_q_heads,
             "GROUP": problem.group_size,
             "RAGGED": problem.ragged,
@@ -75,16 +70,8 @@ class Prefill(RepeatedAttention):
             "HAS_SINKS": problem.sinks,
             "HAS_LSE": problem.lse,
             "BLOCK_N": self._block_n,
-            "SCALES": _SCALES.get(problem.kv_scale or "", 0),
-            "NARROW": bool(problem.kv_scale) and problem.q_dtype == "bfloat16",
             "STAGES": 2,
-            "Q_STAGES": 2 if problem.head_dim_qk <= 128 and (own or not float8) else 1,
-            "PINGPONG": False,
-            # Over float8, of heads of 64, 2 x 4096 tokens take 0.748 ms without and 0.793 with (gluon_tiles_h200.json):
-            # the contract has to run on a GPU so before all calls with such heads go without.
-            "LATE": not own,
-            "OWN": own,
-            "PACK": 1,
+            "Q_STAGES": 1,
         }
         self._launchers: dict[bool, Launcher] = {}
 
@@ -171,12 +158,12 @@ class Prefill(RepeatedAttention):
                 out.copy_(result)
 
     def scales(self, k_scale: Tensor | None, v_scale: Tensor | None, nothing: Tensor) -> tuple[Tensor, ...]:
-        """Factors of float8 on the device, or any tensor in place of those that there are not."""
-        return nothing if k_scale is None else k_scale, nothing if v_scale is None else v_scale
+        """Factors of keys and values on the device that the kernel takes."""
+        return ()
 
     def factor_of_values(self, factor: float) -> tuple[float, ...]:
-        """What results are multiplied by."""
-        return (factor,)
+        """What the kernel multiplies results by, if it takes that."""
+        return ()
 
     def order(self, q: Tensor, num_seqs: int, q_tokens: int, kv_tokens: int) -> tuple[Any, ...]:
         """What else the kernel takes to order tiles."""

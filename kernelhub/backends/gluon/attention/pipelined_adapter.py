@@ -15,7 +15,6 @@ from kernelhub.runtime.counters import counters_of, no_counters
 # (hopper/tile_scheduler.hpp).
 _IN_L2 = 32 << 20
 _ITEMSIZE = 2
-_OF_FLOAT8 = ("SCALES", "NARROW", "LATE", "OWN", "PACK", "PINGPONG")
 
 
 class PipelinedPrefill(Prefill):
@@ -25,14 +24,7 @@ class PipelinedPrefill(Prefill):
 
     def __init__(self, problem: AttentionProblem) -> None:
         super().__init__(problem)
-        kept = {name: value for name, value in self._static.items() if name not in _OF_FLOAT8}
-        self._static = {**kept, "Q_STAGES": 1, "IN_TURNS": True}
-
-    def scales(self, k_scale: Tensor | None, v_scale: Tensor | None, nothing: Tensor) -> tuple[Tensor, ...]:
-        return ()
-
-    def factor_of_values(self, factor: float) -> tuple[float, ...]:
-        return ()
+        self._static["IN_TURNS"] = True
 
     def order(self, q: Tensor, num_seqs: int, q_tokens: int, kv_tokens: int) -> tuple[Any, ...]:
         """(counters, whether there are such, heads of a section).

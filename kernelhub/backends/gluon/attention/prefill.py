@@ -1,8 +1,9 @@
 # mypy: ignore-errors
-"""Prefill for sm_90: 128 rows of queries of one head, BLOCK_N keys a step, operands by TMA, dense or from pages.
+"""Prefill over float8 for sm_90: 128 rows of queries of one head, BLOCK_N keys a step, by TMA, dense or from pages.
 
-A persistent program of three parts: one warp loads, two warpgroups hold 64 rows each. Within a warpgroup the scores of
-the next keys are multiplied while the softmax of these is taken.
+A persistent program of four parts: one warp loads, four warps make tiles in 16 bits of what it loads
+(`converting.py`), two warpgroups hold 64 rows each. Within a warpgroup the scores of the next keys are multiplied while
+the softmax of these is taken.
 
     tile -> (sequence, head, row block), the longest blocks of a causal sequence first; heads of a block adjacent
     keys from the last to the first: masked steps, then those that all rows see, then those that a left window cuts
@@ -10,7 +11,7 @@ the next keys are multiplied while the softmax of these is taken.
 
 Keys past a sequence's end are masked, and rows of its last tile of values there are cleared in shared memory: they may
 hold NaN, and 0 times NaN is NaN. Pages past the end are not looked up; TMA reads zeros outside of a
-tensor. Of float8 keys and values four more warps make tiles in 16 bits (`converting.py`).
+tensor.
 
 Source: FlashAttention-3 (Shah et al. 2024).
 """
@@ -307,7 +308,7 @@ def attend(
             if SCALED or HAS_SOFTCAP:
                 factor = 1.0
                 wide = 1.0
-            elif SCALES > 0:
+            else:
                 factor = gl.where(factor < TINY, TINY, factor)  # 0 times -inf is NaN
                 wide = factor
                 if NARROW:
@@ -413,9 +414,7 @@ def store_rows(
     some = total > 0.0
     total = gl.where(some, total, 1.0)
     share = 1.0 / total
-    if SCALES > 0:
-        share = share * of_values
-    result = acc * gl.convert_layout(share, row)[:, None]
+    result = acc * gl.convert_layout(share * of_values, row)[:, None]
     rows = first + within_head(gl.arange(0, 64, row), PACK)
     columns = gl.arange(0, DV, gl.SliceLayout(0, O_LAYOUT))
     out += batch.to(gl.int64) * stride_ob + q_start.to(gl.int64) * stride_ot + head.to(gl.int64) * stride_oh
@@ -466,28 +465,21 @@ def prefill_kernel(
             table has room for.
         total: tiles, some of them empty if the queries are ragged.
         SCALED: `score_scale` is not positive, so that it does not commute with the maximum.
-        SCALES: 0: keys and values are as the queries; else float8, 1: their factors are in `score_scale` and
-            `value_scale`; 2: besides, `k_scale` and `v_scale` have one each; 3: one for each KV head.
+        SCALES: 1: factors of keys and values are in `score_scale` and `value_scale`; 2: besides, `k_scale` and
+            `v_scale` have one each; 3: one for each KV head.
         PACK: a tile has 128 / PACK queries of each of PACK heads that share keys; blocks of the queries' descriptors
             have as many rows as a warpgroup has queries of a head.
         OWN: a warpgroup takes only those steps of a tile that its rows see.
         NARROW: the queries are bfloat16 and become float16, as keys and values of float8 do.
     """
     q_buf = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES, 64, D0], q_desc.layout)
-    if SCALES > 0:
-        k_bufs = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_N, D0], q_desc.layout)
-        v_bufs = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_N, DV], q_desc.layout)
-    else:
-        k_bufs = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D0], k_desc.layout)
-        v_bufs = gl.allocate_shared_memory(v_desc.dtype, [STAGES, BLOCK_N, DV], v_desc.layout)
+    k_bufs = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_N, D0], q_desc.layout)
+    v_bufs = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_N, DV], q_desc.layout)
     q_buf1 = q_buf
     k_bufs1 = k_bufs
     if D1 > 0:
         q_buf1 = gl.allocate_shared_memory(q_desc.dtype, [2 * Q_STAGES, 64, D1], q_rest.layout)
-        if SCALES > 0:
-            k_bufs1 = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_N, D1], q_rest.layout)
-        else:
-            k_bufs1 = gl.allocate_shared_memory(k_desc.dtype, [STAGES, BLOCK_N, D1], k_rest.layout)
+        k_bufs1 = gl.allocate_shared_memory(gl.float16, [STAGES, BLOCK_N, D1], q_rest.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES, 1], mbarrier.MBarrierLayout())
     q_empty = gl.allocate_shared_memory(gl.int64, [2 * Q_STAGES, 1], mbarrier.MBarrierLayout())
     turn = q_full  # neither is used unless it is replaced: see `language.py` for barriers that nothing uses
@@ -516,81 +508,52 @@ def prefill_kernel(
         mbarrier.init(k_empty.index(s), count=2)
         mbarrier.init(v_full.index(s), count=1)
         mbarrier.init(v_empty.index(s), count=2)
-    if SCALES > 0:
-        RAW_STAGES: gl.constexpr = 2
-        raw_k = gl.allocate_shared_memory(k_desc.dtype, [RAW_STAGES, BLOCK_N, D0], k_desc.layout)
-        raw_k1 = raw_k
-        if D1 > 0:
-            raw_k1 = gl.allocate_shared_memory(k_desc.dtype, [RAW_STAGES, BLOCK_N, D1], k_rest.layout)
-        raw_v = gl.allocate_shared_memory(v_desc.dtype, [RAW_STAGES, BLOCK_N, DV], v_desc.layout)
-        raw_k_full = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
-        raw_k_empty = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
-        raw_v_full = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
-        raw_v_empty = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
-        for r in gl.static_range(RAW_STAGES):
-            mbarrier.init(raw_k_full.index(r), count=1)
-            mbarrier.init(raw_k_empty.index(r), count=1)
-            mbarrier.init(raw_v_full.index(r), count=1)
-            mbarrier.init(raw_v_empty.index(r), count=1)
-        fence_async_shared()
-        gl.warp_specialize([
-            (attend, (
-                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
-                turn, cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens,
-                num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
-                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1,
-                DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE, OWN, PACK,
-            )),
-            (attend, (
-                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
-                turn, cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens,
-                num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
-                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1,
-                DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE, OWN, PACK,
-            )),
-            (load_tiles, (
-                q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, raw_k, raw_k1, raw_v, q_full, q_empty,
-                raw_k_full, raw_k_empty, raw_v_full, raw_v_empty,
-                cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens,
-                total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
-                q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
-                window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, RAW_STAGES, Q_STAGES,
-                PACK,
-            )),
-            (convert_tiles, (
-                raw_k, raw_k1, raw_v, k_bufs, k_bufs1, v_bufs, raw_k_full, raw_k_empty, raw_v_full, raw_v_empty, k_full,
-                k_empty, v_full, v_empty, k_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens,
-                total, window_left, window_right, HEADS, GROUP, RAGGED, PAGE, D1, HAS_LEFT, HAS_RIGHT, SCALES, BLOCK_N,
-                STAGES, RAW_STAGES, PACK,
-            )),
-        ], [4, 1, 4], [216, 24, 56])  # fmt: skip
-    else:
-        fence_async_shared()
-        gl.warp_specialize([
-            (attend, (
-                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
-                turn, cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens,
-                num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
-                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1,
-                DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE, OWN, PACK,
-            )),
-            (attend, (
-                q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
-                turn, cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens,
-                num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
-                stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1,
-                DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
-                STAGES, Q_STAGES, PINGPONG, LATE, OWN, PACK,
-            )),
-            (load_tiles, (
-                q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, k_full,
-                k_empty, v_full, v_empty,
-                cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens,
-                total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
-                q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
-                window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, STAGES, Q_STAGES, PACK,
-            )),
-        ], [4, 1], [240, 24])  # fmt: skip
+    RAW_STAGES: gl.constexpr = 2
+    raw_k = gl.allocate_shared_memory(k_desc.dtype, [RAW_STAGES, BLOCK_N, D0], k_desc.layout)
+    raw_k1 = raw_k
+    if D1 > 0:
+        raw_k1 = gl.allocate_shared_memory(k_desc.dtype, [RAW_STAGES, BLOCK_N, D1], k_rest.layout)
+    raw_v = gl.allocate_shared_memory(v_desc.dtype, [RAW_STAGES, BLOCK_N, DV], v_desc.layout)
+    raw_k_full = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
+    raw_k_empty = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
+    raw_v_full = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
+    raw_v_empty = gl.allocate_shared_memory(gl.int64, [RAW_STAGES, 1], mbarrier.MBarrierLayout())
+    for r in gl.static_range(RAW_STAGES):
+        mbarrier.init(raw_k_full.index(r), count=1)
+        mbarrier.init(raw_k_empty.index(r), count=1)
+        mbarrier.init(raw_v_full.index(r), count=1)
+        mbarrier.init(raw_v_empty.index(r), count=1)
+    fence_async_shared()
+    gl.warp_specialize([
+        (attend, (
+            q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
+            turn, cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens,
+            num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
+            stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 0, HEADS, GROUP, RAGGED, PAGE, D1,
+            DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
+            STAGES, Q_STAGES, PINGPONG, LATE, OWN, PACK,
+        )),
+        (attend, (
+            q_buf, q_buf1, k_bufs, k_bufs1, v_bufs, q_full, q_empty, q_ready, k_full, k_empty, v_full, v_empty,
+            turn, cleared, scratch, out, lse, sinks, k_scale, v_scale, cu_seqlens_q, cu_seqlens_k, seq_lens,
+            num_seqs, q_tokens, kv_tokens, total, score_scale, value_scale, softcap, window_left, window_right,
+            stride_ob, stride_ot, stride_oh, stride_lb, stride_lh, stride_lt, 1, HEADS, GROUP, RAGGED, PAGE, D1,
+            DV, WIDTH, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_SINKS, HAS_LSE, SCALED, SCALES, NARROW, BLOCK_N,
+            STAGES, Q_STAGES, PINGPONG, LATE, OWN, PACK,
+        )),
+        (load_tiles, (
+            q_desc, q_rest, k_desc, k_rest, v_desc, q_buf, q_buf1, raw_k, raw_k1, raw_v, q_full, q_empty,
+            raw_k_full, raw_k_empty, raw_v_full, raw_v_empty,
+            cu_seqlens_q, cu_seqlens_k, block_table, seq_lens, num_seqs, q_tokens, kv_tokens,
+            total, stride_table, page_rows_k, page_rows_v, rows_k, rows_v, last_page, q_batch, q_head_row,
+            q_head_column, k_batch, k_head_row, k_head_column, v_batch, v_head_row, v_head_column, window_left,
+            window_right, HEADS, GROUP, RAGGED, PAGE, D0, D1, HAS_LEFT, HAS_RIGHT, BLOCK_N, RAW_STAGES, Q_STAGES,
+            PACK,
+        )),
+        (convert_tiles, (
+            raw_k, raw_k1, raw_v, k_bufs, k_bufs1, v_bufs, raw_k_full, raw_k_empty, raw_v_full, raw_v_empty, k_full,
+            k_empty, v_full, v_empty, k_scale, cu_seqlens_q, cu_seqlens_k, seq_lens, num_seqs, q_tokens, kv_tokens,
+            total, window_left, window_right, HEADS, GROUP, RAGGED, PAGE, D1, HAS_LEFT, HAS_RIGHT, SCALES, BLOCK_N,
+            STAGES, RAW_STAGES, PACK,
+        )),
+    ], [4, 1, 4], [216, 24, 56])  # fmt: skip
