@@ -58,7 +58,7 @@ class Decode(RepeatedMla):
         if not kv_cache.shape[0]:  # but there has to be an address
             kv_cache = kv_cache.new_zeros(1, *kv_cache.shape[1:])
         pages, units = self._pages(kv_cache)
-        tiles, parts = self._cut(rows)
+        tiles, parts = self._cut(rows, step.num_seqs)
         slots = 2 * parts * tiles * _ROWS
         part_out = torch.empty(slots, _LATENT, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(slots, dtype=torch.float32, device=q.device)
@@ -116,7 +116,7 @@ class Decode(RepeatedMla):
                 out.copy_(result)
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
-        tiles, parts = self._cut(-(-num_tokens // max(1, num_seqs)) * self.problem.num_heads)
+        tiles, parts = self._cut(-(-num_tokens // max(1, num_seqs)) * self.problem.num_heads, num_seqs)
         return 2 * parts * tiles * _ROWS * (_LATENT + 1) * 4
 
     def _form(self, rows: int) -> tuple[Launcher, int]:
@@ -136,8 +136,8 @@ class Decode(RepeatedMla):
         """Factors of scores and of results."""
         return (values.scale * _LOG2E,)
 
-    def _cut(self, rows: int) -> tuple[int, int]:
-        """Tiles of the rows of a sequence, and the parts of the work on each."""
+    def _cut(self, rows: int, num_seqs: int) -> tuple[int, int]:
+        """Tiles of the rows of a sequence, and the parts of the work on each of them."""
         tiles = -(-rows // _ROWS)
         return tiles, max(1, self.problem.device.num_sms // tiles)
 

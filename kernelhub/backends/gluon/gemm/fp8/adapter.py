@@ -41,8 +41,7 @@ class Fp8Gemm(Fp8GemmAdapter):
     ) -> None:
         problem = self.problem
         m, n = out.shape
-        num_sms = problem.device.num_sms
-        tile = tiles(m, n, num_sms)
+        tile = tiles(m, n, problem.device.num_sms)
         a, b = rows_for_tma(a), rows_for_tma(b)
         a_scale, b_scale = _reached(as_bytes(a_scale)), _reached(as_bytes(b_scale))
         if problem.scaling == BLOCK and m >= _MANY_ROWS and problem.k >= _LONG_K and a_scale.stride(0) != 1:
@@ -55,14 +54,14 @@ class Fp8Gemm(Fp8GemmAdapter):
             0 if bias is None else bias.stride(0),
             *((0, 0) if by_tma else out.stride()),
         )
-        programs = min(num_sms, -(-m // tile.block_m) * -(-n // tile.block_n))
+        programs = self._programs(-(-m // tile.block_m) * -(-n // tile.block_n))
         with on_device_of(a):
             launcher(
                 programs,
                 (a.get_device(), strides, out.data_ptr() & 15),
                 descriptor(a, (tile.block_m, 128)),
                 descriptor(b, (tile.block_n, 128)),
-                descriptor(out, (tile.block_m // 2, tile.block_n)) if by_tma else None,
+                descriptor(out, (tile.results, tile.block_n)) if by_tma else None,
                 out,
                 a_scale,
                 b_scale,
@@ -78,6 +77,10 @@ class Fp8Gemm(Fp8GemmAdapter):
         k = self.problem.k
         return (num_tokens + self.problem.n) * k + 4 * num_tokens * -(-k // 128)
 
+    def _programs(self, count: int) -> int:
+        """Programs that take so many tiles in turn."""
+        return min(self.problem.device.num_sms, count)
+
     def _launcher(self, tile: Tiles, by_tma: bool) -> Launcher:
         problem = self.problem
         static = {
@@ -91,6 +94,7 @@ class Fp8Gemm(Fp8GemmAdapter):
             "B_E8M0": problem.b_scale_dtype == E8M0,
             "HAS_BIAS": problem.bias,
             "BY_TMA": by_tma,
+            "C_ROWS": tile.results,
         }
         launcher = self._launchers[tile, by_tma] = Launcher(product_kernel, static)
         return launcher
