@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import statistics
+import time
+import traceback
 from collections.abc import Callable, Mapping
 from datetime import date
 from pathlib import Path
@@ -12,8 +16,26 @@ from typing import Any
 import torch
 import triton
 
+from kernelhub.backends.shared.launches import WATCHED
+
 _SAMPLES, _SAMPLE_MS = 5, 6.0
 Call = Callable[[int], Any]  # by its number in a graph
+Calls = dict[str, Callable[[], Any]]
+
+
+class Checked(Calls):
+    """Calls whose results are compared with a reference before they are timed, and whose times with a vendor's.
+
+    Args:
+        calls: the calls by name.
+        right: whether a result, in float32, is that of the reference.
+        vendor: the name of the vendor's call.
+        sample_ms: of a sample; of long calls more, so that clocks settle.
+    """
+
+    def __init__(self, calls: Calls, right: Callable[[torch.Tensor], bool], vendor: str, sample_ms: float) -> None:
+        super().__init__(calls)
+        self.right, self.vendor, self.sample_ms = right, vendor, sample_ms
 
 
 def options_of(doc: str) -> argparse.ArgumentParser:
@@ -45,6 +67,81 @@ def attempt(call: Callable[[], Any]) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:200]
     return None
+
+
+def run_cases(doc: str, cases: Mapping[str, Callable[[], Calls]], count: int) -> int:
+    """The main function of a script of such cases, whose graphs have `count` calls, all the same."""
+    options = options_of(doc).parse_args()
+    if options.compile:
+        return compile_calls(options, cases)
+
+    def row_of(make: Callable[[], Calls]) -> dict[str, Any]:
+        calls = make()
+        again = {name: functools.partial(_again, call) for name, call in calls.items()}
+        if isinstance(calls, Checked):
+            return {"vendor": calls.vendor, **measured(again, count, calls.sample_ms, calls.right)}
+        return measured(again, count)
+
+    return time_cases(doc, options, cases, row_of)
+
+
+def time_cases(
+    doc: str,
+    options: argparse.Namespace,
+    cases: Mapping[str, Any],
+    row_of: Callable[[Any], dict[str, Any]],
+) -> int:
+    """Write what is found of each case of this part, after each."""
+    began = time.monotonic()
+    part, parts = map(int, options.part.split("/"))
+    rows: list[dict[str, Any]] = []
+    about = facts(doc)
+    for at, (name, case) in enumerate(cases.items()):
+        if options.only not in name or at % parts != part or time.monotonic() - began > options.seconds:
+            continue
+        row: dict[str, Any] = {"case": name}
+        try:
+            torch.manual_seed(0)
+            row |= row_of(case)
+        except Exception:
+            row["error"] = traceback.format_exc()[-600:]
+        torch.cuda.empty_cache()
+        row["at_s"] = round(time.monotonic() - began, 1)
+        rows.append(row)
+        print(beside(row, row["vendor"]) if "vendor" in row else json.dumps(row), flush=True)
+        if options.out is not None:
+            options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
+    print(f"part {options.part}: {time.monotonic() - began:.1f} s", flush=True)
+    return 0
+
+
+def compile_calls(options: argparse.Namespace, cases: Mapping[str, Callable[[], Calls]]) -> int:
+    """Make this part of the calls of all cases once."""
+    began = time.monotonic()
+    part, parts = map(int, options.part.split("/"))
+    number = 0
+    for name, make in cases.items():
+        if options.only not in name or time.monotonic() - began > options.seconds:
+            continue
+        try:
+            calls = make()
+        except Exception as error:
+            print(name, f"{type(error).__name__}: {error}"[:200], flush=True)
+            continue
+        for of, call in calls.items():
+            number += 1
+            if number % parts == part and (error_of := attempt(call)):
+                print(name, of, error_of, flush=True)
+        torch.cuda.synchronize()
+        calls = {}
+        torch.cuda.empty_cache()
+    print(f"part {options.part}: {time.monotonic() - began:.1f} s", flush=True)
+    return 0
+
+
+def _again(call: Callable[[], Any], _: int) -> Any:
+    """Each call of a graph is the same."""
+    return call()
 
 
 def captured(call: Call, count: int) -> torch.cuda.CUDAGraph:
@@ -87,8 +184,16 @@ def off_from_last(made: Mapping[str, torch.Tensor]) -> dict[str, float]:
     return {name: round(float((out.float() - want).square().mean().sqrt() / scale), 5) for name, out in made.items()}
 
 
-def measured(calls: Mapping[str, Call], count: int) -> dict[str, Any]:
-    """Times in ms, and how far results are from the last's; what cannot run is left out."""
+def measured(
+    calls: Mapping[str, Call],
+    count: int,
+    sample_ms: float = _SAMPLE_MS,
+    right: Callable[[torch.Tensor], bool] | None = None,
+) -> dict[str, Any]:
+    """Times in ms, and how far results are from the last's; what cannot run is left out.
+
+    With `right`, also whether each result, in float32, is that of the reference; what is not is not timed.
+    """
     made: dict[str, torch.Tensor] = {}
     failed: dict[str, str] = {}
     for name, call in calls.items():
@@ -97,6 +202,49 @@ def measured(calls: Mapping[str, Call], count: int) -> dict[str, Any]:
             failed[name] = error
     torch.cuda.synchronize()
     off = off_from_last(made)
+    agree = {name: right(result) for name, result in made.items()} if right else dict.fromkeys(made, True)
     made.clear()
-    times = medians({name: call for name, call in calls.items() if name in off}, count)
-    return {"kernels_ms": times, "off": off, **({"failed": failed} if failed else {})}
+    times = medians({name: call for name, call in calls.items() if agree.get(name)}, count, sample_ms)
+    more: dict[str, Any] = {"right": agree} if right else {}
+    return {"kernels_ms": times, "off": off, **more, **({"failed": failed} if failed else {})}
+
+
+def launches_us(call: Callable[[], Any]) -> dict[str, float]:
+    """Microseconds of each launch of a call, repeated in a graph.
+
+    Its counters are cleared by a launch that is timed too. Launches that the launcher repeats are not seen, so the call
+    is an adapter's first or second of its kind.
+    """
+    WATCHED.launches = []
+    call()
+    watched: Any = WATCHED.launches
+    WATCHED.launches = None
+    alone: dict[str, Any] = {}
+    for at, (launcher, grid, variant, arguments) in enumerate(watched):
+        names = launcher.kernel.arg_names
+        counter = arguments[names.index("counter")] if "counter" in names else None
+        run = functools.partial(launcher, grid, variant, *arguments)
+        alone[f"{at} {launcher.kernel.fn.__name__}"] = functools.partial(_launch, run, counter)
+        if counter is not None:
+            alone["the counters"] = functools.partial(_launch, None, counter)
+    return {name: round(1000 * ms, 2) for name, ms in medians(alone, 4, 2.0).items()}
+
+
+def _launch(run: Callable[[], None] | None, counter: torch.Tensor | None, _: int) -> None:
+    if counter is not None:
+        counter.zero_()
+    if run is not None:
+        run()
+
+
+def beside(row: Mapping[str, Any], vendor: str) -> str:
+    """A row as text: the vendor's ms, and what share of its speed each other call has."""
+    times = row.get("kernels_ms", {})
+    if vendor not in times:
+        return json.dumps(row)[:700]
+    shares = (f"{name} {100 * times[vendor] / ms:.1f} %" for name, ms in times.items() if name != vendor)
+    wrong = [name for name, agrees in row.get("right", {}).items() if not agrees]
+    more = "".join(f"; {what}: {row[what]}" for what in ("failed", "launches_us") if what in row)
+    return (
+        f"{row['case']}: {vendor} {times[vendor]} ms; {', '.join(shares)}{f'; WRONG: {wrong}' if wrong else ''}{more}"
+    )

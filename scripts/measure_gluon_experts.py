@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from alternating import facts, medians, off_from_last
+from alternating import facts, launches_us, medians, off_from_last
 
 import kernelhub
-from kernelhub.backends.shared.launches import WATCHED
 from kernelhub.ops.models.shapes import MoeModel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.reference import joined
@@ -66,7 +65,7 @@ def main() -> int:
             row = {"layer": name, "tokens": tokens, **case(arguments, KERNELS[options.weights], options.compile)}
             if options.launches and not options.compile:
                 call = functools.partial(kernelhub.fused_moe, **arguments, backend=KERNELS[options.weights])
-                row["launches_us"] = launches(call)
+                row["launches_us"] = launches_us(call)
             rows.append(row)
             print(json.dumps(rows[-1]), flush=True)
             if options.out is not None:
@@ -91,30 +90,6 @@ def case(arguments: dict[str, Any], ours: str, only_compile: bool) -> dict[str, 
     off.popitem()
     again = {name: lambda _, call=call: call() for name, call in calls.items()}
     return {"kernels_ms": medians(again, CALLS, _SAMPLE_MS), "off": off}
-
-
-def launches(call: Callable[[], Any]) -> dict[str, float]:
-    """Microseconds of each launch of a call."""
-    WATCHED.launches = []
-    call()
-    watched: Any = WATCHED.launches
-    WATCHED.launches = None
-    alone: dict[str, Any] = {}
-    for at, (launcher, grid, variant, arguments) in enumerate(watched):
-        names = launcher.kernel.arg_names
-        counter = arguments[names.index("counter")] if "counter" in names else None
-        run = functools.partial(launcher, grid, variant, *arguments)
-        alone[f"{at} {launcher.kernel.fn.__name__}"] = functools.partial(_launch, run, counter)
-        if counter is not None:
-            alone["the counters"] = functools.partial(_launch, None, counter)
-    return {name: round(1000 * ms, 2) for name, ms in medians(alone, 4, 2.0).items()}
-
-
-def _launch(run: Callable[[], None] | None, counter: torch.Tensor | None, _: int) -> None:
-    if counter is not None:
-        counter.zero_()
-    if run is not None:
-        run()
 
 
 def _grouped(arguments: dict[str, Any]) -> torch.Tensor:

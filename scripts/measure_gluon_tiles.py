@@ -1,39 +1,44 @@
-"""Time tiles, stages and orders of Gluon's grouped products, float8 prefill and lists of latents on one Hopper GPU.
+"""Time tiles, stages and orders of Gluon's products, float8 prefill and lists of latents on one Hopper GPU.
 
     python scripts/measure_gluon_tiles.py [--only WORD] [--compile] [--part I/N] [--out FILE] [--seconds S]
 
 Variants of a kernel's adapter beside the other kernels of the op, in CUDA graphs of two calls, medians of samples that
 alternate, the cache not flushed. `off` is how far a result is from the last one's. `--compile` only calls variants
-once, the I-th of N parts of them. The file is written after every case.
+once, the I-th of N parts of them; `--part` else takes a part of the cases. The file is written after every case. The
+results of products that are not grouped are compared with the reference before they are timed; a line has DeepGEMM's
+time, and the others' shares of its speed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-import json
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
-from alternating import attempt, facts, measured, options_of
+from alternating import Calls, Checked, run_cases
 
 import kernelhub
 from kernelhub.backends.gluon.attention.float8_adapter import PrefillOfFloat8
+from kernelhub.backends.gluon.gemm.fp8 import adapter as fp8_adapter
+from kernelhub.backends.gluon.gemm.fp8.adapter import Fp8Gemm
+from kernelhub.backends.gluon.gemm.fp8.tiles import DEEP, HIGH, Tiles
 from kernelhub.backends.gluon.gemm.grouped.adapter import GroupedFp8, GroupedHalves, Tile
 from kernelhub.backends.gluon.launch import Launcher
 from kernelhub.backends.gluon.mla.listed_adapter import ListedFloat8
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
+from kernelhub.ops.gemm.fp8.tolerance import compare, expected_of
 from kernelhub.ops.gemm.grouped.adapter import GroupedOperands
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.models.shapes import AttentionModel
 
 CALLS = 2  # in a graph
-Calls = dict[str, Callable[[], Any]]
 _WIDE, _LOW = Tile(128, 256, 64), Tile(64, 256, 64)
 
 
@@ -111,6 +116,66 @@ def of_grouped(kernel: str, arguments: dict[str, Any], variants: dict[str, Any],
         return out
 
     return {name: functools.partial(launched, adapter(problem)) for name, adapter in variants.items()}
+
+
+class Even(Fp8Gemm):
+    """As few programs as take the tiles in as many rounds: some multiprocessors less, and the last round is full."""
+
+    def _programs(self, count: int) -> int:
+        rounds = -(-count // super()._programs(count))
+        return -(-count // rounds)
+
+
+# Adapters of products, and their tiles; None: those that the adapter chooses.
+PRODUCTS: dict[str, tuple[type[Fp8Gemm], Tiles | None]] = {
+    "even rounds": (Even, None),
+    "groups of 4": (Fp8Gemm, dataclasses.replace(HIGH, group=4)),
+    "groups of 16": (Fp8Gemm, dataclasses.replace(HIGH, group=16)),
+    "even rounds, groups of 16": (Even, dataclasses.replace(HIGH, group=16)),
+    "4 stages": (Fp8Gemm, DEEP),
+    "4 stages, even rounds": (Even, DEEP),
+    "as it is": (Fp8Gemm, None),
+}
+
+
+def product(rows: int, n: int, k: int, by_column: bool = False) -> Calls:
+    """`by_column`: scales of rows come as DeepGEMM reads them, so that neither kernel needs a copy."""
+    a, a_scale = quantised(rows, k, 1)
+    b, b_scale = quantised(n, k, 128)
+    if by_column:
+        a_scale = a_scale.t().contiguous().t()
+    arguments: dict[str, Any] = {"a": a, "b": b, "a_scale": a_scale, "b_scale": b_scale}
+    problem = kernelhub.fp8_gemm.explain(**arguments, backend="gluon.fp8_gemm").problem
+    some = torch.linspace(0, rows - 1, 96, device="cuda").long()  # of every tile of rows
+    few = arguments | {"a": a[some], "a_scale": a_scale[some]}
+    expected = functools.cache(lambda: expected_of(fp8_gemm_reference, few))
+
+    def right(out: torch.Tensor) -> bool:
+        made = out[some].bfloat16()
+        agreement = compare(made, fp8_gemm_reference, few, matrix_instructions=True, expected=expected())
+        return agreement.ok and bool(torch.isfinite(out).all())
+
+    def launched(made: Fp8Gemm, tile: Tiles | None, out: torch.Tensor) -> torch.Tensor:
+        with mock.patch.object(fp8_adapter, "tiles", fp8_adapter.tiles if tile is None else (lambda *_: tile)):
+            made.launch(a, b, a_scale, b_scale, None, out)
+        return out
+
+    def empty() -> torch.Tensor:
+        return torch.full((rows, n), torch.nan, dtype=torch.bfloat16, device="cuda")
+
+    vendor = "deep_gemm.fp8_blocks"
+    calls: Calls = {vendor: functools.partial(kernelhub.fp8_gemm, **arguments, out=empty(), backend=vendor)}
+    for name, (adapter, tile) in PRODUCTS.items():
+        calls[name] = functools.partial(launched, adapter(problem), tile, empty())
+    return Checked(calls, right, vendor, 25.0)
+
+
+def quantised(rows: int, columns: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Normal numbers as codes, and the scales of blocks of so many rows and 128 columns."""
+    values = torch.randn(rows // high, high, columns // 128, 128, device="cuda")
+    scale = values.abs().amax((1, 3)) / 448
+    made = (values / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+    return made.view(rows, columns), scale
 
 
 def codes(*shape: int) -> torch.Tensor:
@@ -251,7 +316,10 @@ _FEW = {name: _WINDOW[name] for name in ("as it is", "2 of queries", "own steps 
 _QWEN = (128, 8)
 _LISTS = [(128, 32, 8192), (128, 128, 4096), (16, 32, 8192), (128, 1, 32768), (16, 128, 4096), (128, 8, 8192)]
 _LISTS += [(16, 8, 8192), (64, 32, 8192), (16, 1, 32768), (64, 128, 4096)]
+_PRODUCTS = [(4096, 7168, 18432), (4096, 6144, 16384), (4096, 24576, 1536), (4096, 7168, 2304), (8192, 7168, 18432)]
 CASES: dict[str, Callable[[], Calls]] = {
+    **{f"product, {rows} rows, {n} x {k}": functools.partial(product, rows, n, k) for rows, n, k in _PRODUCTS},
+    "product, 4096 rows, 7168 x 18432, scales by column": lambda: product(4096, 7168, 18432, by_column=True),
     **{
         f"lists, {heads} heads, {sequences} x {length}": functools.partial(lists, heads, sequences, length)
         for heads, sequences, length in _LISTS
@@ -293,47 +361,5 @@ CASES: dict[str, Callable[[], Calls]] = {
 }
 
 
-def _again(call: Callable[[], Any], _: int) -> Any:
-    """Each call of a graph is the same."""
-    return call()
-
-
-def main() -> int:
-    options = options_of(__doc__).parse_args()
-    began = time.monotonic()
-    part, parts = map(int, options.part.split("/"))
-    rows: list[dict[str, Any]] = []
-    about = facts(__doc__)
-    number = 0
-    for name, make in CASES.items():
-        if options.only not in name or time.monotonic() - began > options.seconds:
-            continue
-        row: dict[str, Any] = {"case": name}
-        try:
-            torch.manual_seed(0)
-            calls = make()
-            if options.compile:
-                for call in calls.values():
-                    number += 1
-                    if number % parts == part:
-                        attempt(call)
-                torch.cuda.synchronize()
-            else:
-                again = {name: functools.partial(_again, call) for name, call in calls.items()}
-                row |= measured(again, CALLS)
-        except Exception:
-            row["error"] = traceback.format_exc()[-600:]
-        calls = {}
-        torch.cuda.empty_cache()
-        row["at_s"] = round(time.monotonic() - began, 1)
-        rows.append(row)
-        if not options.compile:
-            print(json.dumps(row), flush=True)
-        if options.out is not None:
-            options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    print(f"part {options.part}: {time.monotonic() - began:.1f} s", flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(__doc__, CASES, CALLS))

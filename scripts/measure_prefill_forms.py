@@ -14,16 +14,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-import json
 import sys
-import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
-from alternating import attempt, facts, measured, options_of
+from alternating import Calls, run_cases
 from torch.nn.functional import scaled_dot_product_attention
 
 import kernelhub
@@ -35,7 +32,6 @@ from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inp
 from kernelhub.ops.models.shapes import ATTENTION, AttentionModel
 
 CALLS = 2  # in a graph
-Calls = dict[str, Callable[[], Any]]
 # Static arguments; bytes of a section.
 FORMS: dict[str, tuple[dict[str, Any], int]] = {
     "pipelined": ({}, pipelined_adapter._IN_L2),
@@ -153,47 +149,5 @@ CASES: dict[str, Callable[[], Calls]] = {
 }
 
 
-def _again(call: Callable[[], Any], _: int) -> Any:
-    """Each call of a graph is the same."""
-    return call()
-
-
-def main() -> int:
-    options = options_of(__doc__).parse_args()
-    began = time.monotonic()
-    part, parts = map(int, options.part.split("/"))
-    rows: list[dict[str, Any]] = []
-    about = facts(__doc__)
-    number = 0
-    for at, (name, make) in enumerate(CASES.items()):
-        if options.only not in name or time.monotonic() - began > options.seconds:
-            continue
-        if not options.compile and at % parts != part:
-            continue
-        row: dict[str, Any] = {"case": name}
-        try:
-            calls = make()
-            if options.compile:
-                for call in calls.values():
-                    number += 1
-                    if number % parts == part and (error := attempt(call)):
-                        print(name, error, flush=True)
-                torch.cuda.synchronize()
-            else:
-                row |= measured({form: functools.partial(_again, call) for form, call in calls.items()}, CALLS)
-        except Exception:
-            row["error"] = traceback.format_exc()[-600:]
-        calls = {}
-        torch.cuda.empty_cache()
-        row["at_s"] = round(time.monotonic() - began, 1)
-        rows.append(row)
-        if not options.compile:
-            print(json.dumps(row), flush=True)
-        if options.out is not None:
-            options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
-    print(f"part {options.part}: {time.monotonic() - began:.1f} s", flush=True)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_cases(__doc__, CASES, CALLS))
