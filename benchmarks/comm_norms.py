@@ -42,6 +42,7 @@ from kernelhub.probes.device import facts_of
 WIDTHS, ROWS, FEW_ROWS = (7168, 4096, 8192), (1, 2, 4, 8, 16, 18, 36, 72, 73, 128), (1, 8, 32, 64, 128)
 EPS, TIMEOUT_S = 1e-5, 20.0
 SELECTED, ALONE = "selected", "the sum alone"
+_CLUSTERED = "triton.one_shot_clustered"
 Call = Callable[[], Any]
 
 
@@ -104,6 +105,22 @@ def by_adapter(
         def rows_of_launch(self, row_bytes: int) -> int:
             return max(8, self.piece() // row_bytes) if whole else super().rows_of_launch(row_bytes)
 
+    return launched(Launched)
+
+
+def clustered(part_bytes: int, early: bool) -> Any:
+    """A row by a cluster of programs, each with some bytes of it; and launched while the call before ends."""
+
+    class Launched(adapters.ClusteredRmsNorm):
+        least_part = part_bytes
+
+    Launched.early = early
+    return launched(Launched)
+
+
+def launched(kind: type) -> Any:
+    """A form by an adapter that no record has."""
+
     def made(given: Operands, group: Any) -> Call | None:
         x, residual, weight = given.x, given.residual, given.weight
         message = next((name for name, most in MESSAGE_BYTES.items() if x.nbytes <= most), None)
@@ -111,8 +128,8 @@ def by_adapter(
             return None
         facets = {"device": facts_of(x.device.index), "link": NVLINK, "peers": ATOMICS, "message": message}
         facets |= {"dtype": "bfloat16", "weight_dtype": "bfloat16"}
-        adapter = Launched(AllReduceRmsNormProblem(**facets, world_size=group.size(), hidden_size=x.shape[1]))
-        if adapter._split * adapter._rows > adapters._TWO_EACH:
+        adapter = kind(AllReduceRmsNormProblem(**facets, world_size=group.size(), hidden_size=x.shape[1]))
+        if getattr(adapter, "_split", 1) * adapter._rows > adapters._TWO_EACH:
             return None
         adapter.connect(x, group, TIMEOUT_S)
         out, added = torch.empty_like(x), torch.empty_like(x)
@@ -146,15 +163,22 @@ def alone(given: Operands, group: Any) -> Call:
     return lambda: plan.run(given.x, out=out)
 
 
-def forms(format: str | None, ranks: int, width: int, only: list[str]) -> dict[str, Any]:
+def forms(format: str | None, ranks: int, width: int, only: list[str], without: list[str]) -> dict[str, Any]:
+    """Those that have one of `only` in their names, and none of `without`."""
     found = {ALONE: alone, SELECTED: by_plan(None, format)}
     if format is None:
-        found |= {name: by_plan(name, None) for name in ("triton.one_shot_polled", "triton.two_shot")}
+        found |= {name: by_plan(name, None) for name in (_CLUSTERED, "triton.one_shot_polled", "triton.two_shot")}
         found["selected, in place"] = by_plan(None, None, True)
         if ranks == 2:
+            found[f"{_CLUSTERED}, in place"] = by_plan(_CLUSTERED, None, True)
+            found["clustered, 4 KB of a program"] = clustered(4096, False)
+            found["clustered, launched early"] = clustered(2048, True)
             found["triton.one_shot_polled, in place"] = by_plan("triton.one_shot_polled", None, True)
             today, polled = adapters.OneShotRmsNorm, adapters.PolledRmsNorm
             found["one_shot, a bucket in one launch"] = by_adapter(today, whole=True)
+            if width > 4096:
+                for parts, warps in ((4, 16), (8, 8)):
+                    found[f"one_shot, {parts} parts, {warps} warps"] = by_adapter(today, parts, warps)
             if width == 7168:
                 for parts, warps in ((8, 8), (4, 16), (2, 8), (1, 8)):
                     found[f"polled, {parts} parts, {warps} warps"] = by_adapter(polled, parts, warps)
@@ -165,7 +189,10 @@ def forms(format: str | None, ranks: int, width: int, only: list[str]) -> dict[s
         names = [name for name in kernelhub.all_reduce_rms_norm.kernels() if "quant" in name]
         found |= {name: by_plan(name, format) for name in names}
     found |= {"selected sum, norm apart": apart(None, format), "NCCL, norm apart": apart("torch.distributed", format)}
-    return {name: form for name, form in found.items() if not only or name == ALONE or any(one in name for one in only)}
+    chosen = {
+        name: form for name, form in found.items() if not only or name == ALONE or any(one in name for one in only)
+    }
+    return {name: form for name, form in chosen.items() if not any(one in name for one in without)}
 
 
 class Graph:
@@ -194,7 +221,10 @@ def results(found: Any) -> list[torch.Tensor]:
 
 
 def checked(call: Call, want: Call, given: Operands, turns: int, world: int) -> tuple[int, list[int]]:
-    """How many results are wrong, and how many bytes of each result of random numbers are other ones."""
+    """How many results are wrong, and how many bytes of each result of random numbers are other ones.
+
+    Results of random numbers that are not the same bits on all ranks are wrong, too.
+    """
     chosen, wrong = random.Random(0), 0
     captured = Graph(call)
     changes_operands = False
@@ -218,6 +248,12 @@ def checked(call: Call, want: Call, given: Operands, turns: int, world: int) -> 
     expected = results(want())
     given.fill(7, True)
     found = results(call())
+    sums = torch.stack(
+        [item.long().mul(torch.arange(1, item.numel() + 1, device=item.device).view_as(item)).sum() for item in found]
+    )
+    others = [torch.empty_like(sums) for _ in range(world)]
+    dist.all_gather(others, sums)
+    wrong += any(not torch.equal(sums, other) for other in others)
     return wrong, [int((a != b).sum()) for a, b in zip(found, expected, strict=True)]
 
 
@@ -262,7 +298,8 @@ def measured(
 ) -> dict[str, Any]:
     """Figures of each form that runs."""
     given = Operands(rows, width, rank, bench.device)
-    made = {name: form(given, bench.group) for name, form in forms(format, bench.size, width, options.only).items()}
+    of_names = forms(format, bench.size, width, options.only, options.without)
+    made = {name: form(given, bench.group) for name, form in of_names.items()}
     calls = {name: call for name, call in made.items() if call is not None}
     reference = by_plan("torch.distributed" if options.against_nccl else None, format)(given, bench.group)
     assert reference is not None, "no kernel is selected"
@@ -312,6 +349,13 @@ def summary(document: dict[str, Any]) -> Iterator[str]:
     yield "wrong, or with other bits: " + ("; ".join(wrong) or "none")
 
 
+def show(files: list[Path]) -> None:
+    """The tables of files that were written, also by a run that was ended."""
+    for file in files:
+        print(f"{file.name}:")
+        print(*(summary(json.loads(file.read_text())) if file.exists() else ["nothing was written"]), sep="\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
@@ -320,11 +364,16 @@ def main() -> None:
     parser.add_argument("--few-rows", nargs="+", type=int, default=FEW_ROWS, help="of the others")
     parser.add_argument("--format", nargs="+", default=["none"], help="forms of the norm, as of rms_norm_quant")
     parser.add_argument("--only", nargs="+", default=[], help="forms that have one of these in their names")
+    parser.add_argument("--without", nargs="+", default=[], help="forms that have none of these in their names")
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--turns", type=int, default=12, help="calls that are checked of each form")
     parser.add_argument("--against-nccl", action="store_true", help="compare with torch.distributed's results")
     parser.add_argument("--json", type=Path, help="file for the results, rewritten after each size")
+    parser.add_argument("--show", nargs="+", type=Path, help="print the table of such files, and measure nothing")
     options = parser.parse_args()
+    if options.show:
+        show(options.show)
+        return
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -3,8 +3,9 @@
 #
 #     scripts/verify_comm_on_gpus.sh [RANKS [PART...]]
 #
-# Parts, one after the other, or with TOGETHER=1 at once: `host`, `graphs`, `tiles`, `forms` and `quantised_forms` measure;
-# `polled`, `quantised_one_shot` and `quantised_two_shot` test one kernel of the norm each; processes of `push`, `sums`, `parts`,
+# Parts, one after the other, or with TOGETHER=1 at once: `host`, `graphs`, `tiles`, `forms`, `quantised_forms`, and norms
+# of the sizes WIDE, `wide_rows` and `wide_rows_early`, measure; `polled`, `clustered`, `clustered_early`, `quantised_one_shot`
+# and `quantised_two_shot` test one kernel of the norm each; processes of `push`, `sums`, `parts`,
 # `norms` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share two GPUs, but not more: there kernels would
 # wait for ranks whose turn on their GPU it is not. Each process has LIMIT seconds (60), MARGIN of them (15) for imports
 # and the answer; one that ends there is reported, and what it had found is kept. KERNELS and FORMATS name fewer for the sanitizer and for
@@ -25,6 +26,7 @@ PARTS=("${@:2}")
 [ ${#PARTS[@]} -gt 0 ] || PARTS=(host graphs push sums parts norms sanitizer)
 LIMIT=${LIMIT:-60}
 MARGIN=${MARGIN:-15}
+WIDE=${WIDE:---widths 7168 8192 4096 --rows 1 8 16 36 73 4 --few-rows 1 8 64 32}
 STARTED=$SECONDS
 
 part() {  # part NAME COMMAND...
@@ -99,6 +101,18 @@ for which in "${PARTS[@]}"; do
         sanitizer)
             beside sanitized memcheck ${KERNELS:-triton}
             beside sanitized racecheck ${KERNELS:-triton}
+            ;;
+        clustered) collective clustered all_reduce_rms_norm triton.one_shot_clustered --hidden "${HIDDEN:-7168}" \
+                --scenes ${SCENES:-sums same_bits graphs delayed many} ;;
+        clustered_early) collective clustered_early all_reduce_rms_norm triton.one_shot_clustered \
+                --hidden "${HIDDEN:-7168}" --change early=1 --scenes ${SCENES:-sums graphs delayed many} ;;
+        wide_rows) # the sum alone, what is selected and clusters; launches that begin early apart, as they are new
+            part wide_rows "$PYTHON" benchmarks/comm_norms.py --ranks "$RANKS" --json "$RUN/wide_rows.json" $WIDE \
+                --only selected clustered one_shot, --without apart launched bucket
+            ;;
+        wide_rows_early)
+            part wide_rows_early "$PYTHON" benchmarks/comm_norms.py --ranks "$RANKS" --json "$RUN/wide_rows_early.json" \
+                $WIDE --only selected one_shot_clustered launched --without apart place
             ;;
         polled) collective polled all_reduce_rms_norm triton.one_shot_polled --hidden "${HIDDEN:-7168}" ;;
         quantised_one_shot | quantised_two_shot) # not at once: formats one after the other in one process

@@ -52,6 +52,11 @@ def give_way() -> None:
         interpreter.interpreter_builder.set_grid_idx(*program.place)
 
 
+def program() -> int:
+    """Which program of the grid runs."""
+    return int(interpreter.interpreter_builder.grid_idx[0])
+
+
 class _Program:
     def __init__(self, place: tuple[int, int, int]) -> None:
         self.place = place

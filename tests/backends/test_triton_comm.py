@@ -11,11 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.comm import adapter as adapter_module
+from kernelhub.backends.triton.comm import clustered_rms_norm
 from kernelhub.backends.triton.comm import quantised as quantised_module
-from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, PolledRmsNorm, TwoShot, TwoShotRmsNorm
+from kernelhub.backends.triton.comm.adapter import (
+    ClusteredRmsNorm,
+    OneShot,
+    OneShotRmsNorm,
+    PolledRmsNorm,
+    TwoShot,
+    TwoShotRmsNorm,
+)
 from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant, TwoShotRmsNormQuant
 from kernelhub.backends.triton.fused_quant.adapter import Norm
 from kernelhub.errors import KernelUnavailable, RanksDisagree
@@ -36,6 +45,26 @@ TIMEOUT_S = 10.0  # polls in the interpreter, which has no clock: 10 million
 interpreter.repair()
 
 
+class Cluster:
+    """In place of `clustered_rms_norm.of_cluster`: programs of a row that wait for what each of them has."""
+
+    def __init__(self) -> None:
+        self._of: dict[int, list[tuple[float, int]]] = {}
+        self._left: dict[int, int] = {}
+
+    def __call__(self, squares: Any, lacks: Any, programs: Any) -> tuple[Any, Any]:
+        row = programs_in_turn.program() // int(programs)
+        found = self._of.setdefault(row, [])
+        found.append((squares.handle.data.item(), lacks.handle.data.item()))
+        while len(found) < int(programs):
+            programs_in_turn.give_way()
+        self._left[row] = self._left.get(row, 0) + 1
+        if self._left[row] == int(programs):
+            del self._of[row], self._left[row]
+        total, late = sum(one for one, _ in sorted(found)), max(late for _, late in found)
+        return tl.full([], total, tl.float32), tl.full([], late, tl.int32)
+
+
 @pytest.fixture(autouse=True)
 def rows_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several programs send a row on other numbers of ranks, too, than those on which that is done."""
@@ -43,6 +72,7 @@ def rows_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adapter_module, "_TURN_RANKS", (2, 3))
     monkeypatch.setattr(adapter_module, "_LEAST_TURNS", 2)
     programs_in_turn.patch(monkeypatch)
+    monkeypatch.setattr(clustered_rms_norm, "of_cluster", Cluster())
 
 
 def values(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -120,7 +150,7 @@ def norms(rank: int, world_size: int, workspace: Any) -> list[str]:
     for dtype, weight_dtype in ((torch.bfloat16, torch.float32), (torch.float16, torch.float16)):
         facets = {"dtype": str(dtype)[6:], "weight_dtype": str(weight_dtype)[6:], "world_size": world_size}
         # The last: of one shot parts of a row are sent by several programs, of the last part nothing.
-        kinds = (OneShotRmsNorm, TwoShotRmsNorm, *([PolledRmsNorm] if world_size == 2 else []))
+        kinds = (OneShotRmsNorm, TwoShotRmsNorm, *([PolledRmsNorm, ClusteredRmsNorm] if world_size == 2 else []))
         for shape, kind in itertools.product(((1, 48), (2, 3, 40), (2, 2904)), kinds):
             adapter = kind(AllReduceRmsNormProblem(**FACETS, **facets, hidden_size=shape[-1]))
             adapter.attach(GROUP.group_name, workspace)
@@ -277,7 +307,7 @@ def test_norms_of_more_rows_than_programs_and_of_rows_with_a_nan(
 
     def act(rank: int) -> list[str]:
         wrong = []
-        for kind in (OneShotRmsNorm, TwoShotRmsNorm, *([PolledRmsNorm] if world_size == 2 else [])):
+        for kind in (OneShotRmsNorm, TwoShotRmsNorm, *([PolledRmsNorm, ClusteredRmsNorm] if world_size == 2 else [])):
             adapter = kind(AllReduceRmsNormProblem(**facets))
             adapter.attach(GROUP.group_name, ranks.workspaces[rank])
             parts = [values(other, (7, 48), torch.bfloat16) for other in range(world_size)]
@@ -341,12 +371,14 @@ def split_norm(
     """A norm whose rows several programs send and normalise, connected."""
     facets = {**FACETS, "dtype": str(problem_dtype)[6:], "weight_dtype": "float32", "world_size": world_size}
     adapter: OneShotRmsNorm = kind(AllReduceRmsNormProblem(**facets, hidden_size=width))
-    assert adapter.turns
+    assert adapter.turns or adapter.cluster > 1
     adapter.attach(GROUP.group_name, workspace)
     return adapter
 
 
-@pytest.mark.parametrize(("world_size", "kind"), [(2, OneShotRmsNorm), (2, PolledRmsNorm), (3, OneShotRmsNorm)])
+@pytest.mark.parametrize(
+    ("world_size", "kind"), [(2, OneShotRmsNorm), (2, PolledRmsNorm), (2, ClusteredRmsNorm), (3, OneShotRmsNorm)]
+)
 def test_norms_of_several_programs_follow_each_other_whatever_their_sizes(world_size: int, kind: type) -> None:
     """Calls of few and many rows, dtypes, ranks that come late, destinations that are operands, and a NaN in a row."""
     ranks = Ranks(world_size, MESSAGE_BYTES[MESSAGE])
@@ -385,7 +417,7 @@ def test_norms_of_several_programs_follow_each_other_whatever_their_sizes(world_
 class TestMissingRank:
     """Rank 0 of two, alone."""
 
-    @pytest.mark.parametrize("kind", [OneShotRmsNorm, PolledRmsNorm])
+    @pytest.mark.parametrize("kind", [OneShotRmsNorm, PolledRmsNorm, ClusteredRmsNorm])
     def test_captured_norms_of_several_programs_do_not_wait_again(self, kind: type) -> None:
         ranks = Ranks(2, MESSAGE_BYTES[MESSAGE])
         adapter = split_norm(torch.bfloat16, 2048, 2, ranks.workspaces[0], kind)

@@ -2,6 +2,7 @@
 
     python -m tests.gpu.comm_conformance all_reduce torch.symm_mem_one_shot --ranks 2
     python -m tests.gpu.comm_conformance all_reduce_rms_norm triton.one_shot_quant --format fp8_group --ranks 2
+    python -m tests.gpu.comm_conformance all_reduce_rms_norm triton.one_shot_clustered --change early=1 --ranks 2
 
 It starts the ranks and prints a JSON object for each form: for each scene, what was wrong on each rank; an empty list
 is right.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import importlib
 import json
 import os
 import random
@@ -63,7 +65,9 @@ class Scenes:
         most_rows: int,
         format: str | None = None,
         hidden: int = HIDDEN,
+        only: Sequence[str] = (),
     ) -> None:
+        self.only = only
         self.format = format
         self.op, self.kernel, self.rank, self.size, self.calls = op, kernel, rank, size, calls
         self.most_rows = most_rows
@@ -345,10 +349,11 @@ class Scenes:
             )
             write(answers)
             return
-        scenes = (
+        scenes = [
             *(self.sums, self.odd_widths, self.widths, self.same_bits),
             *(self.graphs, self.delayed, self.side_streams, self.many),
-        )
+        ]
+        scenes = [scene for scene in scenes if not self.only or scene.__name__ in self.only]
         seconds = answers["seconds"] = {}
         for scene in scenes:
             began = time.monotonic()
@@ -385,18 +390,30 @@ def live(
     folder: str,
     formats: Sequence[str | None],
     limit_s: float,
+    only: Sequence[str],
+    changed: dict[str, int],
 ) -> None:
     faulthandler.dump_traceback_later(max(1.0, limit_s - 3.0))
     torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     _ = HUB.settings
+    change(op, kernel, changed)
     for format in formats:
         place = file_of(folder, format, rank)
-        scenes = Scenes(op, kernel, rank, size, calls, most_rows, format, hidden)
+        scenes = Scenes(op, kernel, rank, size, calls, most_rows, format, hidden, only)
         scenes.act(lambda answers, place=place: write(place, answers))
     dist.barrier()
     os._exit(0)
+
+
+def change(op: str, kernel: str, changed: dict[str, int]) -> None:
+    """Give the class of a kernel's adapter other values: a form that nothing selects yet."""
+    (record,) = [one for one in HUB.registry.candidates(op).kernels if one.name == kernel]
+    module, name = record.target.split(":")
+    adapter = getattr(importlib.import_module(module), name)
+    for attribute, value in changed.items():
+        setattr(adapter, attribute, type(getattr(adapter, attribute))(value))
 
 
 def main() -> None:
@@ -408,12 +425,16 @@ def main() -> None:
     parser.add_argument("--most-rows", type=int, default=1 << 20, help="of a message; fewer under compute-sanitizer")
     parser.add_argument("--hidden", type=int, default=HIDDEN, help="elements of a row, but in the scene `widths`")
     parser.add_argument("--format", nargs="+", default=[None], help="of all_reduce_rms_norm: forms of the norm")
+    parser.add_argument("--scenes", nargs="+", default=[], help="only these")
+    parser.add_argument("--change", nargs="+", default=[], help="NAME=NUMBER of the adapter's class, as early=1")
     parser.add_argument("--limit-s", type=float, default=120.0)
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         given = (options.ranks, _free_port(), options.op, options.kernel, options.calls, options.most_rows)
         given = (*given, options.hidden, folder, options.format, options.limit_s)
+        changed = {name: int(value) for name, value in (one.split("=") for one in options.change)}
+        given = (*given, options.scenes, changed)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for rank in ranks:
             rank.start()

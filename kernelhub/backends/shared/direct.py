@@ -46,7 +46,11 @@ Sizes = Callable[[int, int], list[int]]
 
 
 def direct_launch(
-    compiled: Any, given: int, native: launch.Native | None = None, sizes: Sizes = launch.parameter_sizes
+    compiled: Any,
+    given: int,
+    native: launch.Native | None = None,
+    sizes: Sizes = launch.parameter_sizes,
+    cluster: int = 1,
 ) -> Any:
     """The launcher's kernel of a compiled variant on the current device, or None if Triton has to launch it.
 
@@ -55,6 +59,7 @@ def direct_launch(
         given: how many arguments are passed; those after them are static.
         native: the launcher; by default that of the process.
         sizes: bytes of the parameters of a function, by the driver.
+        cluster: programs that are launched as a cluster, though each was compiled for itself.
     """
     metadata = compiled.metadata
     signature = list(compiled.src.signature.values())
@@ -79,7 +84,7 @@ def direct_launch(
         owner=compiled,
         scratch=_SCRATCH,
         maps=maps,
-        cluster=metadata.num_ctas,
+        cluster=cluster * metadata.num_ctas,
         cooperative=bool(metadata.launch_cooperative_grid),
         programmatic=bool(metadata.launch_pdl),
     )

@@ -42,14 +42,21 @@ class _Ready(NamedTuple):
 class Launcher:
     """A jitted kernel with its static arguments, which are last in its signature.
 
+    `cluster` programs that follow each other are launched as a cluster, though Triton compiles each for itself.
     `options` are Triton's, such as `enable_fp_fusion`.
     """
 
     def __init__(
-        self, kernel: Any, static: Mapping[str, Any], num_warps: int, num_stages: int = 3, **options: Any
+        self,
+        kernel: Any,
+        static: Mapping[str, Any],
+        num_warps: int,
+        num_stages: int = 3,
+        cluster: int = 1,
+        **options: Any,
     ) -> None:
         names = [name for name in kernel.arg_names if name in static]
-        self._kernel = kernel
+        self._kernel, self._cluster = kernel, cluster
         self._named = {**static, "num_warps": num_warps, "num_stages": num_stages, **options}
         self._static = tuple(static[name] for name in names)
         self._ready: dict[Hashable, _Ready] = {}
@@ -67,9 +74,13 @@ class Launcher:
         if WATCHED.launches is not None:
             WATCHED.launches.append(Launch(self, programs, variant, arguments))
         ready = self._ready.get(variant)
+        if ready is None and self._cluster > 1:
+            assert variant is not None, "Triton would launch it without its cluster"
+            self.prepare(programs, variant, *arguments)
+            ready = self._ready.get(variant)
         if ready is not None:
-            if not ready.launch(programs, *arguments):
-                ready.compiled[(programs, 1, 1)](*arguments, *self._static)
+            if not ready.launch(programs // self._cluster, *arguments):
+                ready.compiled[(programs // self._cluster, 1, 1)](*arguments, *self._static)
             return
         with own_precision():  # of the interpreter, whose products are torch's
             compiled = self._kernel[(programs,)](*arguments, **self._named)
@@ -87,14 +98,19 @@ class Launcher:
     def step(self, programs: int, variant: Hashable | None, *arguments: Any) -> Step | None:
         """A launch like one that was made, to be repeated with other tensors; None if Triton has to launch it."""
         ready = self._ready.get(variant)
-        return None if ready is None or ready.direct is None else Step(ready.direct, programs, arguments)
+        return (
+            None if ready is None or ready.direct is None else Step(ready.direct, programs // self._cluster, arguments)
+        )
 
     def _keep(self, variant: Hashable | None, compiled: Any, given: int) -> None:
         """Keep a compiled variant for later launches."""
         if compiled is not None and variant is not None:  # the interpreter compiles nothing
             if len(self._ready) >= _MOST_VARIANTS:
                 self._ready.clear()
-            direct = direct_launch(compiled, given)
+            if self._cluster > 1:  # what Triton's launcher reads: warps, programs of a cluster, shared memory
+                warps, _, shared = compiled.packed_metadata
+                compiled.packed_metadata = (warps, self._cluster, shared)
+            direct = direct_launch(compiled, given, cluster=self._cluster)
             self._ready[variant] = _Ready(compiled, direct, _not_launched if direct is None else direct.launch)
 
 

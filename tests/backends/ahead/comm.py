@@ -8,7 +8,14 @@ from typing import Any
 
 import torch
 
-from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, PolledRmsNorm, TwoShot, TwoShotRmsNorm
+from kernelhub.backends.triton.comm.adapter import (
+    ClusteredRmsNorm,
+    OneShot,
+    OneShotRmsNorm,
+    PolledRmsNorm,
+    TwoShot,
+    TwoShotRmsNorm,
+)
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
 from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant, TwoShotRmsNormQuant
 from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, MOST_RANKS
@@ -135,6 +142,7 @@ CASES = [
             (8, 8192, OneShotRmsNorm, ""),
             (2, 4096, PolledRmsNorm, ", polled"),
             (2, 7168, PolledRmsNorm, ", polled"),
+            *((2, width, ClusteredRmsNorm, ", in clusters") for width in (4096, 7168, 8192)),
             (4, 4096, TwoShotRmsNorm, ", in two steps"),
             (8, 8192, TwoShotRmsNorm, ", in two steps"),
         )

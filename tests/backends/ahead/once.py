@@ -37,6 +37,7 @@ ONCE = frozenset(
         "sum of 4 ranks and norm, 4096 wide, in two steps",
         "sum of 8 ranks and norm, 8192 wide, in two steps",
         "sum of 2 ranks and norm, 7168 wide, polled",
+        "sum of 2 ranks and norm, 7168 wide, in clusters",
         "sum of 8 ranks and norm in nvfp4, 8192 wide, in two steps",
         "dispatch of 8 ranks, float8_e4m3fn, contiguous",
         "combine of 8 ranks, bfloat16, contiguous",

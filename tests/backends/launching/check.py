@@ -35,7 +35,7 @@ from kernelhub.backends.shared.direct import direct_launch
 from kernelhub.backends.shared.launches import Launch, Shared, sequence
 from kernelhub.backends.shared.repeat import Repeated, repetition
 from kernelhub.backends.triton import launch as of_triton
-from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
+from kernelhub.backends.triton.comm.adapter import ClusteredRmsNorm, OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
 from kernelhub.backends.triton.comm.parts import AllGather, ReduceScatter
 from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
@@ -89,10 +89,10 @@ def sizes_of(compiled: Any, given: int) -> list[int]:
 def on_stub(stub: Stub, expected: list[int] | None = None) -> None:
     """Let launchers take what the stub says of a function, which notes these parameters or the newest kernel's."""
 
-    def made(compiled: Any, given: int) -> Any:
+    def made(compiled: Any, given: int, cluster: int = 1) -> Any:
         sizes = sizes_of(compiled, given)
         stub.expect(sizes if expected is None else expected)
-        return direct_launch(compiled, given, sizes=lambda function, most: sizes)
+        return direct_launch(compiled, given, sizes=lambda function, most: sizes, cluster=cluster)
 
     of_triton.direct_launch = made
 
@@ -113,6 +113,14 @@ def same_as_triton(stub: Stub) -> None:
             assert ours == by_triton, (options, ours, by_triton)
             assert len(ours.parameters) == 6 + 2
     print("parameters", [len(one) for one in ours.parameters])
+    on_stub(stub)
+    clustered = Launcher(every_kind, {"SIZE": 64}, num_warps=4, cluster=2)  # Triton compiles each program for itself
+    clustered(6, "alike", *given)
+    clustered._ready["alike"].compiled[(3, 1, 1)](*given, 64)
+    ours, by_triton = stub.take()
+    assert ours == by_triton
+    assert ours.grid == (6, 1, 1)
+    assert (4, 2) in [one[:2] for one in ours.attributes], ours.attributes
 
 
 def tensor_maps(stub: Stub) -> None:
@@ -1163,6 +1171,10 @@ def _collectives() -> Iterator[tuple[Any, Any, dict[str, Any], tuple[str, ...]]]
     yield kernelhub.all_reduce, TwoShot(AllReduceProblem(**facets)), reduced, ("out",)
     yield kernelhub.all_reduce_rms_norm, OneShotRmsNorm(of_norm), added, ("out", "residual_out")
     yield kernelhub.all_reduce_rms_norm, TwoShotRmsNorm(of_norm), added, ("out", "residual_out")
+    wide = {name: torch.zeros(4, 2048, **half) for name in ("x", "residual", "out", "residual_out")}
+    wide |= {"weight": torch.ones(2048, **half), "eps": 1e-5}
+    of_wide = dataclasses.replace(of_norm, hidden_size=2048)
+    yield kernelhub.all_reduce_rms_norm, ClusteredRmsNorm(of_wide), wide, ("out", "residual_out")
     for form in ("fp8_group", "fp8_tensor", "nvfp4"):
         problem = dataclasses.replace(of_norm, hidden_size=256, format=form)
         if form == "fp8_group":
@@ -1236,7 +1248,12 @@ def collectives_again(stub: Stub) -> None:
                 made = dict(enumerate(results if isinstance(results, tuple) else (results,)))
                 pointers = {one.data_ptr() for one in (*like.values(), *made.values()) if isinstance(one, torch.Tensor)}
                 own = memories[0].own
-                shared = {own.counters.data_ptr(), own.missing.data_ptr(), *own.slots[:2]}
+                shared = {own.missing.data_ptr()}
+                if isinstance(adapter, ClusteredRmsNorm):
+                    assert again.grid == (8, 1, 1), "two programs of each row"
+                    shared |= {own.turn_counters.data_ptr(), *own.turn_slots[:2]}
+                else:
+                    shared |= {own.counters.data_ptr(), *own.slots[:2]}
                 addresses = {struct.unpack("<Q", value)[0] for value in again.parameters if len(value) == 8}
                 assert pointers | shared <= addresses
                 scalars = [value for value in again.parameters if len(value) == 4]
@@ -1266,8 +1283,9 @@ def collectives_again(stub: Stub) -> None:
                 assert len(met) > calls, "another group has other memory"
                 [other] = stub.take()[-1:]
                 addresses = {struct.unpack("<Q", value)[0] for value in other.parameters if len(value) == 8}
-                assert set(memories[1].own.slots[:2]) <= addresses
-                assert not set(own.slots[:2]) & addresses
+                at = "turn_slots" if isinstance(adapter, ClusteredRmsNorm) else "slots"
+                assert set(getattr(memories[1].own, at)[:2]) <= addresses
+                assert not set(getattr(own, at)[:2]) & addresses
                 for _ in range(4):
                     run(groups[0], given, bound)
                 calls = len(met)
@@ -1283,7 +1301,7 @@ def collectives_again(stub: Stub) -> None:
                 stub.take()
                 run(groups[0], given, bound)
                 addresses = {struct.unpack("<Q", value)[0] for value in stub.take()[-1].parameters if len(value) == 8}
-                assert set(newer.own.slots[:2]) <= addresses, "prepared anew, over other memory"
+                assert set(getattr(newer.own, at)[:2]) <= addresses, "prepared anew, over other memory"
                 memories[0] = newer
         finally:
             kind.launch = launch

@@ -6,7 +6,7 @@ from typing import Any
 
 from kernelhub.backends.triton.comm import experts
 from kernelhub.backends.triton.requirements import GPU_MACHINE
-from kernelhub.dispatch.constraint import Between, MultipleOf, OneOf, anything, dtype_in
+from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import opt_in, untested, verified
 from kernelhub.ops.comm.problem import ACCESS, ATOMICS, BUCKETS, FLOATS, NVLINK
@@ -62,6 +62,7 @@ _POLLED_STANDINGS = (
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
+_CLUSTERED_STANDINGS = (opt_in("hopper", "blackwell", evidence="it has not run on a GPU"),)
 _TWO_QUANT_STANDINGS = (
     opt_in(
         "hopper",
@@ -151,6 +152,22 @@ KERNELS = (
         anything("scale_dtype"),
         OneOf("format", (NONE,), why="triton.one_shot_quant quantises"),
         standings=_POLLED_STANDINGS,
+    ),
+    _kernel(
+        "all_reduce_rms_norm",
+        "triton.one_shot_clustered",
+        "ClusteredRmsNorm",
+        "every rank sends all to every rank over NVLink, and the programs of a row are a cluster; sum, residual and "
+        "norm in one launch",
+        OnDevice("nvidia", only=((9, 0), (10, 0), (10, 3))),
+        Between("world_size", 2, 2, why="its slots and registers are those of one other rank"),
+        OneOf("message", ("32KB", "256KB", "1MB"), "message", "several programs have a row", _PREPARE),
+        Between("hidden_size", 2048, 8192, why="a cluster of programs has a row"),
+        dtype_in("weight_dtype", *FLOATS),
+        MultipleOf("hidden_size", 8, why="a row is whole units of 16 bytes"),
+        anything("scale_dtype"),
+        OneOf("format", (NONE,), why="triton.one_shot_quant quantises"),
+        standings=_CLUSTERED_STANDINGS,
     ),
     _kernel(
         "all_reduce_rms_norm",

@@ -6,9 +6,11 @@ import abc
 from typing import TYPE_CHECKING, Any
 
 import torch
+import triton
 from torch import Tensor
 
 from kernelhub.backends.triton.comm.at_once import MOST as MOST_AT_ONCE
+from kernelhub.backends.triton.comm.clustered_rms_norm import clustered_rms_norm_kernel
 from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, identified, is_aligned
 from kernelhub.backends.triton.comm.fused_rms_norm import all_reduce_rms_norm_kernel
 from kernelhub.backends.triton.comm.one_shot import one_shot_kernel
@@ -42,6 +44,9 @@ _TWO_EACH, _REGISTERS_OF_TWO = 264, 128
 # On 2 ranks a bucket is one launch up to 1 MB, where each row has as many programs then. In whole eights of rows, 18
 # and 73 rows of 7168 were two: 7.15 and 11.12 us, one launch 3.86 and 6.98 (comm_norm_polled_h200.json).
 _WHOLE_RANKS, _WHOLE_BYTES = (2,), 1 << 20
+# Of a row whose programs are a cluster: bytes of each, one unit for each of 128 threads, as of the sum alone, and most
+# programs, of which a cluster has eight on any GPU.
+_LEAST_OF_CLUSTER, _MOST_OF_CLUSTER, _MOST_WARPS = 2048, 8, 8
 _SENDERS = 264  # programs of a grid times ranks that are sent to: twice the multiprocessors of an H100
 _SLOTS = 32 << 20  # most bytes of a set of slots, in one step; in two steps they are at most twice the largest piece
 
@@ -402,6 +407,45 @@ class PolledRmsNorm(OneShotRmsNorm):
 
     def static_of_kernel(self) -> dict[str, Any]:
         return {"THREADS": 32 * self._tile.warps}
+
+
+class ClusteredRmsNorm(_RmsNorm):
+    """In one step, by a cluster of programs for each row, which exchange their sums of squares."""
+
+    kernel = clustered_rms_norm_kernel
+    least_part = _LEAST_OF_CLUSTER
+    early = False  # a launch may begin while the kernel before it ends
+
+    def __init__(self, problem: AllReduceRmsNormProblem) -> None:
+        super().__init__(problem)
+        item = self._dtype.itemsize
+        least = max(-(-problem.hidden_size // _MOST_OF_CLUSTER), self.least_part // item)
+        self._part = triton.next_power_of_2(least)
+        self.cluster = -(-problem.hidden_size // self._part)
+        warps = min(_MOST_WARPS, self._part * item // (32 * UNIT))
+        self._tile = Tile(self._part * item, warps, 1, self._rows * self.cluster)
+
+    def piece(self) -> int:
+        return piece_bytes(self.problem)
+
+    def rows_of_launch(self, row_bytes: int) -> int:
+        return min(max(1, self.piece() // row_bytes), MOST_PROGRAMS)  # a row has a counter
+
+    def slot_rows(self) -> int:
+        return self._rows
+
+    def attach(self, group_name: str, workspace: Workspace) -> Connection:
+        static = {"H": self.problem.hidden_size, "PART": self._part, "SPLIT": self.cluster}
+        static |= {"THREADS": 32 * self._tile.warps, "EARLY": self.early}
+        options = {"turns": True, "cluster": self.cluster, "early": self.early}
+        connection = Connection("all_reduce_rms_norm", self.kernel, static, self._tile, workspace, **options)
+        row = torch.empty(self.problem.hidden_size, dtype=self._dtype, device=workspace.device)
+        weight = row.to(getattr(torch, self.problem.weight_dtype))
+        connection.compile((row, row, weight, row, row), self.sizes(1, 1e-6, 0)[1])
+        return self._connections.keep(group_name, connection)
+
+    def sizes(self, rows: int, eps: float, in_place: int) -> tuple[int, tuple[Any, ...]]:
+        return rows * self.cluster, (rows, eps, in_place)
 
 
 class TwoShotRmsNorm(_RmsNorm):

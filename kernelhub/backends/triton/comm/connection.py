@@ -30,6 +30,8 @@ class Connection:
         words: how many it needs that are zero between calls.
         turns: it uses the slots of `turns.py`.
         registers: most of a thread; 0: the compiler's choice.
+        cluster: programs of a cluster.
+        early: a launch may begin while the kernel before it ends.
 
     Attributes:
         repeated: the calls over this workspace that are repeated.
@@ -47,12 +49,15 @@ class Connection:
         words: int = 0,
         turns: bool = False,
         registers: int = 0,
+        cluster: int = 1,
+        early: bool = False,
     ) -> None:
         self._op, self._workspace, self._tile = op, workspace, tile
         of_group = {"RANK": workspace.rank, "WORLD": workspace.world_size}
         fixed = {**static, **of_group, "MOST": MOST_PROGRAMS, "CLOCK": not triton.knobs.runtime.interpret}
-        limit = {"maxnreg": registers} if registers else {}
-        self._launch = Launcher(kernel, fixed, num_warps=tile.warps, num_stages=1, **limit)
+        options = {"maxnreg": registers} if registers else {}
+        options |= {"launch_pdl": True} if early else {}
+        self._launch = Launcher(kernel, fixed, num_warps=tile.warps, num_stages=1, cluster=cluster, **options)
         counters, slots = workspace.counters, workspace.slots
         capacity = workspace.capacity
         if turns:

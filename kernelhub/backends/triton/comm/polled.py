@@ -17,11 +17,11 @@ import triton.language as tl
 from kernelhub.backends.triton.comm.slots import slot_at
 
 _READS = 2048  # of a thread in one look, about a millisecond
-_WORDS = 4  # of 32 bits in a unit
+WORDS = 4  # of 32 bits in a unit
 # Of 16-bit elements: one of a word w is all ones if (0xFFFEFFFE - w) & w has a bit of 0x80008000, the usual test of
 # ~w for a zero. Of 32-bit elements: the word is all ones.
-_TEST = {2: "sub.u32 t, 0xFFFEFFFE, {word}; and.b32 t, t, {word}; or.b32 a, a, t;", 4: "max.u32 a, a, {word};"}
-_LACKS = {2: "and.b32 a, a, 0x80008000; setp.ne.u32 e, a, 0;", 4: "setp.eq.u32 e, a, 0xFFFFFFFF;"}
+TEST = {2: "sub.u32 t, 0xFFFEFFFE, {word}; and.b32 t, t, {word}; or.b32 a, a, t;", 4: "max.u32 a, a, {word};"}
+LACKS = {2: "and.b32 a, a, 0x80008000; setp.ne.u32 e, a, 0;", 4: "setp.eq.u32 e, a, 0xFFFFFFFF;"}
 
 
 @triton.constexpr_function
@@ -33,26 +33,26 @@ def units_of(block, item_bytes):
 @triton.constexpr_function
 def code(units, item_bytes):
     """What a thread does for its `units`: operands are the four words of each, its address, and whether it is read."""
-    names = [[f"${word * units + unit}" for word in range(_WORDS)] for unit in range(units)]
+    names = [[f"${word * units + unit}" for word in range(WORDS)] for unit in range(units)]
     lines = [".reg .pred e, " + ", ".join(f"m{unit}" for unit in range(units)) + ";", ".reg .b32 n, t, a;"]
     lines.append(f"mov.u32 n, {_READS};")
     for unit in range(units):
-        lines.append(f"setp.ne.b32 m{unit}, ${(_WORDS + 1) * units + unit}, 0;")
+        lines.append(f"setp.ne.b32 m{unit}, ${(WORDS + 1) * units + unit}, 0;")
         lines += [f"mov.b32 {word}, 0;" for word in names[unit]]
     lines.append("READ:")
     for unit in range(units):
         words = ", ".join(names[unit])
-        lines.append(f"@m{unit} ld.volatile.global.v4.b32 {{{words}}}, [${_WORDS * units + unit}];")
+        lines.append(f"@m{unit} ld.volatile.global.v4.b32 {{{words}}}, [${WORDS * units + unit}];")
     lines.append("mov.b32 a, 0;")
-    lines += [_TEST[item_bytes].format(word=word) for words in names for word in words]
-    lines += [_LACKS[item_bytes], "sub.u32 n, n, 1;", "setp.ne.and.u32 e, n, 0, e;", "@e bra READ;"]
+    lines += [TEST[item_bytes].format(word=word) for words in names for word in words]
+    lines += [LACKS[item_bytes], "sub.u32 n, n, 1;", "setp.ne.and.u32 e, n, 0, e;", "@e bra READ;"]
     return "{\n" + "\n".join(lines) + "\n}"
 
 
 @triton.constexpr_function
 def constraints(units):
     """Of the operands of `code`; results are written before all addresses have been read for the last time."""
-    return ",".join(["=&r"] * (_WORDS * units) + ["l"] * units + ["r"] * units)
+    return ",".join(["=&r"] * (WORDS * units) + ["l"] * units + ["r"] * units)
 
 
 @triton.jit
