@@ -55,7 +55,7 @@ tail -n 2 "$OUT/compile_experts.log" | cut -c1-300
 
 memcheck() { # GPU, LIMIT
     local only=()
-    compute-sanitizer --help 2>&1 | grep -q -e --kernel-regex && only=(--kernel-regex kns=_kernel)
+    [[ $(compute-sanitizer --help 2>&1) == *--kernel-regex* ]] && only=(--kernel-regex kns=_kernel)
     CUDA_VISIBLE_DEVICES=$1 timed memcheck "$2" compute-sanitizer --tool memcheck --report-api-errors no --print-limit 100 \
         "${only[@]}" "$PYTHON" -m tests.gpu.experts_sanitized --seconds $(($2 - 12))
 }
