@@ -103,6 +103,7 @@ NAMED = {
         "tests/runtime/test_expert_ranks.py",
         "tests/runtime/test_ranks.py",
         "tests/runtime/test_tuned_ranks.py",
+        "tests/runtime/test_unlike_ranks.py",
     ),
     "goes through every case, lie, attack, fault or tile": (
         "tests/backends/test_flash_attn.py::test_the_adapter_keeps_the_contract",

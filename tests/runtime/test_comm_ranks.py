@@ -137,6 +137,6 @@ def test_a_late_rank_is_told_so_and_joins_when_all_call_again(tmp_path):
 def test_a_stopped_or_killed_rank_ends_the_call_of_the_others(tmp_path):
     answers = run_world(SIZE, comm_scenes.lost, tmp_path, limit_s=120)
     assert answers[1:] == [None, None]
-    assert "a rank of the group of 3 is dead, or did not join rank 0 within 4 s" in answers[0]["stopped"]
-    assert "a rank of the group of 2 is dead" in answers[0]["killed"]
+    assert "all_reduce: rank 2 of 3 is dead or did not join, after rank 0 waited up to 4 s" in answers[0]["stopped"]
+    assert "all_reduce: rank 1 of 2 is dead or did not join" in answers[0]["killed"]
     assert all("KERNELHUB_COMM_TIMEOUT_S" in answers[0][name] for name in ("stopped", "killed"))

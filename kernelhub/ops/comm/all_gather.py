@@ -205,7 +205,7 @@ def all_gather(
     """Gather the rows of all ranks of a process group, in the order of ranks. Every rank of the group calls it.
 
     `all_gather.prepare` compares shape, dtype, `rows` and kernel of all ranks, and names a rank that differs or is
-    missing. A direct call and `plan.run` compare nothing.
+    missing. A direct call and `plan.run` compare them but for the kernel on a CPU, and nothing on a GPU.
 
     Args:
         x: ``[n, ...]``, the rows of this rank, in float32, float16, bfloat16, float8_e4m3fn, uint8, int32 or int64.
@@ -221,8 +221,9 @@ def all_gather(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S. The group cannot be
-            used any more.
+        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
+            The group cannot be used any more.
 
     Source:
         `torch.distributed.all_gather_into_tensor`, whose result this is for equal rows.

@@ -66,8 +66,8 @@ _contexts = HUB.contexts.get
 class AllReducePlan(CollectivePlan):
     """Kernels selected for a group: ``run(x, out=None)`` sums a tensor of the plan's dtype and any shape.
 
-    Ranks compared kernels, dtype and shape when they prepared the plan. A run does not compare them again: every rank
-    gives it the same shape. It switches between kernels by the bytes of `x`.
+    Ranks compared kernels, dtype and shape when they prepared the plan. On a GPU a run does not compare them again:
+    every rank gives it the same shape. It switches between kernels by the bytes of `x`.
     """
 
     __slots__ = ()
@@ -102,8 +102,9 @@ def all_reduce(
 ) -> Tensor:
     """Sum a tensor over the ranks of a process group. Every rank of the group calls it, with the same shape and dtype.
 
-    `all_reduce.prepare` compares shape, dtype and kernel of all ranks, and names a rank that differs or is missing. A
-    direct call and `plan.run` compare nothing: ranks that differ there make the backend of the group wait or fail.
+    `all_reduce.prepare` compares shape, dtype and kernel of all ranks, and names a rank that differs or is missing. On
+    a CPU a direct call and `plan.run` compare shape and dtype, too. On a GPU they compare nothing: ranks that differ
+    there make the backend of the group wait or fail.
 
     Args:
         x: any shape, also without elements, in float32, float16 or bfloat16.
@@ -117,8 +118,9 @@ def all_reduce(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S. The group cannot be
-            used any more.
+        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
+            The group cannot be used any more.
 
     Source:
         `torch.distributed.all_reduce`, whose sum this is.

@@ -296,7 +296,7 @@ def all_reduce_rms_norm(
     shape and dtype, and with the same `residual`, `weight` and `eps`, so that all ranks get the same results.
 
     `all_reduce_rms_norm.prepare` compares shapes, dtypes, `eps` and kernel of all ranks, and names a rank that differs
-    or is missing. A direct call and `plan.run` compare nothing.
+    or is missing. A direct call and `plan.run` compare x, `eps` and `format` on a CPU, and nothing on a GPU.
 
     With `format` the first result is quantised: it is that of ``rms_norm_quant(r, weight, eps, format=...)``, with r
     rounded to the dtype of `x`.
@@ -327,8 +327,9 @@ def all_reduce_rms_norm(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S. The group cannot be
-            used any more.
+        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
+            The group cannot be used any more.
 
     Source:
         Root Mean Square Layer Normalization, https://arxiv.org/abs/1910.07467, after the sum of a tensor-parallel

@@ -99,7 +99,7 @@ def reduce_scatter(
     ``(r + 1) * N / W`` of the sum, for N rows and W ranks. `all_gather` of the results gives the whole sum.
 
     `reduce_scatter.prepare` compares shape, dtype and kernel of all ranks, and names a rank that differs or is missing.
-    A direct call and `plan.run` compare nothing.
+    A direct call and `plan.run` compare shape and dtype on a CPU, and nothing on a GPU.
 
     Args:
         x: ``[N, ...]`` in float32, float16 or bfloat16; the ranks must divide N, which may be 0.
@@ -113,8 +113,9 @@ def reduce_scatter(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S. The group cannot be
-            used any more.
+        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
+            The group cannot be used any more.
 
     Source:
         `torch.distributed.reduce_scatter_tensor`, whose result this is.

@@ -1,19 +1,20 @@
 """Collectives of torch.distributed: those of the group's own backend.
 
-On a CPU a call waits for the result, at most for the time-out. On a GPU it is queued on the current stream, and the
-watchdog of NCCL ends ranks that wait for longer than the time-out of the group.
+On a CPU a call compares what all ranks give, and waits for the result, at most for the time-out. On a GPU it is queued
+on the current stream, and the watchdog of NCCL ends ranks that wait for longer than the time-out of the group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from kernelhub.backends.torch.comm.cpu_ranks import compare, wait
 from kernelhub.backends.torch.fused_quant.steps import fill
+from kernelhub.ops.arguments import describe, dtype_name
 from kernelhub.ops.comm.adapter import (
     AllGatherAdapter,
     AllReduceAdapter,
@@ -40,6 +41,8 @@ class AllReduce(_Connecting, AllReduceAdapter):
     """`all_reduce` by the backend of the group, in place in a contiguous tensor."""
 
     def launch(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> None:
+        if x.is_cpu:
+            compare("all_reduce", f"x {describe(x)}", group, timeout_s)
         whole = out if out.is_contiguous() else x.contiguous()
         if whole.data_ptr() == x.data_ptr() and whole is not out:
             whole = whole.clone()
@@ -68,6 +71,9 @@ class AllReduceRmsNorm(_Connecting, AllReduceRmsNormAdapter):
         given_scale: Tensor | None = None,
         scale: Tensor | None = None,
     ) -> None:
+        if x.is_cpu:
+            given = f"x {describe(x)}, eps {eps}, format {self.problem.format}"
+            compare("all_reduce_rms_norm", given, group, timeout_s)
         partial = x.clone(memory_format=torch.contiguous_format)
         finish("all_reduce_rms_norm", group.allreduce([partial]), partial, group, timeout_s)
         total = partial.float() + residual.float()
@@ -89,6 +95,7 @@ class ReduceScatter(_Connecting, ReduceScatterAdapter):
 
     def launch(self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         if x.is_cpu:
+            compare("reduce_scatter", f"x {describe(x)}", group, timeout_s)
             total = x.clone(memory_format=torch.contiguous_format)
             finish("reduce_scatter", group.allreduce([total]), total, group, timeout_s)
             out.copy_(total.tensor_split(group.size())[group.rank()])
@@ -117,6 +124,11 @@ class AllGather(_Connecting, AllGatherAdapter):
     def launch(
         self, x: Tensor, out: Tensor, group: ProcessGroup, timeout_s: float, rows: Sequence[int] | None = None
     ) -> None:
+        if x.is_cpu:
+            given = f"x {describe(x)}"
+            if rows is not None:
+                given = f"rows {list(rows)} of {list(x.shape[1:])} {dtype_name(x.dtype)}"
+            compare("all_gather", given, group, timeout_s)
         if not out.numel():
             return  # on all ranks
         size, most = group.size(), x.shape[0] if rows is None else max(rows)
@@ -149,15 +161,9 @@ def finish(op: str, work: Any, moved: Tensor, group: ProcessGroup, timeout_s: fl
     """Wait for a collective: on a CPU for its end, on a GPU on the current stream.
 
     Raises:
-        RuntimeError: on a CPU, it did not end within the time-out, or a rank is dead.
+        RuntimeError: on a CPU, it did not end within the time-out, or a rank is dead; the message names the rank.
     """
     if moved.device.type != "cpu":
         work.wait()
         return
-    try:
-        work.wait(timedelta(seconds=timeout_s))
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"{op}: a rank of the group of {group.size()} is dead, or did not join rank {group.rank()} "
-            f"within {timeout_s:g} s (KERNELHUB_COMM_TIMEOUT_S); restart all ranks: {error}"
-        ) from error
+    wait(op, work, group, timeout_s)

@@ -174,7 +174,8 @@ _contexts = HUB.contexts.get
 class DispatchPlan(CallPlan):
     """A kernel selected for a group: ``run(x, topk_ids, topk_weights, scales=None, out=None)`` dispatches tokens.
 
-    Ranks compared all but the number of their tokens when they prepared the plan. A run does not compare them again.
+    Ranks compared all but the number of their tokens when they prepared the plan. On a GPU a run does not compare
+    them again.
     """
 
     __slots__ = ("_device", "_max_tokens")
@@ -260,7 +261,8 @@ def moe_dispatch(
     """Send each token to the ranks of its experts. Every rank of the group calls it, also one without tokens.
 
     Rank r of W holds the experts ``r * E / W`` to ``(r + 1) * E / W - 1``. `moe_dispatch.prepare` compares arguments of
-    all ranks, and names a rank that differs or is missing. A direct call and `plan.run` compare nothing.
+    all ranks, and names a rank that differs or is missing. A direct call and `plan.run` compare them on a CPU, and
+    nothing on a GPU.
 
     Args:
         x: tokens ``[T, H]``, float32, float16, bfloat16 or float8_e4m3fn; T may differ between ranks, and be 0.
@@ -292,6 +294,7 @@ def moe_dispatch(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
+        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
 

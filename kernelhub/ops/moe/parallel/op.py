@@ -291,6 +291,7 @@ def expert_parallel_moe(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call, or no kernel a part of the pair. The message gives the reason of each.
+        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernelhub.backends.torch.comm.cpu_ranks import compare
 from kernelhub.backends.torch.comm.experts.wire import Wire, dense
+from kernelhub.ops.arguments import dtype_name
 from kernelhub.ops.comm.experts.adapter import CombineAdapter
 from kernelhub.ops.comm.experts.formats import gathered
 from kernelhub.ops.comm.experts.problem import ALL, FIXED, ROWS, TOKENS
@@ -33,6 +35,17 @@ class _Sums(CombineAdapter):
         wire.reduce_scatter(one, one.new_empty((1, 1)))
         if one.is_cuda:
             torch.cuda.current_stream(one.device).synchronize()
+
+    def _wire(self, header: Header, out: Tensor, group: ProcessGroup, timeout_s: float) -> Wire:
+        """The exchange of a call, of whose arguments ranks of CPUs have compared all but the number of tokens."""
+        if out.is_cpu:
+            given = (
+                f"y of {out.shape[1]} {dtype_name(out.dtype)}, {header.num_experts} experts, "
+                f"format {self.problem.format}, max_tokens {header.max_tokens or None}, "
+                f"rows {ROWS[header.rows]}, by {type(self).__name__}"
+            )
+            compare(NAME, given, group, timeout_s)
+        return Wire(NAME, group, timeout_s)
 
     def _sums(self, y: Tensor, handle: Handle) -> Tensor:
         """``[R, H]``, contiguous; 0 for tokens without an expert here."""
@@ -59,7 +72,7 @@ class ReduceScatter(_Sums):
         else:
             most = header.max_tokens
         whole = out if out.is_contiguous() and header.tokens == most else sums.new_empty((most, sums.shape[1]))
-        Wire(NAME, group, timeout_s).reduce_scatter(sums, whole)
+        self._wire(header, out, group, timeout_s).reduce_scatter(sums, whole)
         if whole is not out:
             out.copy_(whole[: header.tokens])
 
@@ -71,7 +84,7 @@ class AllToAll(_Sums):
         self, y: Tensor, handle: Handle, header: Header, out: Tensor, group: ProcessGroup, timeout_s: float
     ) -> None:
         rows = self._sums(y, handle).view(torch.uint8)
-        wire, size, tokens = Wire(NAME, group, timeout_s), group.size(), header.tokens
+        wire, size, tokens = self._wire(header, out, group, timeout_s), group.size(), header.tokens
         total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
         if ROWS[header.rows] == FIXED:
             parts = wire.all_to_all(rows, size * header.max_tokens).view(out.dtype).view(size, -1, out.shape[1])

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from kernelhub.backends.torch.comm.cpu_ranks import compare
 from kernelhub.backends.torch.comm.experts.wire import Wire, packed, unpacked
+from kernelhub.ops.arguments import dtype_name
 from kernelhub.ops.comm.experts.adapter import DispatchAdapter, Outgoing
 from kernelhub.ops.comm.experts.formats import arranged
 from kernelhub.ops.comm.experts.problem import ALL, FIXED, FORMATS, NEEDED, ROWS, TOKENS
@@ -39,6 +41,18 @@ class _Exchange(DispatchAdapter):
         wire.all_to_all(one, group.size())
         if one.is_cuda:
             torch.cuda.current_stream(one.device).synchronize()
+
+    def _wire(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Wire:
+        """The exchange of a call, of whose arguments ranks of CPUs have compared all but the number of tokens."""
+        if outgoing.x.is_cpu:
+            x, problem = outgoing.x, self.problem
+            given = (
+                f"x of {x.shape[1]} {dtype_name(x.dtype)}, {outgoing.topk_ids.shape[1]} of "
+                f"{problem.num_experts} experts, format {problem.format}, "
+                f"max_tokens {outgoing.max_tokens or None}, by {type(self).__name__}"
+            )
+            compare(NAME, given, group, timeout_s)
+        return Wire(NAME, group, timeout_s)
 
     def _dispatched(self, outgoing: Outgoing, received: _Received, rank: int) -> Dispatched:
         problem, exact = self.problem, self.rows != FIXED
@@ -85,7 +99,7 @@ class Gather(_Exchange):
     rows = ALL
 
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
-        wire, tokens = Wire(NAME, group, timeout_s), outgoing.x.shape[0]
+        wire, tokens = self._wire(outgoing, group, timeout_s), outgoing.x.shape[0]
         own = torch.tensor([tokens], dtype=torch.int64, device=outgoing.x.device)
         splits = wire.all_gather(own).flatten().cpu()
         lengths = splits.tolist()
@@ -103,7 +117,7 @@ class GatherFixed(_Exchange):
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
         ids = _padded(self._ids(outgoing), outgoing.max_tokens)
         part = packed(self._row(outgoing, ids), outgoing.max_tokens)
-        whole = Wire(NAME, group, timeout_s).all_gather(part).flatten(0, 1)
+        whole = self._wire(outgoing, group, timeout_s).all_gather(part).flatten(0, 1)
         return self._dispatched(outgoing, _Received(whole, *self._empty(part)), group.rank())
 
 
@@ -113,7 +127,7 @@ class AllToAll(_Exchange):
     rows = NEEDED
 
     def launch(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> Dispatched:
-        wire, ids = Wire(NAME, group, timeout_s), self._ids(outgoing)
+        wire, ids = self._wire(outgoing, group, timeout_s), self._ids(outgoing)
         needs = _needs(ids, self.problem.num_experts, self.problem.world_size)
         splits = torch.cat([needs.sum(1), wire.all_to_all(needs.sum(1), group.size())]).cpu()
         to_each, from_each = (part.tolist() for part in splits.view(2, -1))
@@ -132,7 +146,7 @@ class AllToAllFixed(_Exchange):
         size, most = group.size(), outgoing.max_tokens
         part = packed(self._row(outgoing, _padded(self._ids(outgoing), most)), most)
         rows = part.expand(size, *part.shape).reshape(size * most, -1)
-        received = Wire(NAME, group, timeout_s).all_to_all(rows, size * most)
+        received = self._wire(outgoing, group, timeout_s).all_to_all(rows, size * most)
         return self._dispatched(outgoing, _Received(received, *self._empty(part)), group.rank())
 
 

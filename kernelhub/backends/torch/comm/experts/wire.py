@@ -7,13 +7,12 @@ dtype and with every backend of torch.distributed.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from kernelhub.ops.comm.lost import who_is_lost
+from kernelhub.backends.torch.comm.cpu_ranks import wait
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -68,14 +67,7 @@ class Wire:
         if not tensor.is_cpu:
             work.wait()
             return
-        try:
-            work.wait(timedelta(seconds=self._timeout_s))
-        except RuntimeError as error:
-            lost = who_is_lost(self._op, self._group, self._timeout_s)
-            raise RuntimeError(
-                f"{self._op}: {lost}, after rank {self._group.rank()} waited up to {self._timeout_s:g} s "
-                f"(KERNELHUB_COMM_TIMEOUT_S); restart all ranks: {error}"
-            ) from error
+        wait(self._op, work, self._group, self._timeout_s)
 
 
 def packed(parts: Sequence[Tensor | None], rows: int) -> Tensor:

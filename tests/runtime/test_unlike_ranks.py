@@ -1,0 +1,66 @@
+"""Ranks of CPUs that give unlike arguments to calls which no `prepare` compared: an error on each, and none dies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.runtime import unlike_scenes
+from tests.runtime.test_comm_ranks import failure
+from tests.runtime.world import run_world
+
+SIZE = 3
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank answered in each scene."""
+    answers = run_world(SIZE, unlike_scenes.act, tmp_path_factory.mktemp("unlike"), limit_s=240)
+    assert None not in answers, "a rank ended before its scenes did"
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("shape", "all_reduce(x float32 [4])", "all_reduce(x float32 [5])"),
+        ("large", "all_reduce(x float32 [100000])", "all_reduce(x float32 [100007])"),
+        ("none", "all_reduce(x float32 [4])", "all_reduce(x float32 [0])"),
+        ("run", "all_reduce(x float32 [4])", "all_reduce(x float32 [5])"),
+        ("dtype", "all_reduce(x float32 [4])", "all_reduce(x float16 [4])"),
+        ("norm", "x float32 [2, 8], eps 1e-05, format none", "x float32 [3, 8], eps 1e-05, format none"),
+        ("eps", "eps 1e-05", "eps 2e-05"),
+        ("scatter", "reduce_scatter(x float32 [3, 2])", "reduce_scatter(x float32 [6, 2])"),
+        ("gather", "all_gather(x float32 [4, 2])", "all_gather(x float32 [5, 2])"),
+        ("empty gather", "all_gather(x float32 [0, 2])", "all_gather(x float32 [1, 2])"),
+        ("rows", "rows [1, 2, 3] of [2] float32", "rows [1, 2, 4] of [2] float32"),
+        ("many rows", "rows [1, 2, 3] of [300, 1, 1", "rows [1, 2, 3] of [301, 1, 1"),
+        ("room", "max_tokens 9,", "max_tokens 10,"),
+        ("experts", "of 12 experts", "of 15 experts"),
+        ("format", "format tokens", "format masked"),
+        ("kernel", "by AllToAllFixed", "by GatherFixed"),
+        ("results", "y of 130 bfloat16", "y of 130 float16"),
+    ],
+)
+def test_each_rank_raises_what_two_of_them_call(world, name: str, first: str, second: str) -> None:
+    scene = [answers[name] for answers in world]
+    of_first, _, of_second = failure(scene, "arguments_differ", [1]).partition(" and rank 1 ")
+    assert first in of_first
+    assert second in of_second
+    assert [answer["after"] for answer in scene] == [[3.0] * 3] * SIZE
+
+
+def test_ranks_that_call_other_ops_are_told_which(world) -> None:
+    called = "rank 0 calls all_reduce(x float32 [4]) and rank 1 all_gather(x float32 [4]); give all ranks the same"
+    for rank, op in enumerate(("all_reduce", "all_gather", "all_reduce")):
+        answer = world[rank]["op"]
+        assert (answer["code"], answer["ranks"], answer["message"]) == ("arguments_differ", [1], f"{op}: {called}")
+        assert answer["after"] == [3.0] * 3
+
+
+def test_ranks_of_a_part_have_their_numbers_in_the_world(tmp_path) -> None:
+    scene = run_world(SIZE, unlike_scenes.parts, tmp_path)
+    message = failure(scene[1:], "arguments_differ", [1])
+    assert "; rank 0 of the group is rank 1 of the world; rank 1 of the group is rank 2 of the world" in message

@@ -1,0 +1,60 @@
+"""What each rank does in the tests of ranks that give unlike arguments to calls which no `prepare` compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+import kernelhub
+from tests.runtime.expert_scenes import tokens_of
+from tests.runtime.world import attempt
+
+EXPERTS, MOST = 12, 9
+
+
+def dispatched(rank: int, group: Any, **changes: Any) -> Any:
+    given = {**tokens_of(rank, "random"), "group": group, "num_experts": EXPERTS, "max_tokens": MOST}
+    return kernelhub.moe_dispatch(**given | changes)
+
+
+def act(rank: int, size: int) -> dict[str, Any]:
+    """Rank 1 gives something else to each call; after each, all ranks sum the same."""
+    group, other = dist.group.WORLD, rank == 1
+    ones, weight = torch.ones, torch.ones(8)
+    plan = kernelhub.all_reduce.prepare(ones(4), group)
+    sent = dispatched(rank, group)
+    rows = [1, 2, 3]
+    calls: dict[str, Callable[[], Any]] = {
+        "shape": lambda: kernelhub.all_reduce(ones(4 + other), group),
+        "large": lambda: kernelhub.all_reduce(ones(100_000 + 7 * other), group),
+        "none": lambda: kernelhub.all_reduce(ones(0 if other else 4), group),
+        "run": lambda: plan.run(ones(4 + other)),
+        "dtype": lambda: kernelhub.all_reduce(ones(4, dtype=torch.float16 if other else torch.float32), group),
+        "op": lambda: (kernelhub.all_gather if other else kernelhub.all_reduce)(ones(4), group),
+        "norm": lambda: kernelhub.all_reduce_rms_norm(*[ones(2 + other, 8)] * 2, weight, 1e-5, group),
+        "eps": lambda: kernelhub.all_reduce_rms_norm(*[ones(2, 8)] * 2, weight, 1e-5 * (1 + other), group),
+        "scatter": lambda: kernelhub.reduce_scatter(ones(6 if other else 3, 2), group),
+        "gather": lambda: kernelhub.all_gather(ones(4 + other, 2), group),
+        "empty gather": lambda: kernelhub.all_gather(ones(int(other), 2), group),
+        "rows": lambda: kernelhub.all_gather(ones(rank + 1, 2), group, rows=[1, 2, 4] if other else rows),
+        "many rows": lambda: kernelhub.all_gather(ones(rank + 1, 300 + other, *[1] * 300), group, rows=rows),
+        "room": lambda: dispatched(rank, group, max_tokens=MOST + other),
+        "experts": lambda: dispatched(rank, group, num_experts=EXPERTS + size * other),
+        "format": lambda: dispatched(rank, group, format="masked" if other else "tokens"),
+        "kernel": lambda: dispatched(rank, group, backend=f"torch.{'gather' if other else 'all_to_all'}_fixed"),
+        "results": lambda: kernelhub.moe_combine(sent.x.half() if other else sent.x, sent.handle, group),
+    }
+    answers = {}
+    for name, call in calls.items():
+        answers[name] = attempt(lambda call=call: str(call()))
+        answers[name]["after"] = kernelhub.all_reduce(ones(3), group).tolist()
+    return answers
+
+
+def parts(rank: int, size: int) -> dict[str, Any]:
+    """Ranks 1 and 2 of the world differ in a group of their own."""
+    part = dist.new_group([1, 2])
+    return attempt(lambda: str(kernelhub.all_reduce(torch.ones(rank), part))) if rank else {}
