@@ -13,7 +13,7 @@ _current_device = getattr(torch._C, "_cuda_getDevice", None)  # None in a torch 
 
 
 def on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Make the tensor's device the current one: libraries launch on the current device."""
+    """Make the tensor's device the current one: libraries and Triton launch on the current device."""
     if _current_device is not None and tensor.is_cuda and _current_device() != tensor.get_device():
         return torch.cuda.device(tensor.device)
     return _ENTERED

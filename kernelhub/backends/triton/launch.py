@@ -9,13 +9,10 @@ by kernelhub's own launcher where `direct` can.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-import torch
 import triton
-from torch import Tensor
 from triton.backends.driver import GPUDriver
 
 from kernelhub.backends.shared.direct import direct_launch
@@ -116,14 +113,3 @@ class Launcher:
 
 def _not_launched(*arguments: Any) -> bool:
     return False
-
-
-_ENTERED = contextlib.nullcontext()
-_current_device = getattr(torch._C, "_cuda_getDevice", None)  # None in a torch without CUDA
-
-
-def device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Triton launches on the current device, so that must be the operands' one."""
-    if _current_device is not None and tensor.is_cuda and _current_device() != tensor.get_device():
-        return torch.cuda.device(tensor.device)
-    return _ENTERED

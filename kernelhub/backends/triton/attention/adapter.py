@@ -11,6 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeated_attention import RepeatedAttention
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.prefill import prefill_kernel
@@ -32,7 +33,7 @@ from kernelhub.backends.triton.attention.splits import (
 )
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
@@ -152,7 +153,7 @@ class TritonAttention(RepeatedAttention):
     def _launch_anew(
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
-        with device_of(q):
+        with on_device_of(q):
             self.run(q, k, v, self.geometry(q, k, step), values, out, lse)
 
     @abc.abstractmethod

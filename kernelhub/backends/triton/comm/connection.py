@@ -8,10 +8,11 @@ from typing import Any
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton.comm.tiles import Tile
 from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, UNIT, Workspace, turn_bytes
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.errors import RanksDisagree
 
 _LONGEST_US = 2**31 - 1
@@ -90,7 +91,7 @@ class Connection:
 
     def compile(self, operands: tuple[Any, ...], sizes: tuple[Any, ...]) -> None:
         """Compile and load what launches with such operands need."""
-        with device_of(operands[0]):
+        with on_device_of(operands[0]):
             self._launch.prepare(1, self._workspace.device, *operands, *self._middle, *sizes, *self._last, _LONGEST_US)
 
     def __call__(self, tiles: int, operands: tuple[Any, ...], sizes: tuple[Any, ...], timeout_s: float) -> None:
@@ -109,7 +110,7 @@ class Connection:
         self.check_ranks()
         if timeout_s != self._timeout_s:
             self._timeout_s, self._limit_us = timeout_s, min(int(timeout_s * 1e6), _LONGEST_US)
-        with device_of(operands[0]):
+        with on_device_of(operands[0]):
             workspace.follow_last_call()
             self._launch(
                 min(tiles, self._tile.programs),

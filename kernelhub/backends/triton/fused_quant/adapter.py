@@ -8,10 +8,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fused_quant.rows import activation_kernel, norm_kernel
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.operands import as_bytes
 from kernelhub.ops.fused_quant.adapter import ActivationAdapter, NormAdapter
 from kernelhub.ops.fused_quant.problem import FP8_TOKEN, ActivationProblem, FusedProblem, NormProblem
@@ -103,7 +104,7 @@ class Norm(NormAdapter):
         address = x.data_ptr() | weight.data_ptr() | out.data_ptr()
         for tensor in (residual, residual_out):
             address |= 0 if tensor is None else tensor.data_ptr()
-        with device_of(x):
+        with on_device_of(x):
             self._launch(
                 x.shape[0],
                 None if address & 15 else (x.get_device(), strides, sums),
@@ -145,7 +146,7 @@ class Activation(ActivationAdapter):
     def _launch_anew(self, x: Tensor, given_scale: Tensor | None, out: Tensor, scale: Tensor | None) -> None:
         out, scale = as_bytes(out), None if scale is None else as_bytes(scale)
         strides = (*x.stride(), *out.stride())
-        with device_of(x):
+        with on_device_of(x):
             self._launch(
                 x.shape[0] * self._chunks,
                 None if (x.data_ptr() | out.data_ptr()) & 15 else (x.get_device(), strides),

@@ -9,10 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.indexer.logits import logits_kernel, paged_logits_kernel
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.indexer.adapter import LogitsAdapter, PagedLogitsAdapter
 from kernelhub.ops.indexer.problem import FP8, LogitsProblem
@@ -125,7 +126,7 @@ class Logits(LogitsAdapter):
             cu_seqlen_ke.stride(0),
         )
         aligned = not (q.data_ptr() | k.data_ptr() | out.data_ptr()) & 15
-        with device_of(out):
+        with on_device_of(out):
             self._launch(
                 -(-keys // self._block_n) * -(-tokens // _BLOCK_T),
                 (out.get_device(), strides, out.stride(1)) if aligned else None,
@@ -213,7 +214,7 @@ class PagedLogits(PagedLogitsAdapter):
             *weights.stride(),
         )
         aligned = not (q.data_ptr() | k_cache.data_ptr() | out.data_ptr()) & 15
-        with device_of(out):
+        with on_device_of(out):
             self._launch(
                 -(-columns // self._block_n) * q.shape[0],
                 (out.get_device(), strides, seq_lens.stride(0), out.stride(1)) if aligned else None,

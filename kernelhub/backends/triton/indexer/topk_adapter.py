@@ -5,9 +5,10 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.indexer.topk import count_kernel, store_kernel
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.ops.indexer.adapter import TopKAdapter
 from kernelhub.ops.indexer.problem import TopKProblem
 
@@ -42,7 +43,7 @@ class TopK(TopKAdapter):
         sizes = (columns, self.problem.k, splits, logits.stride(0), logits.stride(1), *bounds)
         variant = (out.get_device(), logits.stride(1), *bounds)
         programs = rows * splits
-        with device_of(out):
+        with on_device_of(out):
             for count in self._count:
                 count(programs, variant, logits, row_starts, row_ends, counts, state, *sizes)
             self._store(

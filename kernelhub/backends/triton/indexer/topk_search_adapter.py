@@ -8,10 +8,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.indexer.topk_search import select_kernel
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.ops.indexer.adapter import TopKAdapter
 from kernelhub.ops.indexer.problem import TopKProblem
 
@@ -44,7 +45,7 @@ class Search(TopKAdapter):
         bounds = [0 if bound is None else bound.stride(0) for bound in (row_starts, row_ends)]
         variant = (out.get_device(), logits.stride(1), *bounds)
         candidates: Tensor | None = None
-        with device_of(out):
+        with on_device_of(out):
             while True:
                 block = self._block(rows, columns)
                 parts = max(1, -(-columns // block))

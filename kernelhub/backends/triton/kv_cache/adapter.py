@@ -9,10 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.kv_cache.write import write_kernel
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.ops.attention.problem import FP8, QUANTISED
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
 from kernelhub.ops.kv_cache.problem import KvCacheProblem
@@ -88,7 +89,7 @@ class Write(KvCacheAdapter):
         strides = (*k.stride(), *v.stride(), *k_cache.stride(), *v_cache.stride(), *slot_mapping.stride())
         aligned = not (k.data_ptr() | v.data_ptr() | k_cache.data_ptr() | v_cache.data_ptr()) & 15
         rows = k.shape[0] * k.shape[1]
-        with device_of(k_cache):
+        with on_device_of(k_cache):
             self._launch(
                 -(-rows // self._block),
                 (k_cache.get_device(), strides) if aligned else None,

@@ -9,11 +9,12 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.kv_cache.adapter import format_of, identified
 from kernelhub.backends.triton.kv_cache.rope import rope_write_kernel
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.ops.attention.problem import QUANTISED
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter, Scale
 from kernelhub.ops.kv_cache.problem import NEOX, KvCacheProblem
@@ -90,7 +91,7 @@ class RopeWrite(KvCacheAdapter):
         moved = (k, v, k_cache, v_cache) if q is None else (k, v, k_cache, v_cache, q)
         aligned = not any(part.data_ptr() & 15 for part in moved)
         rows = k.shape[0] * (k.shape[1] + q_heads)
-        with device_of(k_cache):
+        with on_device_of(k_cache):
             self._launch(
                 -(-rows // self._block),
                 (k_cache.get_device(), strides) if aligned else None,

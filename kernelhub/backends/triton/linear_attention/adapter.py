@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.linear_attention.linear import chunk_kernel, recurrent_kernel
 from kernelhub.ops.linear_attention.adapter import LinearAdapter, States
 from kernelhub.ops.linear_attention.problem import LinearProblem
@@ -123,7 +124,7 @@ class TritonLinear(LinearAdapter):
         for pool in (states.before, states.after):
             pointers |= 0 if pool is None else pool.data_ptr()
         variant = (out.get_device(), batches, inner, pools, decay.stride(0))
-        with device_of(out):
+        with on_device_of(out):
             self._launcher(before_at is not None, after_at is not None)(
                 self._programs * sequences,
                 None if pointers & 15 else variant,

@@ -9,9 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.merge.merge import MOST_APART, merge_apart_kernel, merge_states_kernel
 from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.ops.merge.adapter import MergeAdapter
@@ -85,7 +86,7 @@ class Merge(MergeAdapter):
         tokens = a.shape[-3]
         blocks = -(-tokens // self._block)
         aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15
-        with device_of(a):
+        with on_device_of(a):
             self._launch(
                 blocks * self.problem.num_heads * (a.shape[0] if a.ndim == 4 else 1),
                 (a.get_device(), strides, apart[0]) if aligned else None,
@@ -120,7 +121,7 @@ class Merge(MergeAdapter):
         for part in outs:
             pointers |= part.data_ptr()
         unused = (None,) * (MOST_APART - parts)
-        with device_of(first):
+        with on_device_of(first):
             self._launch_apart[parts](
                 -(-tokens // self._block) * self.problem.num_heads * (first.shape[0] if first.ndim == 4 else 1),
                 None if pointers & 15 else (first.get_device(), strides),

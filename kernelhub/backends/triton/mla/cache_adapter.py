@@ -9,9 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.mla.cache import write_cache_kernel
 from kernelhub.ops.attention.problem import FP8
 from kernelhub.ops.mla.cache.adapter import MlaCacheAdapter
@@ -64,7 +65,7 @@ class Write(MlaCacheAdapter):
         strides = (*kv_c.stride(), *k_rope.stride(), *kv_cache.stride(), *slot_mapping.stride())
         aligned = not (kv_c.data_ptr() | k_rope.data_ptr() | kv_cache.data_ptr()) & 15
         tokens = kv_c.shape[0]
-        with device_of(kv_cache):
+        with on_device_of(kv_cache):
             self._launch(
                 -(-tokens // self._block),
                 (kv_cache.get_device(), strides) if aligned else None,

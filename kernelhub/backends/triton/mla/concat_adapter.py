@@ -9,9 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.mla.concat import concat_kernel
 from kernelhub.ops.mla.concat.adapter import ConcatAdapter
 from kernelhub.ops.mla.concat.problem import ConcatProblem
@@ -57,7 +58,7 @@ class Concat(ConcatAdapter):
         strides = (*k_nope.stride(), *k_rope.stride(), *out.stride())
         aligned = not (k_nope.data_ptr() | k_rope.data_ptr() | out.data_ptr()) & 15
         tokens = out.shape[0]
-        with device_of(out):
+        with on_device_of(out):
             self._launch[copies](
                 -(-tokens // self._block) * self.problem.num_heads,
                 (out.get_device(), strides) if aligned else None,

@@ -10,13 +10,13 @@ import torch
 import triton
 from torch import Tensor
 
-from kernelhub.backends.shared.operands import adjacent
+from kernelhub.backends.shared.operands import adjacent, on_device_of
 from kernelhub.backends.shared.repeated_mla import RepeatedMla
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.splits import full_waves
 from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_tokens
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.mla.latent import latent_kernel, merge_latent_kernel
 from kernelhub.backends.triton.mla.tiles import latent_tiles
 from kernelhub.backends.triton.requirements import has_float8
@@ -125,7 +125,7 @@ class SplitKV(RepeatedMla):
         variant = _variant_of(q, kv_cache, out, values.sinks, strides)
         block_table, seq_lens = adjacent(step.block_table), adjacent(step.seq_lens)
         cu_seqlens_q = None if step.cu_seqlens_q is None else adjacent(step.cu_seqlens_q)
-        with device_of(q):
+        with on_device_of(q):
             launch(
                 grid.tiles * grid.splits,
                 variant,

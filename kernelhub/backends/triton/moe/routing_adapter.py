@@ -7,9 +7,10 @@ from typing import Any
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.moe.routing import routing_kernel
 from kernelhub.ops.moe.routing.adapter import RoutingAdapter
 from kernelhub.ops.moe.routing.problem import RoutingProblem
@@ -65,7 +66,7 @@ class Routing(RoutingAdapter):
         bias_stride = 0 if correction_bias is None else correction_bias.stride(0)
         aligned = not (logits.data_ptr() | weights.data_ptr() | ids.data_ptr()) & 15
         tokens = logits.shape[0]
-        with device_of(logits):
+        with on_device_of(logits):
             self._launch(
                 -(-tokens // self._block),
                 (logits.get_device(), strides, bias_stride) if aligned else None,

@@ -8,9 +8,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.backends.triton.quant.dequantize import dequantize_kernel
 from kernelhub.backends.triton.quant.quantize import (
@@ -158,7 +159,7 @@ class QuantizeFp8(QuantizeAdapter):
     def _launch_anew(self, x: Tensor, codes: Tensor, scale: Tensor, global_scale: Tensor | None) -> None:
         granularity = self.problem.granularity
         codes, scale = as_bytes(codes), as_bytes(scale)
-        with device_of(x):
+        with on_device_of(x):
             if granularity == BLOCK:
                 matrices, rows, columns = x.shape
                 blocks = matrices * -(-rows // BLOCK_SIZE) * -(-columns // BLOCK_SIZE)
@@ -212,7 +213,7 @@ class _QuantizeGroups(QuantizeAdapter):
         programs = rows * -(-columns // (self.group * self._per_program))
         strides = (*x.stride(), *codes.stride())
         variant = _variant(columns, strides, x, codes)
-        with device_of(x):
+        with on_device_of(x):
             maxima = self._maxima(x, global_scale)
             more = (rows, columns, *strides, *scale.stride())
             self._launch(programs, variant, x, codes, scale, global_scale, *maxima, *more)
@@ -293,7 +294,7 @@ class _Dequantize(DequantizeAdapter):
         strides = (*_matrix_strides(codes), *_matrix_strides(out))
         variant = _variant(columns, strides, codes, out)
         programs = matrices * rows * -(-columns // self._tile)
-        with device_of(out):
+        with on_device_of(out):
             self._launch(
                 programs,
                 variant,

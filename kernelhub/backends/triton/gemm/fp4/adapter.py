@@ -10,6 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import LEFT_OF_MX, by_ptx, left_of
@@ -17,7 +18,7 @@ from kernelhub.backends.triton.gemm.fp4 import few
 from kernelhub.backends.triton.gemm.fp4.decoded import Decoded
 from kernelhub.backends.triton.gemm.fp4.gemm import gemm_kernel, sum_kernel
 from kernelhub.backends.triton.gemm.fp4.packing import LAYOUT, TILE_K, TILE_N, pack, unpack
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.planes import Planes, wide, words
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
@@ -206,7 +207,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
     def _launch_anew(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
         rows, n = out.shape
         if self._decoded is not None and rows >= DECODED_FROM:
-            with device_of(out):
+            with on_device_of(out):
                 self._decoded.launch(a, b, bias, out)
             return
         codes, b_codes, scale = a.codes, b.codes, a.scale
@@ -233,7 +234,7 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
             b_strides = (*of_codes, *b_scale.stride())
         few_rows = self._few_rows_of(rows, in_words)
         if few_rows is not None:
-            with device_of(out):
+            with on_device_of(out):
                 few_rows.launch(codes, b_codes, b_strides, b_scale, b.global_scale, bias, out)
             return
         launcher, splits, tiles = self._launcher_of(rows, in_words)
@@ -243,13 +244,13 @@ class Fp4Gemm(Fp4GemmAdapter, PackingAdapter):
             parts = out.new_empty((splits, rows, n), dtype=torch.float32)
             counters = counters_of(out, tiles_of_out) if rows <= ONE_LAUNCH_ROWS else None
         if self._quads:
-            with device_of(out):
+            with on_device_of(out):
                 codes = self._planes(codes)
         strides = (*codes.stride(), by_row, by_group, *b_strides, *out.stride())
         variant: Any = None
         if not (alignment | codes.data_ptr() | (0 if parts is None else parts.data_ptr()) | out.data_ptr()) & 15:
             variant = (out.get_device(), strides, None if bias is None else bias.dtype)
-        with device_of(out):
+        with on_device_of(out):
             launcher(
                 tiles_of_out * splits,
                 variant,

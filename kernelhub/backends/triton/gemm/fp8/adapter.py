@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernelhub.backends.shared.operands import strides_of_scale
+from kernelhub.backends.shared.operands import on_device_of, strides_of_scale
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.decoded import Decoded
@@ -24,7 +24,7 @@ from kernelhub.backends.triton.gemm.fp8.tiles import (
     tiles_of_weights,
     written,
 )
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.dispatch.configuration import Configurable, Configuration, look_up
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter, WeightOnlyAdapter
@@ -83,11 +83,11 @@ class Fp8Gemm(Fp8GemmAdapter, WeightOnlyAdapter, Configurable):
         m, n = out.shape
         if self._decoded is not None and m >= DECODED_FROM:
             assert a_scale is not None
-            with device_of(a):
+            with on_device_of(a):
                 self._decoded.launch(a, b, a_scale, b_scale, bias, out)
             return
         tile, programs, splits = self._cut(m)
-        with device_of(a):
+        with on_device_of(a):
             if splits == 1:
                 self._multiply(tile, programs, 1, a, b, a_scale, b_scale, bias, out, None, None)
                 return

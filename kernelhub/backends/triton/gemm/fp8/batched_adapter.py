@@ -8,11 +8,12 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.gemm.fp8.product import product_kernel
 from kernelhub.backends.triton.gemm.fp8.tiles import Tiles, tiles, tiles_of_e5m2
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.requirements import has_float8
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, BmmFp8Problem
@@ -59,7 +60,7 @@ class BmmFp8(BmmFp8Adapter):
             0,
         )
         aligned = not (a.data_ptr() | b.data_ptr() | out.data_ptr()) & 15
-        with device_of(a):
+        with on_device_of(a):
             (self._launchers.get(tile) or self._launcher(tile))(
                 batch * -(-m // tile.block_m) * -(-n // tile.block_n),
                 (a.get_device(), strides) if aligned else None,

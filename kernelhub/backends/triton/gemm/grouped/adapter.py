@@ -5,12 +5,13 @@ from __future__ import annotations
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeated_grouped import RepeatedGrouped
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.fp4 import by_ptx, left_of
 from kernelhub.backends.triton.gemm.grouped.grouped import grouped_gemm_kernel
 from kernelhub.backends.triton.gemm.grouped.tiles import Tiles, rows_of_a_tile, tiles
-from kernelhub.backends.triton.launch import Launcher, device_of
+from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.operands import as_bytes, strides_of
 from kernelhub.backends.triton.planes import DecodedPlanes, Planes, wide, words
 from kernelhub.backends.triton.requirements import has_float8
@@ -89,7 +90,7 @@ class Grouped(RepeatedGrouped):
             most = rows // chosen.block_m + min(problem.num_groups, rows)
         programs = min(most * -(-problem.n // chosen.block_n), _PROGRAMS_PER_SM * problem.device.num_sms)
         a_scale, b_scale, bias = operands.a_scale, operands.b_scale, operands.bias
-        with device_of(a):
+        with on_device_of(a):
             if self._decoded is not None:
                 assert a_scale is not None
                 a = self._decoded_planes(a, as_bytes(a_scale), lengths if problem.masked else None)
