@@ -74,6 +74,16 @@ class TestGraphs(OnFake):
                 self.run(kernel, cache | step)
         assert len(fake.GRAPHS) == 2
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    @pytest.mark.parametrize("kernel", ["cudnn_ragged", "cudnn_prefill", "cudnn_decode"])
+    def test_autocast_changes_nothing(self, kernel: str, dtype: torch.dtype) -> None:
+        arguments = attention_inputs(MODEL, **self.ragged)
+        if kernel != "cudnn_ragged":
+            arguments = with_finite_ends(paged_attention_inputs(MODEL, seq_lens=(100, 60, 3)))
+        want = self.run(kernel, arguments)
+        with torch.autocast("cpu", dtype):
+            assert torch.equal(self.run(kernel, arguments).float(), want.float())
+
     def test_a_new_class_is_reported_and_refused_once_sealed(self) -> None:
         known, new = (attention_inputs(MODEL, q_lens=(most, 7)) for most in (100, 300))
         self.run("cudnn_ragged", known)

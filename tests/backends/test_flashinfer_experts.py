@@ -37,6 +37,10 @@ def run(kernel: str, arguments: dict[str, Any], **more: Any) -> torch.Tensor:
     return kernelhub.fused_moe(**arguments, **more, backend=kernel)
 
 
+def bits_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.uint8)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 class TestExperts(Experts):
     inputs = staticmethod(inputs)
@@ -65,6 +69,19 @@ class TestExperts(Experts):
         assert len(set(seen)) == 1
         assert seen[0] != arguments["w13"].data_ptr()
         assert plan.workspace_bytes(num_tokens=64) >= 64 * 2 * (256 + 128) * 2
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_autocast_changes_nothing(self, kernel, dtype) -> None:
+        arguments = inputs(kernel)
+        plan = kernelhub.fused_moe.prepare(**arguments, backend=kernel)
+        layer = {name: arguments[name] for name in ("w13", "w2", "w13_scale", "w2_scale") if name in arguments}
+        want, packed = run(kernel, arguments), plan.pack(**layer)
+        with torch.autocast("cpu", dtype):
+            got, again = run(kernel, arguments), plan.pack(**layer)
+        assert torch.equal(got.float(), want.float())
+        for one, other in zip(again, packed, strict=True):
+            for name, tensor in other.tensors.items():
+                assert tensor is None or torch.equal(bits_of(one.tensors[name]), bits_of(tensor))
 
     def test_packed_weights_give_the_same_bits_and_come_back(self, kernel) -> None:
         arguments = inputs(kernel)

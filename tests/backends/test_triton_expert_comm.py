@@ -382,3 +382,15 @@ def test_machines_without_proved_peers_say_why_it_is_not_selected(op: str) -> No
     assert function.explain(**facets, link="nvlink", peers="access").selected == "triton.push"
     more = function.explain(**facets | {"world_size": 8}, link="nvlink", peers="access")
     assert more.selected != "triton.push"  # it has not run on eight
+
+
+@pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, E4M3, torch.int32])
+def test_rows_of_ranks_are_joined_under_autocast(dtype: torch.dtype, autocast: torch.dtype) -> None:
+    rows = torch.arange(12).view(6, 2).to(dtype)
+    want = rows.float()[[0, 3, 4]]
+    with torch.autocast("cpu", autocast):
+        made = exact_module._without_padding(rows, [1, 2])
+    assert made is not None
+    assert made.dtype is dtype
+    assert torch.equal(made.float(), want)

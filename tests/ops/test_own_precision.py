@@ -15,6 +15,8 @@ from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
+from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
+from kernelhub.ops.mla.concat.inputs import concat_inputs
 
 F32, SIZES = torch.float32, {"tokens": 33, "n": 160, "k": 256}
 X = torch.randn(33, 256, generator=torch.Generator().manual_seed(0))
@@ -28,6 +30,8 @@ CALLS: dict[str, Callable[[], tuple[str, dict[str, Any]]]] = {
     "grouped_gemm": lambda: ("grouped_gemm", grouped_gemm_inputs(a_dtype=F32, format="float32")),
     "grouped_gemm, halves": lambda: ("grouped_gemm", grouped_gemm_inputs(a_dtype=torch.float16, format="float16")),
     "grouped_gemm, nvfp4": lambda: ("grouped_gemm", {**grouped_gemm_inputs(format="nvfp4"), "out_dtype": F32}),
+    "write_mla_cache": lambda: ("write_mla_cache", write_mla_cache_inputs(tokens=9)),
+    "concat_mla_k": lambda: ("concat_mla_k", concat_inputs(tokens=9)),
     "quantize_fp8": lambda: ("quantize_fp8", {"x": X, "granularity": "group"}),
     "quantize_nvfp4": lambda: ("quantize_nvfp4", {"x": X}),
     "quantize_mxfp4": lambda: ("quantize_mxfp4", {"x": X}),
@@ -96,3 +100,25 @@ def test_settings_for_layers_alter_nothing(case: str, backend: str) -> None:
             assert one.dtype is other.dtype, name
             rows = slice(0, 25) if op == "grouped_gemm" else slice(None)
             assert torch.equal(one[rows], other[rows]), name
+
+
+@pytest.mark.parametrize("setting", ["autocast to bfloat16", "autocast to float16"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_references_that_join_rows_alter_nothing(
+    dtype: torch.dtype, setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = torch.distributed.ProcessGroupGloo(torch.distributed.HashStore(), 0, 1)
+    for module in ("kernelhub.ops.comm.reference", "kernelhub.ops.comm.experts.reference"):
+        monkeypatch.setattr(f"{module}.resolved", lambda op, given: given)
+    x = X[:3].to(dtype)
+    ids, weights = torch.tensor([[0, 1]] * 3, dtype=torch.int32), torch.full((3, 2), 0.5)
+    joined = torch.randn(3, 2, 8).to(dtype), torch.randn(3, 4).to(dtype)
+    cache = torch.zeros(1, 4, 24, dtype=dtype)
+    with SETTINGS[setting]():
+        rows = kernelhub.all_gather.reference(x, group)
+        sent = kernelhub.moe_dispatch.reference(x, ids, weights, group, num_experts=2)
+        k = kernelhub.concat_mla_k.reference(*joined)
+        written = kernelhub.write_mla_cache.reference(x[:, :16], x[:, 16:24], cache, torch.arange(3))
+    for made, want in ((rows, x), (sent.x, x), (k[..., :8], joined[0]), (written[0, :3], x[:, :24])):
+        assert made.dtype is dtype
+        assert torch.equal(made, want)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.fused_quant.reference import rms_norm_quant_reference
-from kernelhub.ops.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision, without_autocast
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -72,6 +72,7 @@ def reduce_scatter_reference(
     return all_reduce_reference(x, group, dtype=dtype).tensor_split(pg.size())[pg.rank()]
 
 
+@without_autocast
 def all_gather_reference(
     x: Tensor, group: ProcessGroup | str, out: Tensor | None = None, rows: Sequence[int] | None = None
 ) -> Tensor:

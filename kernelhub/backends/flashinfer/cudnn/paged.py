@@ -15,6 +15,7 @@ from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import PagedAttentionProblem
 from kernelhub.ops.attention.tables import bound, filled_lengths, filled_table, offsets_of_queries
+from kernelhub.ops.precision import without_autocast
 
 
 class Pages(AttentionAdapter[PagedAttentionProblem, PagedStep]):
@@ -87,6 +88,7 @@ class Prefill(Pages):
 class Decode(Pages):
     """One query of each sequence by cuDNN's decode kernel, without an LSE."""
 
+    @without_autocast  # which joins no rows of another half precision than its own
     def launch(
         self,
         q: Tensor,

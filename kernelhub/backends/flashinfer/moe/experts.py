@@ -22,6 +22,7 @@ from kernelhub.ops.moe.experts.adapter import W13, ExpertsAdapter, PackingExpert
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
 from kernelhub.ops.moe.experts.weights import Matrix
 from kernelhub.ops.packed import PackedWeight, Tensors
+from kernelhub.ops.precision import without_autocast
 
 _SMALLEST = 128  # width of the layer that loads the module
 
@@ -169,6 +170,7 @@ def up_first(side: str, rows: Tensor) -> Tensor:
     return swapped(rows) if side == W13 else row_major(rows)
 
 
+@without_autocast  # which joins no parts of another half precision than its own
 def swapped(matrices: Tensor) -> Tensor:
     """[E, 2I, ...] with the halves of each in the other order."""
     half = matrices.shape[1] // 2

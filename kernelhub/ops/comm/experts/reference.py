@@ -12,12 +12,13 @@ from torch import Tensor
 from kernelhub.ops.comm.experts.problem import ALL, CONTIGUOUS, FIXED, FORMATS, KEPT, NEEDED, ROWS, TOKENS
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header, handle_of, header_of
 from kernelhub.ops.comm.group import resolved
-from kernelhub.ops.precision import at_own_precision
+from kernelhub.ops.precision import at_own_precision, without_autocast
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
+@without_autocast
 def moe_dispatch_reference(
     x: Tensor,
     topk_ids: Tensor,

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import E4M3, to_e4m3
+from kernelhub.ops.precision import without_autocast
 
 
+@without_autocast
 def write_mla_cache_reference(
     kv_c: Tensor, k_rope: Tensor, kv_cache: Tensor, slot_mapping: Tensor, kv_scale: float | Tensor | None = None
 ) -> Tensor:

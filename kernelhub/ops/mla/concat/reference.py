@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernelhub.ops.precision import without_autocast
 
+
+@without_autocast
 def concat_mla_k_reference(k_nope: Tensor, k_rope: Tensor, out: Tensor | None = None) -> Tensor:
     """The op; arguments as of it, the destination ignored."""
     shared = k_rope if k_rope.ndim == 3 else k_rope.unsqueeze(1)

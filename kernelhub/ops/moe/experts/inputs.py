@@ -21,6 +21,7 @@ from kernelhub.ops.moe.experts.problem import (
     PLAIN,
 )
 from kernelhub.ops.moe.experts.weights import BLOCK, GROUP
+from kernelhub.ops.precision import without_autocast
 
 # Magnitudes that random tokens, and the results of the activation, hardly exceed.
 _LARGEST_X, _LARGEST_INNER = 6.0, 16.0
@@ -116,6 +117,7 @@ def quantized(weight: Tensor, weights: str, dtype: torch.dtype) -> tuple[Tensor,
     return to_e2m1(codes.flatten(1)), kept, global_scale
 
 
+@without_autocast
 def _stack(parts: list[Tensor | None]) -> Tensor:
     given = [part for part in parts if part is not None]
     if given[0].dtype.itemsize == 1:  # torch stacks no float8 on some devices

@@ -20,6 +20,7 @@ from kernelhub.ops.comm.experts.adapter import Outgoing
 from kernelhub.ops.comm.experts.problem import ALL, ROWS, TOKENS, CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header, handle_of
 from kernelhub.ops.known_calls import Repeatable
+from kernelhub.ops.precision import without_autocast
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -127,6 +128,7 @@ class PushSumsExact(PushSums):
         self._send(connection, y, handle, header._replace(max_tokens=most), out, timeout_s)
 
 
+@without_autocast  # which joins no rows in float8, or of another half precision than its own
 def _without_padding(rows: Tensor | None, lengths: list[int]) -> Tensor | None:
     """The first rows of each rank."""
     if rows is None:
