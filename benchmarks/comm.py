@@ -11,13 +11,14 @@ copies between all neighbours at once, which are measured in the same run.
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import os
 import platform
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ import torch.distributed as dist
 import kernelhub
 from kernelhub.errors import KernelhubError
 from kernelhub.ops import functions
+from kernelhub.ops.fused_quant.formats import format_of
 from kernelhub.ops.fused_quant.inputs import form_of
 
 KIB = 1024
@@ -55,7 +57,7 @@ def main() -> None:
     torch.multiprocessing.spawn(run, (options.ranks, port, options), nprocs=options.ranks)
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=max(2, torch.cuda.device_count()), help="ranks to start")
     parser.add_argument("--ops", nargs="+", default=OPS, choices=OPS)
@@ -65,7 +67,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--format", help="form of the norm of all_reduce_rms_norm, as of rms_norm_quant")
     parser.add_argument("--json", type=Path, help="file for the results, rewritten after each row")
-    return parser.parse_args()
+    options = parser.parse_args(arguments)
+    if options.ranks < 1 or min(options.sizes) < 1:
+        parser.error("--ranks and --sizes are 1 or more")
+    known = {kernel for op in options.ops for kernel in kernels_of(op)}
+    for name in options.kernels:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else f": {', '.join(sorted(known))}"
+            parser.error(f"--kernels: {name} is no kernel of {', '.join(options.ops)}{hint}")
+    try:
+        format_of("--format", options.format)
+    except KernelhubError as error:
+        parser.error(str(error))
+    return options
 
 
 def run(rank: int, size: int, port: int | None, options: argparse.Namespace) -> None:

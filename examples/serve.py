@@ -24,6 +24,8 @@ import torch
 from serve_engine import PAGE, Engine, Request
 from serve_model import SHAPES, Config, Model, load_weights, random_weights
 
+from kernelhub.errors import ConfigurationError
+
 
 class Tokenizer(Protocol):
     """Text to ids and back."""
@@ -289,7 +291,10 @@ def main() -> None:
     except (OSError, OverflowError) as error:
         raise SystemExit(f"cannot serve at {given.host}:{given.port}: {error}; give --host or --port") from None
     sizes = {name: getattr(given, name) for name in ("num_pages", "max_seqs", "max_tokens", "max_len")}
-    engine, tokenizer = build(given.model, given.device, getattr(torch, given.dtype), given.tokenizer, **sizes)
+    try:
+        engine, tokenizer = build(given.model, given.device, getattr(torch, given.dtype), given.tokenizer, **sizes)
+    except ConfigurationError as error:  # such as a misspelt name in KERNELHUB_PREFER
+        raise SystemExit(str(error)) from None
     threading.Thread(target=engine.serve, daemon=True).start()
     server.RequestHandlerClass = handler(engine, tokenizer, given.model)
     server.server_activate()

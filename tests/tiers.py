@@ -72,6 +72,7 @@ NAMED = {
         "tests/evidence/test_trust.py::TestTune::test_verifies_before_it_measures",
         "tests/evidence/test_trust.py::TestWrongKernels::test_a_hang_costs_its_time_limit_and_no_more",
         "tests/evidence/test_tuned_tables.py::TestWriting::test_two_processes_that_tune_lose_nothing_of_each_other",
+        "tests/examples/test_serve.py::test_a_misspelt_kernel_of_a_variable_ends_with_the_nearest_name",
         "tests/examples/test_serving_benchmark.py::test_a_server_that_does_not_start_is_shown_with_its_log",
         "tests/faults/test_all.py::test_every_fault_is_injected_by_some_test_that_names_its_code",
         "tests/faults/test_devices.py::test_words_for_visible_devices_are_never_read_as_numbers",

@@ -5,7 +5,9 @@ from __future__ import annotations
 import http.client
 import importlib
 import json
+import os
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,7 +22,8 @@ import kernelhub
 
 transformers = pytest.importorskip("transformers")
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 SIZES = {
     "vocab_size": 259,
     "hidden_size": 64,
@@ -257,6 +260,16 @@ def test_wrong_options_end_with_the_reason(serve, monkeypatch, capsys, arguments
     with pytest.raises(SystemExit):
         serve.main()
     assert reason in capsys.readouterr().err
+
+
+def test_a_misspelt_kernel_of_a_variable_ends_with_the_nearest_name() -> None:
+    environment = {**os.environ, "KERNELHUB_PREFER": "trition", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "examples" / "serve.py"), "--port", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "KERNELHUB_PREFER=trition: 'trition' is not a backend or kernel (did you mean triton?)"
+    )
 
 
 def test_an_address_that_cannot_be_had_ends_before_weights_are_read(serve, monkeypatch) -> None:

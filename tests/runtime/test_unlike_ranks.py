@@ -64,3 +64,11 @@ def test_ranks_of_a_part_have_their_numbers_in_the_world(tmp_path) -> None:
     scene = run_world(SIZE, unlike_scenes.parts, tmp_path)
     message = failure(scene[1:], "arguments_differ", [1])
     assert "; rank 0 of the group is rank 1 of the world; rank 1 of the group is rank 2 of the world" in message
+
+
+def test_a_group_of_another_backend_is_an_error_on_every_rank(tmp_path) -> None:
+    for answers in run_world(2, unlike_scenes.another_backend, tmp_path):
+        assert len(answers) == 9
+        for name, said in answers.items():
+            assert said.startswith("NoKernel: "), name
+            assert "the group has neither NCCL for a GPU nor gloo for a CPU" in said, name

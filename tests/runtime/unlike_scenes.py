@@ -9,6 +9,7 @@ import torch
 from torch import distributed as dist
 
 import kernelhub
+from kernelhub.errors import NoKernel
 from tests.runtime.expert_scenes import tokens_of
 from tests.runtime.world import attempt
 
@@ -51,6 +52,38 @@ def act(rank: int, size: int) -> dict[str, Any]:
     for name, call in calls.items():
         answers[name] = attempt(lambda call=call: str(call()))
         answers[name]["after"] = kernelhub.all_reduce(ones(3), group).tolist()
+    return answers
+
+
+def another_backend(rank: int, size: int) -> dict[str, str]:
+    """Calls and plans in a group that has neither gloo nor NCCL, whose ranks call nothing else."""
+    from torch.testing._internal.distributed import fake_pg  # registers the backend
+
+    assert fake_pg.FakeStore
+    group, ones = dist.new_group(backend="fake"), torch.ones
+    norm = {"x": ones(2, 8), "residual": ones(2, 8), "weight": ones(8), "eps": 1e-5, "group": group}
+    tokens = {**tokens_of(rank, "random"), "group": group, "num_experts": EXPERTS}
+    local, like = EXPERTS // size, tokens["x"]
+    experts = {"w13": like.new_ones(local, 4, 130), "w2": like.new_ones(local, 130, 2)}
+    calls: dict[str, Callable[[], Any]] = {
+        "all_reduce": lambda: kernelhub.all_reduce(ones(4), group),
+        "all_reduce_rms_norm": lambda: kernelhub.all_reduce_rms_norm(**norm),
+        "reduce_scatter": lambda: kernelhub.reduce_scatter(ones(size), group),
+        "all_gather": lambda: kernelhub.all_gather(ones(4), group),
+        "moe_dispatch": lambda: kernelhub.moe_dispatch(**tokens),
+        "all_reduce.prepare": lambda: kernelhub.all_reduce.prepare(ones(4), group),
+        "all_reduce_rms_norm.prepare": lambda: kernelhub.all_reduce_rms_norm.prepare(**norm),
+        "moe_dispatch.prepare": lambda: kernelhub.moe_dispatch.prepare(**tokens),
+        "expert_parallel_moe.prepare": lambda: kernelhub.expert_parallel_moe.prepare(
+            **{name: value for name, value in tokens.items() if name != "num_experts"}, **experts
+        ),
+    }
+    answers = {}
+    for name, call in calls.items():
+        try:
+            answers[name] = str(call())
+        except NoKernel as error:
+            answers[name] = f"NoKernel: {error}"
     return answers
 
 
