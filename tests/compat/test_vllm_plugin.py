@@ -63,8 +63,15 @@ class AttentionBackend:
     @classmethod
     def supports_device_cpu_query_lens_mismatch(cls): return True
     @classmethod
-    def validate_configuration(cls, head_size, dtype, use_adaptive_verification=False):
+    def validate_configuration(
+        cls, head_size, dtype, kv_cache_dtype="auto", block_size=None, use_adaptive_verification=False
+    ):
         reasons = [] if dtype in cls.supported_dtypes else ["dtype not supported"]
+        if kv_cache_dtype not in cls.supported_kv_cache_dtypes:
+            reasons.append("kv_cache_dtype not supported")
+        sizes = cls.get_supported_kernel_block_sizes()
+        if block_size is not None and all(block_size % size.base for size in sizes):
+            reasons.append("block_size not supported")
         if use_adaptive_verification and not cls.supports_device_cpu_query_lens_mismatch():
             reasons.append("device-cpu query lens mismatch not supported")
         return reasons
@@ -752,6 +759,25 @@ class TestRefusals:
         assert ask(64, torch.bfloat16) == []
         *reasons, remedy = ask(64, torch.float64)
         assert reasons == ["dtype not supported"]
+        assert "leave --attention-backend CUSTOM out" in remedy
+
+    @pytest.mark.parametrize("module", ["attention", "mla"])
+    @pytest.mark.parametrize(
+        ("options", "reason"),
+        [
+            ({"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype not supported"),
+            ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype not supported"),
+            ({"block_size": 8}, "block_size not supported"),
+            ({"block_size": 24}, "block_size not supported"),
+        ],
+    )
+    def test_caches_and_blocks_that_it_does_not_declare_are_refused(self, attention, module, options, reason) -> None:
+        parts = importlib.import_module(f"kernelhub.compat.vllm.{module}")
+        ask = getattr(parts, parts.PARTS.impl.__name__.replace("Impl", "Backend")).validate_configuration
+        for right in ({"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "fp8_e4m3"}, {"block_size": 48}):
+            assert ask(64, torch.bfloat16, **right) == []
+        *reasons, remedy = ask(64, torch.bfloat16, **options)
+        assert reasons == [reason]
         assert "leave --attention-backend CUSTOM out" in remedy
 
     @pytest.mark.parametrize("module", ["attention", "mla"])
