@@ -43,6 +43,8 @@ lane() {
             mkdir -p "$cache/tmp"
             export CUDA_VISIBLE_DEVICES=$gpu PYTHONPATH=$extra${PYTHONPATH:-} TMPDIR=$cache/tmp
             export VLLM_CACHE_ROOT=$cache/vllm XDG_CACHE_HOME=$cache/xdg TORCHINDUCTOR_CACHE_DIR=$cache/inductor TRITON_CACHE_DIR=$cache/triton
+            # vLLM 0.33 asks FlashInfer whether it can sample, and its engine ends where that is not installed.
+            python3 -c 'import importlib.util as found; exit(found.find_spec("flashinfer") is None)' || export VLLM_USE_FLASHINFER_SAMPLER=0
             taskset -c "$((gpu * cpus))-$(((gpu + 1) * cpus - 1))" python3 benchmarks/serving.py --engine vllm --model "$MODEL" \
                 --backends "$backend" --runs 1 --cells "$CELLS" --vllm-cells "${VLLM_CELLS:-}" --rounds 2 --warm-rounds 1 --warm-output 64 --max-len 9472 \
                 --port "$((8100 + gpu))" --price "$PRICE" --budget "$BUDGET" --start-timeout 260 \
