@@ -38,6 +38,7 @@ RUNS = {
         "comm_4_ranks_h200.json",
         "comm_checks_h200.json",
         "comm_host_experts_h200.json",
+        "comm_norm_clustered_h200.json",
         "comm_norm_h200.json",
         "comm_norm_parts_h200.json",
         "comm_norm_polled_h200.json",
