@@ -82,20 +82,14 @@ def decode(
     return calls, count
 
 
-class Whole(Decode):
-    """Up to a twentieth less parts than the device runs at once, so that sequences of one length are cut alike."""
+class Most(Decode):
+    """As many parts as the device runs at once, wherever they cut a sequence."""
 
-    def _cut(self, rows: int, num_seqs: int) -> tuple[int, int]:
-        tiles, most = super()._cut(rows, num_seqs)
-        if num_seqs > most:
-            parts = -(-num_seqs // -(-num_seqs // most))
-        else:
-            parts = most // max(1, num_seqs) * num_seqs
-        return tiles, parts if parts * 20 >= most * 19 else most
+    alike = False
 
 
 # The last is compared with.
-DECODES = {"whole sequences": Whole, "as it is": Decode}
+DECODES = {"most parts": Most, "as it is": Decode}
 VENDOR = "flash_mla.dense"
 
 

@@ -25,7 +25,7 @@ import kernelhub
 from kernelhub.backends.gluon.attention.float8_adapter import PrefillOfFloat8
 from kernelhub.backends.gluon.gemm.fp8 import adapter as fp8_adapter
 from kernelhub.backends.gluon.gemm.fp8.adapter import Fp8Gemm
-from kernelhub.backends.gluon.gemm.fp8.tiles import DEEP, HIGH, Tiles
+from kernelhub.backends.gluon.gemm.fp8.tiles import HIGH, Tiles
 from kernelhub.backends.gluon.gemm.grouped.adapter import GroupedFp8, GroupedHalves, Tile
 from kernelhub.backends.gluon.launch import Launcher
 from kernelhub.backends.gluon.mla.listed_adapter import ListedFloat8
@@ -132,8 +132,6 @@ PRODUCTS: dict[str, tuple[type[Fp8Gemm], Tiles | None]] = {
     "groups of 4": (Fp8Gemm, dataclasses.replace(HIGH, group=4)),
     "groups of 16": (Fp8Gemm, dataclasses.replace(HIGH, group=16)),
     "even rounds, groups of 16": (Even, dataclasses.replace(HIGH, group=16)),
-    "4 stages": (Fp8Gemm, DEEP),
-    "4 stages, even rounds": (Even, DEEP),
     "as it is": (Fp8Gemm, None),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -242,6 +243,29 @@ FAULTS_OF_FEW = {
     "the page after the next comes next": ("odd = next_odd", "pass"),
     "sums are not scaled to one maximum": (" * other[None, :]", ""),
 }
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_seqs", "parts"),
+    [
+        (128, 64, 64),  # of 66: no sequence is cut
+        (128, 32, 64),  # each sequence has two parts
+        (128, 128, 64),  # a part has two sequences
+        (256, 32, 32),  # two queries, of 33
+        (128, 63, 63),
+        (128, 48, 66),  # 48 would leave more than a twentieth idle
+        (128, 96, 66),
+        (128, 31, 66),  # few sequences
+        (64, 64, 132),  # one tile
+        (128, 0, 66),
+    ],
+)
+def test_many_sequences_are_cut_alike(rows: int, num_seqs: int, parts: int) -> None:
+    made = adapter.Decode.__new__(adapter.Decode)
+    made.problem = SimpleNamespace(device=simulated("H200"))
+    assert made._cut(rows, num_seqs) == (-(-rows // 64), parts)
+    made.alike = False
+    assert made._cut(rows, num_seqs) == (-(-rows // 64), 132 // -(-rows // 64))
 
 
 @pytest.mark.parametrize(

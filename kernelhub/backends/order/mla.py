@@ -42,6 +42,7 @@ _HOPPER_DECODE = (
 _BEFORE_LISTED_FP8 = (
     "flash_mla.dense",
     "flash_mla.sparse",
+    "gluon.decode",
     "gluon.decode_fp8",
     "gluon.decode_listed",
     "triton.split_kv",
@@ -109,12 +110,16 @@ MLA_ATTENTION = (
     # 0.030 and 0.063 ms, 8 x 8192 0.062 and 0.075, 32 x 1024 0.048 and 0.066, 32 x 8192 0.167 and 0.152, 64 x 4096
     # 0.174 and 0.150, 128 x 8192 0.569 and 0.508; 16 heads, 8 x 8192 0.047 and 0.071, 32 x 8192 0.111 and 0.132, 128 x
     # 8192 0.371 and 0.358.
+    # There each call of FlashMLA made its schedule. The layers of a step share one, and in graphs of 8 calls that do
+    # (gluon_goals_h200.json), gluon.decode and flash_mla.dense take: 16 heads, 64 x 4096 0.103 and 0.088 ms, 32 x 8192
+    # 0.104 and 0.086, 128 x 2048 0.099 and 0.085, 128 x 8192 0.384 and 0.298; 128 heads, 64 x 4096 0.166 and 0.126, 32
+    # x 1024 0.0419 and 0.0393, 8 x 8192 0.0551 and 0.0497. A call alone, 16 heads, 64 x 4096: 0.103 and 0.117.
     Line("hopper", "decode", _HOPPER_DECODE, _H200),
     Line(
         "hopper",
         "narrow_decode",
-        first(("gluon.decode", *_BEFORE_LISTED_FP8), _HOPPER_DECODE),
-        "measured on an H200, 16 heads, 2026-11-27 (benchmarks/results/mla_with_flash_mla_h200.json)",
+        first(_BEFORE_LISTED_FP8, _HOPPER_DECODE),
+        "measured on an H200, 16 heads, 2026-11-28 (benchmarks/results/gluon_goals_h200.json)",
     ),
     # 2048 queries with 2048 listed tokens each: 128 heads 6.31 and 1.97 ms, 64 3.18 and 0.99, 16 padded 2.18 and 1.11.
     # 512 of 4096 tokens of 2 sequences, 16 heads, split_kv, mla_fa2 and mla_fa3: 0.625, 0.522 and 0.231 ms.

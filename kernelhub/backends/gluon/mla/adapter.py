@@ -23,6 +23,7 @@ from kernelhub.ops.mla.attention.problem import MlaProblem
 _LOG2E = math.log2(math.e)
 _ROWS = 64  # of a tile
 _FEW = 16  # rows of a sequence that have tiles of their own
+_MANY_SEQS = 32  # from which on sequences are cut alike: with 8 of 8192 keys that took 3 % more
 _PAGE = 64
 _LATENT, _WIDTH = 512, 576
 _VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
@@ -30,6 +31,8 @@ _VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 class Decode(RepeatedMla):
     """Parts of equal work for as many programs as the device runs at once."""
+
+    alike = True  # whether sequences are cut alike where that leaves few multiprocessors idle
 
     def __init__(self, problem: MlaProblem) -> None:
         super().__init__(problem)
@@ -137,9 +140,20 @@ class Decode(RepeatedMla):
         return (values.scale * _LOG2E,)
 
     def _cut(self, rows: int, num_seqs: int) -> tuple[int, int]:
-        """Tiles of the rows of a sequence, and the parts of the work on each of them."""
+        """Tiles of the rows of a sequence, and the parts of the work on each of them.
+
+        A part that begins within a sequence writes float32 sums, which are merged. Up to a twentieth of the
+        multiprocessors are left idle where sequences of one length are then cut alike, or not at all.
+        """
         tiles = -(-rows // _ROWS)
-        return tiles, max(1, self.problem.device.num_sms // tiles)
+        most = max(1, self.problem.device.num_sms // tiles)
+        if not self.alike or tiles == 1 or num_seqs < _MANY_SEQS:
+            return tiles, most
+        if num_seqs > most:
+            parts = -(-num_seqs // -(-num_seqs // most))
+        else:
+            parts = most // num_seqs * num_seqs
+        return tiles, parts if parts * 20 >= most * 19 else most
 
 
 class DecodeFloat8(Decode):
@@ -148,6 +162,7 @@ class DecodeFloat8(Decode):
     # Of a thread of the second warpgroup and of one that converts; what three groups leave of 504 is the first's, 224.
     # With 3.9.0 and 208 the second spills 4 to 6 words.
     registers = (216, 64) if _VERSION >= (3, 9) else (208, 72)
+    alike = False  # it was not measured
     few = True  # whether a kernel of its own takes few rows of a sequence
     registers_of_few = (152, 200)
 

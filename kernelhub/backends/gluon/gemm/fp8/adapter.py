@@ -61,7 +61,7 @@ class Fp8Gemm(Fp8GemmAdapter):
                 (a.get_device(), strides, out.data_ptr() & 15),
                 descriptor(a, (tile.block_m, 128)),
                 descriptor(b, (tile.block_n, 128)),
-                descriptor(out, (tile.results, tile.block_n)) if by_tma else None,
+                descriptor(out, (tile.block_m // 2, tile.block_n)) if by_tma else None,
                 out,
                 a_scale,
                 b_scale,
@@ -94,7 +94,6 @@ class Fp8Gemm(Fp8GemmAdapter):
             "B_E8M0": problem.b_scale_dtype == E8M0,
             "HAS_BIAS": problem.bias,
             "BY_TMA": by_tma,
-            "C_ROWS": tile.results,
         }
         launcher = self._launchers[tile, by_tma] = Launcher(product_kernel, static)
         return launcher

@@ -40,7 +40,7 @@ def multiply_tiles(
     stride_am_scale, stride_ak_scale, stride_bn_scale, stride_bk_scale, stride_bias, stride_om, stride_on,
     WHICH: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, WAVES: gl.constexpr, GROUP: gl.constexpr,
     STAGES: gl.constexpr, BLOCKS: gl.constexpr, A_E8M0: gl.constexpr, B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr,
-    BY_TMA: gl.constexpr, C_ROWS: gl.constexpr
+    BY_TMA: gl.constexpr
 ):  # fmt: skip
     """The warpgroup WHICH of two, whose rows are the WHICH-th half of each tile."""
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 32])
@@ -74,14 +74,7 @@ def multiply_tiles(
             c = c_buf.index(WHICH)
             c.slice(0, 64).store(sums0)
             if WAVES == 2:
-                if C_ROWS == 128:
-                    c.slice(64, 64).store(sums1)
-                else:  # the first 64 rows leave the buffer to the others
-                    fence_async_shared()
-                    tma_store(c_desc, [row, column], c)
-                    tma.store_wait(0)
-                    row += 64
-                    c.store(sums1)
+                c.slice(64, 64).store(sums1)
             fence_async_shared()
             tma_store(c_desc, [row, column], c)
         else:
@@ -97,20 +90,18 @@ def product_kernel(
     a_desc, b_desc, c_desc, out, a_scale, b_scale, bias, m, n, k,
     stride_am_scale, stride_ak_scale, stride_bn_scale, stride_bk_scale, stride_bias, stride_om, stride_on,
     BM: gl.constexpr, BN: gl.constexpr, WAVES: gl.constexpr, GROUP: gl.constexpr, STAGES: gl.constexpr,
-    BLOCKS: gl.constexpr, A_E8M0: gl.constexpr, B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, BY_TMA: gl.constexpr,
-    C_ROWS: gl.constexpr
+    BLOCKS: gl.constexpr, A_E8M0: gl.constexpr, B_E8M0: gl.constexpr, HAS_BIAS: gl.constexpr, BY_TMA: gl.constexpr
 ):  # fmt: skip
     """out [m, n] = a [m, k] . b [n, k]T.
 
     With BLOCKS a scale of a is for a row and 128 columns, one of b for 128 x 128; else for a row of a and a row of b,
-    or with strides of 0 for all. BY_TMA writes through `c_desc`, C_ROWS rows of a warpgroup at a time, else `out` and
-    its strides are used.
+    or with strides of 0 for all. BY_TMA writes through `c_desc`, else `out` and its strides are used.
     """
     a_bufs = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BM, 128], a_desc.layout)
     b_bufs = gl.allocate_shared_memory(b_desc.dtype, [STAGES, BN, 128], b_desc.layout)
     c_buf = b_bufs  # not used unless it is replaced
     if BY_TMA:
-        c_buf = gl.allocate_shared_memory(c_desc.dtype, [2, C_ROWS, BN], c_desc.layout)
+        c_buf = gl.allocate_shared_memory(c_desc.dtype, [2, BM // 2, BN], c_desc.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     turn = full  # not used unless it is replaced: see `language.py` for barriers that nothing uses
@@ -130,13 +121,13 @@ def product_kernel(
                 c_desc, out, a_bufs, b_bufs, c_buf, full, empty, turn, a_scale, b_scale, bias, tiles_m, tiles_n, m, n,
                 k, stride_am_scale, stride_ak_scale, stride_bn_scale, stride_bk_scale, stride_bias, stride_om,
                 stride_on,
-                0, BM, BN, WAVES, GROUP, STAGES, BLOCKS, A_E8M0, B_E8M0, HAS_BIAS, BY_TMA, C_ROWS
+                0, BM, BN, WAVES, GROUP, STAGES, BLOCKS, A_E8M0, B_E8M0, HAS_BIAS, BY_TMA
             )),
             (multiply_tiles, (
                 c_desc, out, a_bufs, b_bufs, c_buf, full, empty, turn, a_scale, b_scale, bias, tiles_m, tiles_n, m, n,
                 k, stride_am_scale, stride_ak_scale, stride_bn_scale, stride_bk_scale, stride_bias, stride_om,
                 stride_on,
-                1, BM, BN, WAVES, GROUP, STAGES, BLOCKS, A_E8M0, B_E8M0, HAS_BIAS, BY_TMA, C_ROWS
+                1, BM, BN, WAVES, GROUP, STAGES, BLOCKS, A_E8M0, B_E8M0, HAS_BIAS, BY_TMA
             )),
             (load_tiles, (
                 a_desc, b_desc, a_bufs, b_bufs, full, empty, tiles_m, tiles_n, k, BM, BN, GROUP, STAGES

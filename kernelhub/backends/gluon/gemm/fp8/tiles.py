@@ -14,19 +14,16 @@ class Tiles:
         block_n: rows of b per tile.
         stages: steps of 128 columns whose operands are in shared memory.
         group: rows of tiles that are gone over together.
-        results: rows of each warpgroup whose results are in shared memory at a time, all of its rows or 64.
     """
 
     block_m: int
     block_n: int
     stages: int
     group: int
-    results: int
 
 
-HIGH = Tiles(256, 128, 3, 8, 128)
-LOW = Tiles(128, 128, 5, 8, 64)
-DEEP = Tiles(256, 128, 4, 8, 64)  # never chosen: no GPU has run it
+HIGH = Tiles(256, 128, 3, 8)
+LOW = Tiles(128, 128, 5, 8)
 # A float32 result is stored by pointers, which needs no shared memory.
 _HIGHER_TILE = 0.83  # time of a tile of 256 rows over that of two of 128
 
