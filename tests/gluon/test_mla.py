@@ -268,6 +268,18 @@ def test_many_sequences_are_cut_alike(rows: int, num_seqs: int, parts: int) -> N
     assert made._cut(rows, num_seqs) == (-(-rows // 64), 132 // -(-rows // 64))
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 3])
+def test_workspace_holds_the_parts_of_fewer_sequences(tokens: int) -> None:
+    made = adapter.Decode.__new__(adapter.Decode)
+    made.problem = SimpleNamespace(num_heads=128, device=simulated("H200"))
+    a_part = 2 * 64 * (512 + 1) * 4
+    needed = 0
+    for num_seqs in range(1, 257):
+        tiles, parts = made._cut(128 * tokens, num_seqs)
+        needed = max(needed, tiles * parts * a_part)
+        assert made.workspace_bytes(num_seqs, num_seqs * tokens, 8192) >= needed
+
+
 @pytest.mark.parametrize(
     ("module", "fault"),
     [

@@ -119,8 +119,10 @@ class Decode(RepeatedMla):
                 out.copy_(result)
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
-        tiles, parts = self._cut(-(-num_tokens // max(1, num_seqs)) * self.problem.num_heads, num_seqs)
-        return 2 * parts * tiles * _ROWS * (_LATENT + 1) * 4
+        rows = -(-num_tokens // max(1, num_seqs)) * self.problem.num_heads
+        # Fewer sequences may have more parts: see `_cut`, whose parts of all tiles are no more than this.
+        most = max(self.problem.device.num_sms, -(-rows // _ROWS))
+        return 2 * most * _ROWS * (_LATENT + 1) * 4
 
     def _form(self, rows: int) -> tuple[Launcher, int]:
         """The launcher for so many rows of a sequence, and how many of them it loads at once."""
