@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from _thread import get_ident
+from collections.abc import Sequence
 from typing import Any
 
 from kernelhub.homes import HOMES, MODULES
@@ -19,6 +21,8 @@ from kernelhub.homes import HOMES, MODULES
 __version__ = "0.1.0"
 
 __all__ = ["__version__", *MODULES, *HOMES]
+
+_begun: set[tuple[int, str]] = set()  # the modules that a thread is about to import
 
 
 def __getattr__(name: str) -> Any:
@@ -28,20 +32,26 @@ def __getattr__(name: str) -> Any:
         close = [] if name.startswith("_") else get_close_matches(name, __all__, n=1)
         meant = f" (did you mean {close[0]}?)" if close else ""
         raise AttributeError(f"module 'kernelhub' has no attribute {name!r}{meant}")
+    home = f"kernelhub.{name}" if name in MODULES else HOMES[name]
+    import_of_home = (get_ident(), home)
+    if import_of_home in _begun and home not in sys.modules:
+        # Code that interrupted the import before Python knew the module. A second import would run it twice.
+        raise _still_loading(name, [home]) or AssertionError
+    _begun.add(import_of_home)
     try:
-        if name in MODULES:
-            value: Any = importlib.import_module(f"kernelhub.{name}")
-        else:
-            value = getattr(importlib.import_module(HOMES[name]), name)
+        module = importlib.import_module(home)
+        value: Any = module if name in MODULES else getattr(module, name)
     except (ImportError, AttributeError) as error:
         raise _still_loading(name) or error from error
+    finally:
+        _begun.discard(import_of_home)
     globals()[name] = value
     return value
 
 
-def _still_loading(name: str) -> Exception | None:
+def _still_loading(name: str, known: Sequence[str] = ()) -> Exception | None:
     """The error of a name that is used during its own import; None if no module of kernelhub is being imported."""
-    half = [
+    half = [*known] or [
         other
         for other, module in list(sys.modules.items())
         if other.startswith("kernelhub.") and getattr(getattr(module, "__spec__", None), "_initializing", False)

@@ -12,6 +12,7 @@ pytestmark = together
 # Variables of modules that functions change, with what they hold. A table that grows has a bound, by its keys or its
 # code, which is said too.
 STATE: dict[str, dict[str, str]] = {
+    "__init__": {"_begun": "modules that threads import now"},
     "backends.deep_ep.buffers": {"_exchanges": "buffers, which are freed by a barrier of all ranks only"},
     "backends.deep_gemm.watch": {"_stand_ins": "the nvcc that stands before the library's, one for each copy of it"},
     "backends.custom_all_reduce.adapter": {
