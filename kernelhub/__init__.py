@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib
 import sys
 from _thread import get_ident
-from collections.abc import Sequence
 from typing import Any
 
 from kernelhub.homes import HOMES, MODULES
@@ -36,30 +35,33 @@ def __getattr__(name: str) -> Any:
     import_of_home = (get_ident(), home)
     if import_of_home in _begun and home not in sys.modules:
         # Code that interrupted the import before Python knew the module. A second import would run it twice.
-        raise _still_loading(name, [home]) or AssertionError
+        raise _used_during_import(name, home)
     _begun.add(import_of_home)
     try:
         module = importlib.import_module(home)
         value: Any = module if name in MODULES else getattr(module, name)
     except (ImportError, AttributeError) as error:
-        raise _still_loading(name) or error from error
+        half = _half_imported()
+        raise (_used_during_import(name, half) if half else error) from error
     finally:
         _begun.discard(import_of_home)
     globals()[name] = value
     return value
 
 
-def _still_loading(name: str, known: Sequence[str] = ()) -> Exception | None:
-    """The error of a name that is used during its own import; None if no module of kernelhub is being imported."""
-    half = [*known] or [
-        other
-        for other, module in list(sys.modules.items())
-        if other.startswith("kernelhub.") and getattr(getattr(module, "__spec__", None), "_initializing", False)
-    ]
-    if not half:
-        return None
+def _half_imported() -> str | None:
+    """The module of kernelhub whose import has begun last and not ended; None if there is none."""
+    half = None
+    for name, module in list(sys.modules.items()):
+        if name.startswith("kernelhub.") and getattr(getattr(module, "__spec__", None), "_initializing", False):
+            half = name
+    return half
+
+
+def _used_during_import(name: str, module: str) -> Exception:
+    """The error of a name that is used while a module of kernelhub is being imported."""
     message = (
-        f"kernelhub.{name} is used while {half[-1]} is still being imported: by a signal handler, a logging handler "
+        f"kernelhub.{name} is used while {module} is still being imported: by a signal handler, a logging handler "
         "or a finaliser that interrupted the import; use it after the import, or use the name once before such code "
         "can run"
     )
