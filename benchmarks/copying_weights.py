@@ -1,4 +1,4 @@
-"""Weights with which a Llama, Qwen3 or gpt-oss model repeats its context, so that greedy tokens need attention.
+"""Weights with which a Llama, Qwen3, gpt-oss or DeepSeek model repeats its context; greedy tokens need attention.
 
 With weights of normal(0, 0.02), the two best tokens are so close that rounding alone changes the best one in a tenth of
 the positions. With these weights each layer's heads attend to the token a fixed distance back (`DISTANCES`, in turn),
@@ -10,7 +10,9 @@ it, and the queries' direction is turned back by the distance, so that the score
 directions, experts and MLPs add noise. Parameters have the names and the fused shapes of vLLM's and SGLang's models:
 qkv_proj, o_proj, gate_up_proj, down_proj; w13_weight and w2_weight of experts. Layers of gpt-oss with a window attend
 to the distances within it (`WINDOWED`); its sinks take a part of each head's weights, so that a sink that is lost shows
-in the log-probabilities; its biases are 0, and all tokens have the same experts.
+in the log-probabilities; its biases are 0, and all tokens have the same experts. DeepSeek's direction is in the part of
+queries and keys that RoPE turns, and its values are the latents (fused_qkv_a_proj or q_proj and kv_a_proj_with_mqa;
+q_b_proj, kv_b_proj).
 """
 
 from __future__ import annotations
@@ -37,17 +39,23 @@ class Shape:
     """Sizes of a model, and what its weights need of them.
 
     Args:
-        config: with the names of transformers' LlamaConfig, Qwen3MoeConfig or GptOssConfig.
+        config: with the names of transformers' LlamaConfig, Qwen3MoeConfig, GptOssConfig or DeepseekV3Config.
         distances: tokens back, of the layers in turn; `DISTANCES` or `WINDOWED`.
     """
 
     def __init__(self, config: Any, distances: tuple[int, ...] = ()) -> None:
         self.hidden, self.layers = config.hidden_size, config.num_hidden_layers
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.width = getattr(config, "head_dim", None) or self.hidden // self.heads
+        self.latent = Latent(config, self.heads) if getattr(config, "kv_lora_rank", None) else None
+        if self.latent is None:
+            self.width = self.turning = getattr(config, "head_dim", None) or self.hidden // self.heads
+            self.rank = self.kv_heads * self.width
+        else:
+            self.width, self.turning = self.latent.plain + self.latent.turning, self.latent.turning
+            self.rank = min(self.latent.rank, self.heads * self.latent.values)
         rope = getattr(config, "rope_parameters", None) or {}
         theta = rope.get("rope_theta") or config.rope_theta
-        frequencies = theta ** -(torch.arange(0, self.width, 2, dtype=torch.float64) / self.width)[:PAIRS]
+        frequencies = theta ** -(torch.arange(0, self.turning, 2, dtype=torch.float64) / self.turning)[:PAIRS]
         self.turn = 1.0  # factor of queries and keys, by YaRN, which leaves short wavelengths as they are
         if rope.get("rope_type") == "yarn":
             longest = rope["original_max_position_embeddings"] / rope.get("beta_fast", 32.0)
@@ -80,8 +88,29 @@ class Shape:
     def head_scale(self) -> float:
         """Of lm_head, for a best logit of about `TOP_LOGIT`."""
         alike = self.layers / len(self.distances)
-        signal = alike * COPIED * math.sqrt(self.kv_heads * self.width / self.hidden)
+        signal = alike * COPIED * math.sqrt(self.rank / self.hidden)
         return TOP_LOGIT * self.spread(self.layers) / (signal * self.hidden)
+
+    def directions(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Of a query and of a key, in each pair that is used: ``[2, pairs]``."""
+        turned = self.frequencies * self.distances[layer % len(self.distances)]
+        key = torch.zeros(2, self.pairs, dtype=torch.float64)
+        key[0] = 1
+        return torch.stack([torch.cos(turned), -torch.sin(turned)]), key
+
+    def gain(self, layer: int) -> float:
+        """Of o_proj, whose input copies a projection of the embedding on `rank` dimensions."""
+        strength = self.strengths[layer % len(self.distances) % len(self.strengths)]
+        return COPIED * strength * math.sqrt(self.hidden / self.rank)
+
+
+class Latent:
+    """Sizes of DeepSeek's attention over latents: `turning` dimensions of a head have RoPE, `plain` ones have not."""
+
+    def __init__(self, config: Any, heads: int) -> None:
+        self.rank, self.query_rank = config.kv_lora_rank, getattr(config, "q_lora_rank", None)
+        self.plain, self.turning, self.values = config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim
+        self.heads = heads
 
 
 @torch.inference_mode()
@@ -125,20 +154,25 @@ def parameter(name: str, weight: Tensor, shape: Shape) -> Tensor:
         return drawn[:, order_of(shape.hidden, weight.device)] * shape.head_scale
     if kind == "qkv_proj":
         return qkv(layer, shape, weight.device)
+    if kind in LATENT and shape.latent is not None:
+        return LATENT[kind](layer, shape, shape.latent, weight.device)
     if kind == "o_proj":
-        strength = shape.strengths[layer % len(shape.distances) % len(shape.strengths)]
-        values = value_projection(layer, shape, weight.device).view(shape.kv_heads, 1, shape.width, shape.hidden)
-        group = shape.heads // shape.kv_heads
-        back = values.expand(-1, group, -1, -1).reshape(shape.heads * shape.width, shape.hidden)
-        gain = COPIED * strength / group * math.sqrt(shape.hidden / (shape.kv_heads * shape.width))
-        return (back * gain)[:, order_of(shape.hidden, weight.device)].T
+        if shape.latent is not None:
+            back = latent_values(layer, shape.latent, weight.device) @ value_projection(layer, shape, weight.device)
+        else:
+            values = value_projection(layer, shape, weight.device).view(shape.kv_heads, 1, shape.width, shape.hidden)
+            group = shape.heads // shape.kv_heads
+            back = values.expand(-1, group, -1, -1).reshape(shape.heads * shape.width, shape.hidden) / group
+        return (back * shape.gain(layer))[:, order_of(shape.hidden, weight.device)].T
     if kind in ("gate_up_proj", "gate", "w13_weight"):
         return draw(name, weight.shape, 1 / math.sqrt(shape.hidden), weight.device)
     if kind in ("down_proj", "w2_weight"):
         drawn = draw(name, weight.shape, 1.5 * MIXED / math.sqrt(weight.shape[-1]), weight.device)
         drawn[..., 0, :] = 0
         return drawn
-    raise ValueError(f"no rule for the parameter {name}: copying weights exist for Llama, Qwen3 and gpt-oss models")
+    raise ValueError(
+        f"no rule for the parameter {name}: copying weights exist for Llama, Qwen3, gpt-oss and DeepSeek V3 models"
+    )
 
 
 def qkv(layer: int, shape: Shape, device: torch.device) -> Tensor:
@@ -146,12 +180,9 @@ def qkv(layer: int, shape: Shape, device: torch.device) -> Tensor:
     noise = shape.noise / math.sqrt(shape.hidden)
     rows = (shape.heads + shape.kv_heads) * shape.width
     drawn = draw(f"{layer} queries and keys", (rows, shape.hidden), noise, device)
-    turned = shape.frequencies * shape.distances[layer % len(shape.distances)]
-    half = shape.width // 2
-    query, key = torch.zeros(2, shape.width, dtype=torch.float64)
-    pairs = shape.pairs
-    query[:pairs], query[half : half + pairs] = torch.cos(turned), -torch.sin(turned)
-    key[:pairs] = 1
+    query, key = torch.zeros(2, 2, shape.width // 2, dtype=torch.float64)
+    query[:, : shape.pairs], key[:, : shape.pairs] = shape.directions(layer)
+    query, key = query.flatten(), key.flatten()
     scale = shape.amplitude / shape.constant * shape.spread(layer)
     drawn[: shape.heads * shape.width, 0] = (query * scale).float().to(device).repeat(shape.heads)
     drawn[shape.heads * shape.width :, 0] = (key * scale).float().to(device).repeat(shape.kv_heads)
@@ -159,10 +190,74 @@ def qkv(layer: int, shape: Shape, device: torch.device) -> Tensor:
 
 
 def value_projection(layer: int, shape: Shape, device: torch.device) -> Tensor:
-    size = (shape.kv_heads * shape.width, shape.hidden)
+    """Values of all heads, or DeepSeek's latents, of the residual stream."""
+    size = (shape.latent.rank if shape.latent else shape.kv_heads * shape.width, shape.hidden)
     drawn = draw(f"{layer} values", size, 1 / math.sqrt(shape.hidden), device)
     drawn[:, 0] = 0
     return drawn
+
+
+def turning_part(direction: Tensor, latent: Latent, device: torch.device) -> Tensor:
+    """A direction as the part of a head with RoPE has it, whose pairs are neighbours."""
+    part = torch.zeros(latent.turning // 2, 2, dtype=torch.float64)
+    part[: direction.shape[1]] = direction.T
+    return part.flatten().float().to(device)
+
+
+def latent_keys(layer: int, shape: Shape, latent: Latent, device: torch.device) -> Tensor:
+    """kv_a_proj_with_mqa ``[rank + turning, hidden]``: the latents, then the part of all heads' keys with RoPE."""
+    noise = shape.noise / math.sqrt(shape.hidden)
+    turning = draw(f"{layer} turning keys", (latent.turning, shape.hidden), noise, device)
+    scale = shape.amplitude / shape.constant * shape.spread(layer)
+    turning[:, 0] = turning_part(shape.directions(layer)[1] * scale, latent, device)
+    return torch.cat([value_projection(layer, shape, device), turning])
+
+
+def latent_queries_and_keys(layer: int, shape: Shape, latent: Latent, device: torch.device) -> Tensor:
+    """fused_qkv_a_proj: the queries' latents ``[query_rank, hidden]``, the first constant, then `latent_keys`."""
+    assert latent.query_rank is not None
+    queries = draw(f"{layer} query latents", (latent.query_rank, shape.hidden), 1 / math.sqrt(shape.hidden), device)
+    queries[:, 0] = 0
+    queries[0] = 0
+    queries[0, 0] = math.sqrt(latent.query_rank) / 4 / shape.constant * shape.spread(layer)
+    return torch.cat([queries, latent_keys(layer, shape, latent, device)])
+
+
+def latent_queries(layer: int, shape: Shape, latent: Latent, device: torch.device) -> Tensor:
+    """q_proj or q_b_proj ``[H (plain + turning), hidden or query_rank]``, whose input has a constant in dimension 0."""
+    read = latent.query_rank or shape.hidden
+    constant = shape.constant / shape.spread(layer)
+    if latent.query_rank:  # after q_a_layernorm
+        constant = math.sqrt(read) / 4 / math.sqrt(1 / 16 + 1 - 1 / (16 * shape.spread(layer) ** 2))
+    rows = latent.heads, latent.plain + latent.turning, read
+    drawn = draw(f"{layer} queries", rows, shape.noise / math.sqrt(read), device)
+    drawn[:, latent.plain :, 0] = turning_part(shape.directions(layer)[0] * shape.amplitude / constant, latent, device)
+    return drawn.flatten(0, 1)
+
+
+def latent_keys_and_values(layer: int, shape: Shape, latent: Latent, device: torch.device) -> Tensor:
+    """kv_b_proj ``[H (plain + values), rank]``."""
+    keys = (latent.heads, latent.plain, latent.rank)
+    keys = draw(f"{layer} plain keys", keys, shape.noise / math.sqrt(latent.rank), device)
+    values = latent_values(layer, latent, device).view(latent.heads, latent.values, latent.rank)
+    return torch.cat([keys, values], dim=1).flatten(0, 1)
+
+
+def latent_values(layer: int, latent: Latent, device: torch.device) -> Tensor:
+    """Values of all heads from a latent ``[H values, rank]``, from which o_proj gets the latent back: Q' Q is 1."""
+    size = latent.heads * latent.values, latent.rank
+    drawn = draw(f"{layer} latent values", (max(size), min(size)), 1.0, device)
+    whole = torch.linalg.qr(drawn).Q
+    return whole if size[0] >= size[1] else whole.T
+
+
+LATENT = {
+    "fused_qkv_a_proj": latent_queries_and_keys,
+    "kv_a_proj_with_mqa": latent_keys,
+    "q_proj": latent_queries,
+    "q_b_proj": latent_queries,
+    "kv_b_proj": latent_keys_and_values,
+}
 
 
 def order_of(hidden: int, device: torch.device) -> Tensor:

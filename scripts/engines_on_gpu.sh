@@ -17,7 +17,7 @@
 set -uo pipefail
 
 what=${1:-attention}
-case $what in attention | writes | hooks) ;; *) echo "attention, writes or hooks, not $what" >&2 && exit 2 ;; esac
+case $what in attention | latents | writes | hooks) ;; *) echo "attention, latents, writes or hooks, not $what" >&2 && exit 2 ;; esac
 formats=("${@:2}")
 [ ${#formats[@]} -gt 0 ] || formats=(nvfp4 mxfp4)
 
@@ -47,6 +47,9 @@ models = {
     "qwen3-moe": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
                   "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 768,
                   "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "rope_theta": 1000000.0},
+    "deepseek": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+                 "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+                 "v_head_dim": 128, "first_k_dense_replace": 16, "rope_theta": 10000.0},
 }
 for name, config in models.items():
     folder = pathlib.Path(sys.argv[1], name)
@@ -109,6 +112,9 @@ elif [ "$what" = writes ]; then
     more=', "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}'
     written graphs.vllm-writes llama8b 0 speed,tokens &
     written graphs.kernelhub-writes llama8b 1 speed,tokens &
+elif [ "$what" = latents ]; then
+    attention deepseek CUSTOM tokens --weights copying &
+    attention deepseek TRITON_MLA tokens --weights copying &
 else
     attention layers-of-8b CUSTOM watch &
     attention gpt-oss CUSTOM tokens --weights copying &

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 from kernelhub.cli import showcase
@@ -13,6 +12,7 @@ from kernelhub.cli.main import COMMANDS
 from kernelhub.cli.schemas import SHAPES, schema_of
 from tests.cli.small import SMALL
 
+jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed: all cases")
 SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 ASKED = (
     "backends",

@@ -204,6 +204,63 @@ def test_gpt_oss_repeats_its_context_by_windows_full_layers_and_sinks(bench) -> 
     assert (lost.log_softmax(-1).max(-1).values - right.log_softmax(-1).max(-1).values).abs().mean() > 0.02
 
 
+def deepseek(bench: Any, query_rank: int | None) -> Any:
+    """transformers' DeepSeek V3 with the weights that vLLM's model would have, in float32."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DeepseekV3Config(
+        hidden_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        q_lora_rank=query_rank,
+        kv_lora_rank=256,
+        qk_nope_head_dim=64,
+        qk_rope_head_dim=64,
+        v_head_dim=64,
+        first_k_dense_replace=8,
+        intermediate_size=WIDE,
+        vocab_size=VOCABULARY,
+        architectures=["DeepseekV3ForCausalLM"],
+        attn_implementation="eager",
+    )
+    model, shape = transformers.DeepseekV3ForCausalLM(config).eval(), bench.Shape(config, DISTANCES)
+    fused = {"gate": "gate_up_proj", "up": "gate_up_proj", "q_a": "fused_qkv_a_proj", "kv_a": "fused_qkv_a_proj"}
+    for name, weight in model.named_parameters():
+        at, kind = name.removesuffix(".weight").rpartition(".")[::2]
+        part = kind.removesuffix("_proj_with_mqa").removesuffix("_proj")
+        if part not in fused or (part == "kv_a" and query_rank is None):
+            made = bench.parameter(name, weight, shape)
+        else:
+            first = {"gate": WIDE, "up": WIDE, "q_a": query_rank, "kv_a": query_rank}[part]
+            rows = first + (WIDE if part in ("gate", "up") else 256 + 64)
+            whole = bench.parameter(f"{at}.{fused[part]}.weight", torch.empty(rows, weight.shape[1]), shape)
+            made = whole[:first] if part in ("gate", "q_a") else whole[first:]
+        with torch.no_grad():
+            weight.copy_(made)
+    return model
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("query_rank", [None, 384])
+def test_deepseek_repeats_its_context_and_a_lost_page_changes_that(bench, query_rank) -> None:
+    model = deepseek(bench, query_rank)
+    ids = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(1))
+
+    def best(visible: Tensor) -> Tensor:
+        mask = torch.zeros(visible.shape).masked_fill(~visible, -1e30)
+        return model(ids[None], attention_mask=mask[None, None]).logits[0].argmax(-1)
+
+    causal = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    right = best(causal)
+    at = torch.arange(80, TOKENS)
+    copied = [(right[80:] == ids[at - distance]).float().mean().item() for distance in DISTANCES]
+    assert copied[0] > 0.5
+    assert sum(copied) > 0.85
+    lost = causal.clone()
+    lost[:, 32:48] = False  # the keys of 16 of the 80 tokens at distance 60
+    assert (best(lost | torch.eye(TOKENS, dtype=torch.bool)) == right)[80:].float().mean() < 0.9
+
+
 def test_a_parameter_without_a_rule_is_refused(bench) -> None:
     class Other(torch.nn.Module):
         def __init__(self) -> None:
