@@ -17,7 +17,7 @@ PYTHON=${PYTHON:-python3}
 GPUS=$("$PYTHON" -c 'import torch; print(max(1, torch.cuda.device_count()))')
 WORKERS=${WORKERS:-$((14 * GPUS))}  # they share the GPUs
 ALL_SECONDS=${ALL_SECONDS:-520}  # of all parts, which is 9 minutes with the last table and what a killed part needs
-TESTS_SECONDS=${TESTS_SECONDS:-$((GPUS > 1 ? 60 : 150))}  # most, of the tests that a GPU decides
+TESTS_SECONDS=${TESTS_SECONDS:-$((GPUS > 1 ? 45 : 135))}  # most, of the tests that a GPU decides
 FUZZ_SECONDS=${FUZZ_SECONDS:-25}  # of tests/fuzz; more find more
 # With their seconds, in which each has some cases of all kinds (--quick). On an H200 none came to its end in them with
 # all cases: name fewer benchmarks, with more seconds and CASES=, to have those whole. Others: grouped_gemm, indexer, quant.
