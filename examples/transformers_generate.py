@@ -10,10 +10,15 @@ Run it with ``pip install -c constraints.txt -e ".[transformers]" && python exam
 from __future__ import annotations
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import kernelhub
 from kernelhub.compat.transformers import register
+
+try:
+    from transformers import LlamaConfig, LlamaForCausalLM
+except ModuleNotFoundError as missing:
+    needed = 'pip install -c constraints.txt -e ".[transformers]"'
+    raise SystemExit(f"this example needs {missing.name}: run {needed} in the root of kernelhub") from missing
 
 PAD, BOS, EOS = 256, 257, 258  # after the 256 bytes, which are the tokens
 PROMPTS = ("The kettle began to sing,", "It was the first cold morning of the year,")

@@ -450,3 +450,9 @@ class TestRegister:
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     assert "attention" in capsys.readouterr().out
+
+
+def test_the_example_says_how_to_install_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(SystemExit, match=r"needs transformers: run pip install .*\[transformers\]"):
+        runpy.run_path(str(EXAMPLE), run_name="__main__")
