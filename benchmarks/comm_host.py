@@ -1,6 +1,6 @@
 """What a call of a collective, of a dispatch or of a combine keeps the host, by Triton's kernels over NVLink.
 
-    python benchmarks/comm_host.py --ranks 2 [--json FILE]           # on GPUs
+    python benchmarks/comm_host.py --ranks 2 [--quantised] [--json FILE]  # on GPUs
     python benchmarks/comm_host.py --stub [--against CHECKOUT]       # without
 
 On GPUs: microseconds of 20 calls in a row, which the queue never fills, the least of several rounds, on the slowest
@@ -46,6 +46,7 @@ SAMPLE, ROUNDS = 20, 25
 HIDDEN, EXPERTS, TOP_K, TOKENS = 2048, 128, 8, 64  # of Qwen3-30B-A3B
 LAYERS = 4
 COLLECTIVE = ["triton.one_shot", "torch.distributed"]  # the second for messages that the first does not take
+ALL, EXPERTS_ALONE, QUANTISED = "all", "experts", "quantised"  # what is timed on GPUs
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -69,7 +70,7 @@ def exchanged(device: torch.device, group: Any, format: str, dtype: torch.dtype)
     )
 
 
-def on_gpus(rank: int, size: int, port: int, place: Path | None, experts: bool) -> None:
+def on_gpus(rank: int, size: int, port: int, place: Path | None, which: str) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
@@ -79,7 +80,7 @@ def on_gpus(rank: int, size: int, port: int, place: Path | None, experts: bool) 
     names = {"device": torch.cuda.get_device_name(device), "ranks": size, "date": date.today().isoformat()}
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     found: dict[str, Any] = {**names, **versions, "host_us": {}}
-    for name, call in gpu_calls(device, experts).items():
+    for name, call in gpu_calls(device, which).items():
         found["host_us"][name] = slowest(host_us(call))
         if rank == 0:
             print(f"{name:44} {found['host_us'][name]:8.2f} us", flush=True)
@@ -90,12 +91,14 @@ def on_gpus(rank: int, size: int, port: int, place: Path | None, experts: bool) 
     os._exit(0)
 
 
-def gpu_calls(device: torch.device, experts: bool) -> Calls:
-    """What is timed, by name; sums only if they are not of experts."""
+def gpu_calls(device: torch.device, which: str) -> Calls:
+    """What is timed, by name: `all` but quantised norms, or `experts` or `quantised` alone."""
     group: Any = dist.group.WORLD
     one = torch.empty(1, dtype=torch.float32, device=device)
     calls: Calls = {"torch, fill": one.zero_, "torch, empty": lambda: torch.empty_like(one)}
-    if not experts:
+    if which == QUANTISED:
+        return calls | quantised(device, group)
+    if which == ALL:
         calls |= sums(device, group)
     return calls | exchanges(device, group)
 
@@ -112,6 +115,29 @@ def sums(device: torch.device, group: Any) -> Calls:
         "all_reduce_rms_norm, out": lambda: norm(x, residual, weight, 1e-5, out=out, residual_out=residual_out),
         "all_reduce_rms_norm, run": lambda: norm(x, residual, weight, 1e-5),
     }
+
+
+def quantised(device: torch.device, group: Any) -> Calls:
+    """Norms in fp8_group, by kernel, and by their parts one after the other."""
+    calls: Calls = {}
+    for rows in (8, 256):
+        x = torch.ones(rows, 4096, dtype=torch.bfloat16, device=device)
+        residual, weight, added, summed = x.clone(), x[0].clone(), torch.empty_like(x), torch.empty_like(x)
+        given = (x, residual, weight, 1e-5)
+        for kernel in (None, "comm_pairs.sum_then_quant", "triton.one_shot_quant", "torch.distributed"):
+            plan = kernelhub.all_reduce_rms_norm.prepare(*given, group, format="fp8_group", backend=kernel)
+            codes, scale, _ = plan.run(*given)
+            places = {"out": codes, "out_scale": scale, "residual_out": added}
+            label = f"{rows} rows, {kernel or 'selected'}"
+            calls[f"{label}, out"] = lambda run=plan.run, given=given, places=places: run(*given, **places)
+            calls[f"{label}, run"] = lambda run=plan.run, given=given: run(*given)
+        total = kernelhub.all_reduce.prepare(x, group).run
+        norm = kernelhub.rms_norm_quant.prepare(x, weight, 1e-5, residual, format="fp8_group").run
+        of_norm = (summed, weight, 1e-5, residual)
+        to = {"out": codes, "out_scale": scale, "out_residual": added}
+        calls[f"{rows} rows, all_reduce, out"] = lambda run=total, x=x, out=summed: run(x, out=out)
+        calls[f"{rows} rows, rms_norm_quant, out"] = lambda run=norm, of=of_norm, to=to: run(*of, **to)
+    return calls
 
 
 def exchanges(device: torch.device, group: Any) -> Calls:
@@ -278,6 +304,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--json", type=Path, help="file for the results, rewritten after each row")
     parser.add_argument("--experts", action="store_true", help="dispatches and combines only")
+    parser.add_argument("--quantised", action="store_true", help="quantised norms only")
     parser.add_argument("--stub", action="store_true", help="on a stub of the driver, in empty calls of Python")
     parser.add_argument("--profile", metavar="CALL", help="with --stub: where this call spends its time")
     parser.add_argument("--against", type=Path, help="with --stub: a checkout of another version, to compare with")
@@ -293,7 +320,8 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(on_gpus, (options.ranks, port, options.json, options.experts), nprocs=options.ranks)
+    which = QUANTISED if options.quantised else EXPERTS_ALONE if options.experts else ALL
+    torch.multiprocessing.spawn(on_gpus, (options.ranks, port, options.json, which), nprocs=options.ranks)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Norms of sums over ranks beside the sum alone, by kernel and form of launch, width and rows, in CUDA graphs.
 
     python benchmarks/comm_norms.py --ranks 2 --widths 7168 4096 --rows 1 16 64 --json norms.json
-    python benchmarks/comm_norms.py --ranks 4 --format fp8_group nvfp4
+    python benchmarks/comm_norms.py --ranks 4 --format fp8_group nvfp4 [--prepare]
 
 bfloat16. First each form is checked with operands that change, ranks that come late in turn, and replays of its graph:
 `wrong` counts the results that are not those of the kernel that is selected, of integers whose sums are exact,
@@ -187,7 +187,7 @@ def forms(format: str | None, ranks: int, width: int, only: list[str], without: 
                     found[name] = by_adapter(polled, parts, warps, registers=0)
     else:
         names = [name for name in kernelhub.all_reduce_rms_norm.kernels() if "quant" in name]
-        found |= {name: by_plan(name, format) for name in names}
+        found |= {name: by_plan(name, format) for name in (*names, "torch.distributed")}
     found |= {"selected sum, norm apart": apart(None, format), "NCCL, norm apart": apart("torch.distributed", format)}
     chosen = {
         name: form for name, form in found.items() if not only or name == ALONE or any(one in name for one in only)
@@ -286,7 +286,7 @@ def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
                     print(f"==== {name}: {len(found)} forms", flush=True)
                     if options.json is not None:
                         options.json.write_text(json.dumps(document, indent=1) + "\n")
-    if rank == 0:
+    if rank == 0 and not options.prepare:
         print(*summary(document), sep="\n", flush=True)
     dist.barrier()
     sys.stdout.flush()
@@ -301,6 +301,11 @@ def measured(
     of_names = forms(format, bench.size, width, options.only, options.without)
     made = {name: form(given, bench.group) for name, form in of_names.items()}
     calls = {name: call for name, call in made.items() if call is not None}
+    if options.prepare:
+        for call in calls.values():
+            call()
+        torch.cuda.synchronize()
+        return {}
     reference = by_plan("torch.distributed" if options.against_nccl else None, format)(given, bench.group)
     assert reference is not None, "no kernel is selected"
     checks: dict[str, Any] = {}
@@ -368,6 +373,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=5)
     parser.add_argument("--turns", type=int, default=12, help="calls that are checked of each form")
     parser.add_argument("--against-nccl", action="store_true", help="compare with torch.distributed's results")
+    parser.add_argument("--prepare", action="store_true", help="only compile what other runs measure")
     parser.add_argument("--json", type=Path, help="file for the results, rewritten after each size")
     parser.add_argument("--show", nargs="+", type=Path, help="print the table of such files, and measure nothing")
     options = parser.parse_args()

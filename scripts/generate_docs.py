@@ -507,6 +507,7 @@ def codes() -> str:
         "feature": "does not support a feature that the call uses",
         "layout": "the weights are packed for another kernel, or the kernel needs packed weights",
         "rule": "a further condition of the kernel fails; the reason names it",
+        "part": "one of the ops that the kernel is made of has no kernel; the reason names the op and why",
         "nondeterministic": "`deterministic` is set, and the kernel is not deterministic",
         "batch_variant": "`batch_invariant` is set, and the kernel is not batch invariant",
         "known_bad": "known to give wrong numbers for this problem or machine; the reason links the report",

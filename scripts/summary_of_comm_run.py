@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_NO_SCENE = ("kernels", "connection", "seconds", "at", "at_s", "exchanged")
+_NO_SCENE = ("kernels", "parts", "connection", "seconds", "at", "at_s", "exchanged")
 
 
 def lines_of(text: str) -> Iterator[str]:

@@ -5,7 +5,8 @@
 #
 # Parts, one after the other, or with TOGETHER=1 at once: `host`, `graphs`, `tiles`, `forms`, `quantised_forms`, and norms
 # of the sizes WIDE, `wide_rows` and `wide_rows_early`, measure; `polled`, `clustered`, `clustered_early`, `quantised_one_shot`
-# and `quantised_two_shot` test one kernel of the norm each; processes of `push`, `sums`, `parts`,
+# and `quantised_two_shot` test one kernel of the norm each; `pair` tests the quantised norm by two kernels, and compiles what
+# `pair_forms` measures, with `quantised_host` for the host; processes of `push`, `sums`, `parts`,
 # `norms` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share two GPUs, but not more: there kernels would
 # wait for ranks whose turn on their GPU it is not. Each process has LIMIT seconds (60), MARGIN of them (15) for imports
 # and the answer; one that ends there is reported, and what it had found is kept. KERNELS and FORMATS name fewer for the sanitizer and for
@@ -27,6 +28,8 @@ PARTS=("${@:2}")
 LIMIT=${LIMIT:-60}
 MARGIN=${MARGIN:-15}
 WIDE=${WIDE:---widths 7168 8192 4096 --rows 1 8 16 36 73 4 --few-rows 1 8 64 32}
+MEASURED=${FORMATS:-fp8_group nvfp4} # forms of quantised norms
+PAIR_WIDTHS=${PAIR_WIDTHS:-7168 4096 5120 8192}
 STARTED=$SECONDS
 
 part() {  # part NAME COMMAND...
@@ -123,6 +126,24 @@ for which in "${PARTS[@]}"; do
         quantised_forms)
             part quantised_forms "$PYTHON" benchmarks/comm_norms.py --ranks "$RANKS" --format ${FORMATS:-fp8_group nvfp4} \
                 --widths 7168 4096 --rows 1 8 18 64 128 512 --few-rows 1 32 128 1024 --json "$RUN/quantised_forms.json"
+            ;;
+        pair) # at once: each sends few messages, and waits for the host most of the time
+            for format in ${FORMATS:-fp8_group nvfp4 fp8_token fp8_tensor mxfp8}; do
+                beside collective "pair_$format" all_reduce_rms_norm comm_pairs.sum_then_quant --format "$format"
+            done
+            beside part prepared "$PYTHON" benchmarks/comm_norms.py --ranks "$RANKS" --prepare --rows 8 --few-rows 8 \
+                --format $MEASURED --widths $PAIR_WIDTHS
+            ;;
+        pair_forms)
+            part pair_forms "$PYTHON" benchmarks/comm_norms.py --ranks "$RANKS" --format $MEASURED --against-nccl \
+                --turns 4 --passes 3 --widths $PAIR_WIDTHS --rows ${ROWS:-1 16 64 256 1024 4096} --few-rows ${FEW_ROWS:-128 1024} \
+                --without NCCL --json "$RUN/pair_forms.json"
+            grep -q 'other bits' "$RUN/pair_forms.log" || # it was ended
+                "$PYTHON" benchmarks/comm_norms.py --show "$RUN/pair_forms.json" | cut -c1-300
+            ;;
+        quantised_host)
+            part quantised_host "$PYTHON" benchmarks/comm_host.py --ranks "$RANKS" --quantised \
+                --json "$RUN/quantised_host.json"
             ;;
         memcheck | racecheck) beside sanitized "$which" ${KERNELS:-triton} ;;
     esac

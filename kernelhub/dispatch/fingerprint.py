@@ -42,6 +42,7 @@ class SelectionFingerprint:
         record: digest of the kernel's record.
         layout: layout of the weights; empty if the op has none.
         tuned: digest of the tuned sizes in use; empty if there are none.
+        parts: fingerprints of the ops that the kernel is made of.
     """
 
     op: str
@@ -51,13 +52,19 @@ class SelectionFingerprint:
     record: str
     layout: str
     tuned: str = ""
+    parts: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"v{VERSION}:{digest(dataclasses.astuple(self))}"
+        facts = dataclasses.astuple(self)
+        return f"v{VERSION}:{digest(facts if self.parts else facts[:-1])}"
 
 
 def fingerprint_of(
-    selection: Selection[Any], backend: Backend | None, machine: Machine, tuned: str = ""
+    selection: Selection[Any],
+    backend: Backend | None,
+    machine: Machine,
+    tuned: str = "",
+    parts: tuple[str, ...] = (),
 ) -> SelectionFingerprint:
     """The fingerprint of a selection that has a kernel.
 
@@ -66,6 +73,7 @@ def fingerprint_of(
         backend: backend of the kernel.
         machine: machine that the kernel runs on.
         tuned: digest of a whole table; by default that of the tuned sizes of the kernel.
+        parts: fingerprints of the selection's parts.
     """
     assert selection.kernel is not None
     sizes = sizes_of(machine, selection.kernel, selection.problem)
@@ -78,6 +86,7 @@ def fingerprint_of(
         record_digest(selection.kernel),
         getattr(selection.problem, WEIGHT_LAYOUT, ""),
         tuned,
+        parts,
     )
 
 

@@ -164,7 +164,14 @@ class Hub:
         _ = self.settings
         contract = self.registry.contracts[op]
         candidates, regime = self.registry.candidates(op), contract.regime(problem)
-        return select(op, contract.schema, problem, regime, candidates, machine or self.machine, policy)
+        parts = {kernel: self._made_of(kernel, problem, machine) for kernel in candidates.made_of_parts}
+        return select(op, contract.schema, problem, regime, candidates, machine or self.machine, policy, parts)
+
+    def _made_of(self, kernel: Kernel, problem: Any, machine: Machine | None) -> tuple[Selection[Any], ...]:
+        """The selections of the ops that a kernel is made of."""
+        assert kernel.parts is not None
+        needs, contexts = kernel.parts(problem), self.contexts.get()
+        return tuple(self.select(op, need, self.policy(op, None, contexts), machine) for op, need in needs)
 
     def select_as_called(
         self,
@@ -314,7 +321,9 @@ class Hub:
     def fingerprint_of(self, selection: Selection[Any], tuned: str = "") -> SelectionFingerprint:
         """The fingerprint of a selection; processes that must run the same kernel compare it."""
         assert selection.kernel is not None
-        return fingerprint_of(selection, self.registry.backends[selection.kernel.backend].backend, self.machine, tuned)
+        parts = tuple(str(self.fingerprint_of(part, tuned)) for part in selection.parts)
+        backend = self.registry.backends[selection.kernel.backend].backend
+        return fingerprint_of(selection, backend, self.machine, tuned, parts)
 
     def selections(self) -> list[Selection[Any]]:
         """The current selection for each problem since the report was last cleared.

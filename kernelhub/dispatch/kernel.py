@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import enum
 import fnmatch
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from kernelhub.dispatch.constraint import Constraint
 from kernelhub.dispatch.problem import CHECKPOINT
@@ -62,6 +64,8 @@ class Kernel:
         reads_lengths: `begin` needs sequence lengths on the host, and syncs if they are not given.
         compiles_sizes: a ragged call is compiled for each number of sequences and longest sequence, as powers of two.
         configurable: the adapter is a `Configurable`, whose sizes `kernelhub tune` measures.
+        parts: of a kernel that is made of other ops: for a problem, these ops with their problems. Each selects its own
+            kernel, and the record rejects a problem for which one has none.
         source: origin of the algorithm or library.
         standings: evidence for the kernel by family of devices; on a family that none names it is untested.
     """
@@ -81,6 +85,7 @@ class Kernel:
     reads_lengths: bool = False
     compiles_sizes: bool = False
     configurable: bool = False
+    parts: Callable[[Any], tuple[tuple[str, Any], ...]] | None = None
     source: str = ""
     standings: tuple[Standing, ...] = ()
 

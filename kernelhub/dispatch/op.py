@@ -182,7 +182,7 @@ class Op(Generic[ProblemT]):
         return bound.run
 
     def bound_for(self, key: Key, device: int, backend: Backend) -> Bound:
-        """The bound selection for a key on one device.
+        """The bound selection for a key on one device; a kernel that is made of ops has their problems as keys.
 
         Raises:
             NotWarmed: there is none yet, and kernelhub is sealed.
@@ -196,7 +196,8 @@ class Op(Generic[ProblemT]):
         if bound is not None:
             return bound
         _ = HUB.settings
-        op, problem = self.contract.name, self.contract.problem_of(key, device)
+        op = self.contract.name
+        problem = key if isinstance(key, self.contract.problem) else self.contract.problem_of(key, device)
         if GATE.refuse is not None:
             for other, made in self._requests():  # another key may give the same problem
                 if other == request._replace(key=other.key) and made.selection.problem == problem:

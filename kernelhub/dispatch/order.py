@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from kernelhub.dispatch.kernel import Kernel, KnownBad
 from kernelhub.probes.device import DeviceFacts
@@ -54,6 +54,11 @@ class Candidates:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kernels", tuple(sorted(self.kernels, key=lambda kernel: kernel.name)))
+
+    @cached_property
+    def made_of_parts(self) -> tuple[Kernel, ...]:
+        """The kernels that are made of other ops."""
+        return tuple(kernel for kernel in self.kernels if kernel.parts is not None)
 
     def known_bad_of(self, kernel: Kernel) -> tuple[KnownBad, ...]:
         """The known defects of a kernel, cached."""

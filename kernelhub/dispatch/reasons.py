@@ -17,6 +17,7 @@ from kernelhub.dispatch.order import Candidates, Line, line_for, ranked
 from kernelhub.dispatch.policy import Policy
 from kernelhub.dispatch.problem import CHECKPOINT, WEIGHT_LAYOUT, Schema, flag_of
 from kernelhub.dispatch.problem_class import unpacked_facets
+from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.standing import (
     ANY,
     KNOWN_BAD,
@@ -131,6 +132,7 @@ class Inputs(NamedTuple):
         quarantined: by (op, kernel), rejections of kernels that were found wrong on the device.
         earned: by (op, kernel), the problem classes that were verified on the device.
         policy: the policy for this problem.
+        parts: for each kernel that is made of other ops, their selections.
     """
 
     op: str
@@ -143,6 +145,7 @@ class Inputs(NamedTuple):
     quarantined: Mapping[tuple[str, str], Rejection]
     earned: Mapping[tuple[str, str], Collection[Any]]
     policy: Policy
+    parts: Mapping[Kernel, tuple[Selection[Any], ...]]
 
 
 def can_run(inputs: Inputs, kernel: Kernel) -> bool:
@@ -180,6 +183,9 @@ def reasons(inputs: Inputs, kernel: Kernel, *, trusted: bool = False) -> Iterato
     for name in inputs.features:
         if name not in kernel.features:
             yield Rejection("feature", f"does not support {name}")
+    for selection in inputs.parts.get(kernel, ()):
+        if selection.kernel is None:
+            yield _lacks_part(selection)
     if failure is not None:
         yield failure
     if policy.deterministic and not kernel.deterministic:
@@ -202,6 +208,14 @@ def reasons(inputs: Inputs, kernel: Kernel, *, trusted: bool = False) -> Iterato
     layout = getattr(inputs.problem, WEIGHT_LAYOUT, CHECKPOINT)
     if layout not in kernel.layouts and not (layout == CHECKPOINT and inputs.policy.packing and kernel.packs_to):
         yield _layout_rejection(kernel, layout, inputs.candidates.kernels)
+
+
+def _lacks_part(selection: Selection[Any]) -> Rejection:
+    """The rejection of a kernel that is made of ops one of which has no kernel."""
+    others = [decision for decision in selection.decisions if decision.code not in OF_DEVICES]
+    why = "; ".join(f"{decision.kernel} {decision.reason}" for decision in others)
+    remedy = next((decision.remedy for decision in others if decision.remedy), "")
+    return Rejection("part", f"{selection.op} has no kernel: {why or selection.because}", remedy)
 
 
 def distrusted(inputs: Inputs, kernel: Kernel) -> Rejection | None:

@@ -8,6 +8,7 @@ same object by the same call, so the two cannot differ.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernelhub.dispatch.constraint import Rejection
@@ -34,6 +35,7 @@ def select(
     candidates: Candidates,
     machine: Machine,
     policy: Policy,
+    parts: Mapping[Kernel, tuple[Selection[Any], ...]] = MappingProxyType({}),
 ) -> Selection[ProblemT]:
     """Select a kernel for a problem. The result depends on the arguments alone.
 
@@ -45,6 +47,7 @@ def select(
         candidates: the registered kernels, their order lines and known defects.
         machine: facts of the machine.
         policy: the policy for the op.
+        parts: for each kernel that is made of other ops, their selections for this problem.
     """
     machine = machine.snapshot()
     policy = policy.about(problem, machine)
@@ -52,7 +55,7 @@ def select(
     quarantined = machine.quarantined(problem.device)
     features = tuple(schema.features_used(problem))
     earned = machine.earned(problem.device)
-    inputs = Inputs(op, schema, problem, features, candidates, on_device, machine, quarantined, earned, policy)
+    inputs = Inputs(op, schema, problem, features, candidates, on_device, machine, quarantined, earned, policy, parts)
     line, ranking = on_device.ranking(regime)
     tuned = machine.tuned(problem.device).find(op, problem)
     if tuned is not None:
@@ -73,7 +76,8 @@ def select(
         because = f"none of the kernels requested by {because} is supported" if request else "none is supported"
     overruled = _overruled(op, request, chosen, policy) if policy.has_pinned() else ()
     assumed = machine.assumed(problem.device)
-    return Selection(op, problem, chosen, source, because, request is not None, overruled, decide, assumed)
+    made_of = () if chosen is None else parts.get(chosen, ())
+    return Selection(op, problem, chosen, source, because, request is not None, overruled, decide, assumed, made_of)
 
 
 def as_preferred(op: str, kernels: Sequence[Kernel], policy: Policy) -> Sequence[Kernel]:

@@ -90,6 +90,7 @@ class Selection(Generic[ProblemT]):
         overruled: weaker requests for other kernels, as sentences.
         decide: function that computes `decisions` from the inputs of the selection.
         assumed: what the selection assumes about a simulated device or machine, as a sentence; else empty.
+        parts: the selections of the ops that the kernel is made of; empty for a kernel of its own.
     """
 
     op: str
@@ -101,6 +102,7 @@ class Selection(Generic[ProblemT]):
     overruled: tuple[str, ...]
     decide: Decide
     assumed: str = ""
+    parts: tuple[Selection[Any], ...] = ()
 
     def __init__(
         self,
@@ -113,6 +115,7 @@ class Selection(Generic[ProblemT]):
         overruled: tuple[str, ...],
         decide: Decide,
         assumed: str = "",
+        parts: tuple[Selection[Any], ...] = (),
     ) -> None:
         # The generated __init__ of a frozen dataclass makes one call for each attribute, at every selection.
         self.__dict__.update(
@@ -125,6 +128,7 @@ class Selection(Generic[ProblemT]):
             overruled=overruled,
             decide=decide,
             assumed=assumed,
+            parts=parts,
         )
 
     @cached_property
@@ -168,7 +172,7 @@ class Selection(Generic[ProblemT]):
         """Plain values for JSON.
 
         The keys are ``op``, ``problem``, ``selected``, ``source``, ``because`` and ``decisions``, and where they apply
-        ``assumed``, ``overruled`` and ``weights``.
+        ``assumed``, ``parts``, ``overruled`` and ``weights``.
         """
         weights: dict[str, Any] = {}
         if self.kernel is not None and hasattr(self.problem, WEIGHT_LAYOUT):
@@ -185,6 +189,7 @@ class Selection(Generic[ProblemT]):
             "source": self.source,
             "because": self.because,
             **({"assumed": self.assumed} if self.assumed else {}),
+            **({"parts": [part.to_dict() for part in self.parts]} if self.parts else {}),
             **({"overruled": list(self.overruled)} if self.overruled else {}),
             **weights,
             "decisions": [decision.to_dict() for decision in self.decisions],
@@ -193,6 +198,7 @@ class Selection(Generic[ProblemT]):
     def __str__(self) -> str:
         who = f"{self.selected}, decided by {self.source}" if self.selected else f"no kernel: {self.because}"
         lines = [f"{self.op} on {self.problem.device}: {who}", *([f"  {self.weights}"] if self.weights else [])]
+        lines += [f"  {part.op} by {part.selected}: {part.because}" for part in self.parts]
         lines += [f"  assumed: {self.assumed}"] if self.assumed else []
         lines += [f"  {sentence}" for sentence in self.overruled]
         lines += [f"  faster: {self.faster[0].hint}"] if self.faster else []
@@ -212,14 +218,14 @@ class Selection(Generic[ProblemT]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Selection):
             return NotImplemented
-        return self._fields == other._fields and self.decisions == other.decisions
+        return self._fields == other._fields and self.decisions == other.decisions and self.parts == other.parts
 
     def __hash__(self) -> int:
         return hash(self._fields)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle has the decisions, and not the inputs that they are computed from."""
-        return Selection, (*self._fields, _Decided(self.decisions), self.assumed)
+        return Selection, (*self._fields, _Decided(self.decisions), self.assumed, self.parts)
 
     @property
     def _fields(self) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from tests.backends.import_faults import BACKENDS, FAULTS, label, records
 ROOT = Path(__file__).parents[2]
 # Backends whose adapters import no library beside torch and Triton, but for cuda: its compiler is a probed fact. The
 # records of `unsupported` have no adapter.
-OURS = {"cpp", "cuda", "gluon", "moe_pairs", "torch", "triton", "unsupported"}
+OURS = {"comm_pairs", "cpp", "cuda", "gluon", "moe_pairs", "torch", "triton", "unsupported"}
 pytestmark = pytest.mark.xdist_group("import_faults")  # one process answers for all
 
 

@@ -167,6 +167,9 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "alone": {},
         "4 ranks": {"world_size": 4},
         "2 ranks, NVLink, fp8 by group": {"world_size": 2, "link": "nvlink", "message": "256KB", "format": "fp8_group"},
+        "2 ranks, NVLink, 8 MB, nvfp4": {"world_size": 2, "link": "nvlink", "message": "8MB", "format": "nvfp4"},
+        "4 ranks, NVLink, fp8 by group": {"world_size": 4, "link": "nvlink", "message": "256KB", "format": "fp8_group"},
+        "4 ranks, fp8 by token": {"world_size": 4, "format": "fp8_token"},
         **CONNECTED,
     },
     "moe_dispatch": {

@@ -44,6 +44,7 @@ RUNS = {
         "comm_norm_polled_h200.json",
         "comm_parts_4_ranks_h200.json",
         "comm_quant_h100.json",
+        "comm_quant_pair_h200.json",
         "comm_runs_h200.json",
         "comm_split_h200.json",
         "comm_tiles_h200.json",

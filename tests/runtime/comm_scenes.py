@@ -11,7 +11,7 @@ import torch
 from torch import distributed as dist
 
 import kernelhub
-from kernelhub.errors import InvalidArgument
+from kernelhub.errors import InvalidArgument, NoKernel
 from kernelhub.ops.case import bytes_of
 from tests.runtime.world import attempt, end_this_process, variables
 
@@ -23,6 +23,7 @@ QUANTISED: dict[str, dict[str, float]] = {
     "mxfp8": {},
     "nvfp4": {"global_scale": 0.004},
 }
+PAIR = "comm_pairs.sum_then_quant"
 SHAPES = ((), (0,), (0, 8), (1,), (3, 5), (129, 64))
 TIMEOUT_S = 4
 
@@ -137,7 +138,7 @@ def norms(rank: int, size: int) -> list[str]:
     return wrong
 
 
-def quantised_norms(rank: int, size: int) -> list[str]:
+def quantised_norms(rank: int, size: int, kernel: str | None = None) -> list[str]:
     """The quantised sums that are wrong: they have the bits of `rms_norm_quant` of the sum, on every rank."""
     wrong = []
     group = dist.group.WORLD
@@ -148,9 +149,10 @@ def quantised_norms(rank: int, size: int) -> list[str]:
         total = sum(integers(other, (rows, 64), torch.float32) for other in range(size)) + residual.float()
         total = total.to(x.dtype)
         want = (*kernelhub.rms_norm_quant(total, weight, 1e-5, format=form, **given, backend="torch.steps"), total)
-        plan = kernelhub.all_reduce_rms_norm.prepare(x, residual, weight, 1e-5, group, format=form, **given)
+        asked = {"format": form, **given, "backend": kernel}
+        plan = kernelhub.all_reduce_rms_norm.prepare(x, residual, weight, 1e-5, group, **asked)
         found = {
-            "call": kernelhub.all_reduce_rms_norm(x, residual, weight, 1e-5, group, format=form, **given),
+            "call": kernelhub.all_reduce_rms_norm(x, residual, weight, 1e-5, group, **asked),
             "plan": plan.run(x, residual, weight, 1e-5, **given),
             "in place": plan.run(x.clone(), own_rows := residual.clone(), weight, 1e-5, residual_out=own_rows, **given),
         }
@@ -160,6 +162,65 @@ def quantised_norms(rank: int, size: int) -> list[str]:
             if [bytes_of(one).tolist() for one in results] != [bytes_of(one).tolist() for one in want]
         ]
     return wrong
+
+
+def quantised_pairs(rank: int, size: int) -> list[str]:
+    """The same, by the sum and the norm one after the other."""
+    return quantised_norms(rank, size, PAIR)
+
+
+def pairs_alone(rank: int, size: int) -> dict[str, Any]:
+    """The pair in a group of any size, also where ranks give a call something else; then it sums again."""
+    x, weight, group = torch.ones(2, 64), torch.ones(64), dist.group.WORLD
+
+    def norm(eps: float, format: str) -> float:
+        total = kernelhub.all_reduce_rms_norm(x, x, weight, eps, group, format=format, backend=PAIR)[-1]
+        return float(total.unique())
+
+    return {
+        "wrong": quantised_pairs(rank, size),
+        "eps": attempt(lambda: norm(1e-5 * (1 + (rank == 1)), "fp8_token")),
+        "format": attempt(lambda: norm(1e-5, "fp8_group" if rank == 1 else "fp8_token")),
+        "again": attempt(lambda: norm(1e-5, "fp8_token")),
+    }
+
+
+def other_parts(rank: int, size: int) -> dict[str, Any]:
+    """Rank 1 selects another kernel for a part, of the same pair."""
+    x, weight = torch.ones(2, 64), torch.ones(64)
+    with kernelhub.use(rms_norm_quant="triton" if rank == 1 else "torch"):
+        prepare = kernelhub.all_reduce_rms_norm.prepare
+        return attempt(lambda: prepare(x, x, weight, 1e-5, dist.group.WORLD, format="fp8_group", backend=PAIR).kernel)
+
+
+def lacking_part(rank: int, size: int) -> dict[str, Any]:
+    """Rank 1 has no kernel for a part."""
+    x, weight = torch.ones(2, 64), torch.ones(64)
+    with kernelhub.use(disable=("torch.steps", "triton.rows") if rank == 1 else ()):
+        prepare = kernelhub.all_reduce_rms_norm.prepare
+        try:
+            return attempt(
+                lambda: prepare(x, x, weight, 1e-5, dist.group.WORLD, format="fp8_group", backend=PAIR).kernel
+            )
+        except NoKernel as error:
+            return {"lacks": str(error)}
+
+
+def agreed_parts(rank: int, size: int) -> dict[str, Any]:
+    """Ranks prepared the pair with other parts, each alone, and agree."""
+    x, weight = torch.ones(2, 64), torch.ones(64)
+    groups = [dist.new_group([one]) for one in range(size)]
+    with kernelhub.use(prefer={"rms_norm_quant": "triton" if rank == 1 else "torch", "all_reduce_rms_norm": PAIR}):
+        plan = kernelhub.all_reduce_rms_norm.prepare(x, x, weight, 1e-5, groups[rank], format="fp8_group")
+    agreement = kernelhub.agree(what=plan)
+    answer = {
+        "had": [part.selected for part in plan.parts["any"]],
+        "agreed": {choice.op: choice.kernel for choice in agreement.choices},
+        "stale": len(agreement.stale),
+        "run": attempt(lambda: bool(plan.run(x, x, weight, 1e-5))),
+    }
+    kernelhub.reload()
+    return answer
 
 
 def other_formats(rank: int, size: int) -> dict[str, Any]:
@@ -284,6 +345,10 @@ def act(rank: int, size: int) -> dict[str, Any]:
         sums,
         norms,
         quantised_norms,
+        quantised_pairs,
+        other_parts,
+        lacking_part,
+        agreed_parts,
         gathers,
         scatters,
         other_rows,

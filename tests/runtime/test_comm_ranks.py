@@ -8,6 +8,7 @@ import pytest
 
 import kernelhub
 from tests.runtime import comm_scenes
+from tests.runtime.comm_scenes import PAIR
 from tests.runtime.world import run_world
 
 SIZE = 3
@@ -46,6 +47,40 @@ def test_norms(scene):
 
 def test_quantised_norms(scene):
     assert scene == [[]] * SIZE
+
+
+def test_quantised_pairs(scene):
+    assert scene == [[]] * SIZE
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_pairs_in_groups_of_other_sizes(size, tmp_path):
+    answers = run_world(size, comm_scenes.pairs_alone, tmp_path, limit_s=120)
+    for answer in answers:
+        assert answer["wrong"] == []
+        assert answer["again"]["value"] == 1.0 + size
+        for what, words in (("eps", "eps 1e-05"), ("format", "format fp8_token")):
+            assert answer[what]["code"] == "arguments_differ"
+            assert words in answer[what]["message"]
+
+
+def test_other_parts(scene):
+    message = failure(scene, "arguments_differ", [1])
+    assert "comm_pairs.sum_then_quant (all_reduce by torch.distributed, rms_norm_quant by torch.steps) on r" in message
+    assert "comm_pairs.sum_then_quant (all_reduce by torch.distributed, rms_norm_quant by triton.rows) on r" in message
+
+
+def test_lacking_part(scene):
+    assert "rms_norm_quant has no kernel" in scene[1]["lacks"]
+    assert "rms_norm_quant has no kernel" in failure([scene[0], scene[2]], "rank_failed", [1])
+
+
+def test_agreed_parts(scene):
+    assert [answer["had"][1] for answer in scene] == ["torch.steps", "triton.rows", "torch.steps"]
+    kernels = {"all_reduce_rms_norm": PAIR, "all_reduce": "torch.distributed", "rms_norm_quant": "torch.steps"}
+    assert [answer["agreed"] for answer in scene] == [kernels] * SIZE
+    assert [answer["stale"] for answer in scene] == [0, 1, 0]
+    assert [answer["run"].get("code") for answer in scene] == [None, "agreement_broken", None]
 
 
 def test_gathers(scene):

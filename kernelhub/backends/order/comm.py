@@ -13,6 +13,8 @@ _FUSED = ("flashinfer.trtllm_one_shot", "flashinfer.trtllm_two_shot")
 # They wait for a missing rank without limit: after those that do not. FlashInfer's two shots take 245 us for one row.
 _LIBRARIES = ("custom_all_reduce.vllm", *_FUSED, "custom_all_reduce.sgl_kernel")
 _QUANT, _POLLED = "triton.one_shot_quant", "triton.one_shot_polled"
+_PAIR = "comm_pairs.sum_then_quant"
+_TWO_SMALL = (_QUANT, _PUSH_TWO, _PAIR, _NCCL, *_FUSED)  # of norms on 2 ranks up to 1 MB, after the first
 _VERSIONS = "torch 2.11.0+cu130, NCCL 2.28.9, bfloat16"
 _H100 = (
     f"in CUDA graphs on 2 NVIDIA H100 80GB HBM3, 2026-11-25, {_VERSIONS}: Triton's one-shot takes 3.1 us for 32 KB, "
@@ -38,6 +40,17 @@ _QUANTISED = (
     "takes 4.2 to 4.9 us and 7.2 to 7.9 in the forms fp8_group, fp8_token, fp8_tensor and nvfp4, Triton's one-shot "
     "without a form 3.7 and 6.6 (benchmarks/results/comm_quant_h100.json), NCCL with the norm, before torch quantises "
     "it, 30.2 and 50.7 on 2 H200 (benchmarks/results/comm_norm_h200.json)"
+)
+_QUANTISED_APART = (
+    f"quantised, in CUDA graphs on 4 NVIDIA H200, 2026-11-28, {_VERSIONS}, 1, 32, 128 and 1024 rows of 4096: the "
+    "selected sum, then rms_norm_quant takes 5.2, 8.0, 12.9 and 64.0 us in fp8_group and 11.0, 13.4, 18.7 and 76.8 in "
+    "nvfp4, NCCL, then rms_norm_quant 16.9, 18.8, 26.1 and 79.0, and 22.7, 24.5, 31.5 and 91.9, torch.distributed 65, "
+    "79, 100 and 297, and 130, 151, 192 and 545 (benchmarks/results/comm_quant_4_ranks_h200.json)"
+)
+_QUANTISED_PAIR = (
+    f"quantised, in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, 256 and 1024 rows of 7168: "
+    "comm_pairs.sum_then_quant takes 17.2 and 57.7 us in fp8_group and 25.3 and 80.7 in nvfp4, torch.distributed 182 "
+    "and 489, and 325 and 908 (benchmarks/results/comm_quant_pair_h200.json)"
 )
 _NORM_OF_TWO = (
     f"in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, rows of 7168: triton.one_shot takes 3.0 us for 1 row, "
@@ -171,27 +184,40 @@ ORDER = {
     ),
     "all_reduce_rms_norm": (
         Line(
+            "cpu",
+            "*",
+            (_NCCL, _PAIR),
+            "both run the same operators; a call of the pair compares what the ranks give twice, which takes as long "
+            "as a small sum",
+        ),
+        Line(
             "*",
             "*",
-            (_PUSH_ONE, _PUSH_TWO, _POLLED, _NCCL, *_FUSED, _QUANT),
+            (_PUSH_ONE, _PUSH_TWO, _POLLED, _PAIR, _NCCL, *_FUSED, _QUANT),
             f"{_H100}; with the norm, 8 KB and 1 MB: Triton's 3.5 and 6.7, FlashInfer's 4.9 and 8.1; on 4 H200, 8 KB, "
             "1 MB and 8 MB (benchmarks/results/comm_4_ranks_h200.json): Triton's 5.4, 16.2 and 95.9, FlashInfer's 5.9, "
             "14.6 and, in two shots, 68.0, NCCL with the norm 33.6, 55.2 and 166; on 2 H200, 8 KB, 1 MB, 8 MB and "
             "32 MB (benchmarks/results/comm_norm_h200.json): Triton's one-shot 3.5, 6.6, 30.4 and 106, its two-shot "
             "5.6, 7.8, 29.5 and 115, FlashInfer's one-shot 5.1 and 8.0, its two-shot 50.7 and 182 from 8 MB on, NCCL "
             "with the norm 30.2, 50.7, 156 and 516; on 2 H100 triton.one_shot_quant takes 4.2 to 4.9 for 8 KB and "
-            "7.2 to 7.9 for 1 MB, Triton's one-shot 3.7 and 6.6 (benchmarks/results/comm_quant_h100.json)",
+            "7.2 to 7.9 for 1 MB, Triton's one-shot 3.7 and 6.6 (benchmarks/results/comm_quant_h100.json); "
+            f"{_QUANTISED_PAIR}; {_QUANTISED_APART}",
         ),
         *(
-            Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _POLLED, _QUANT, _PUSH_TWO, _NCCL, *_FUSED), evidence)
+            Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _POLLED, *_TWO_SMALL), evidence)
             for bucket, evidence in (
                 *((bucket, f"{_QUANTISED}; {_NORM_OF_TWO}") for bucket in ("32KB", "256KB")),
                 ("1MB", _QUANTISED),
             )
         ),
-        Line("hopper", WIDE_ROWS, (_POLLED, _PUSH_ONE, _QUANT, _PUSH_TWO, _NCCL, *_FUSED), _WIDE),
+        Line("hopper", WIDE_ROWS, (_POLLED, _PUSH_ONE, *_TWO_SMALL), _WIDE),
         *(
-            Line("hopper", f"4 ranks, {bucket}", (_PUSH_TWO, _PUSH_ONE, _POLLED, _NCCL, *_FUSED, _QUANT), _NORM_OF_FOUR)
+            Line(
+                "hopper",
+                f"4 ranks, {bucket}",
+                (_PUSH_TWO, _PUSH_ONE, _POLLED, _PAIR, _NCCL, *_FUSED, _QUANT),
+                f"{_NORM_OF_FOUR}; {_QUANTISED_APART}",
+            )
             for bucket in ("1MB", "8MB", "32MB")
         ),
     ),

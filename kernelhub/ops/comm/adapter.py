@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.ops.comm.problem import CollectiveProblem
 from kernelhub.ops.known_calls import Repeatable
 
@@ -31,6 +32,10 @@ class CollectiveAdapter(Repeatable, abc.ABC):
 
     def __init__(self, problem: CollectiveProblem) -> None:
         self.problem = problem
+
+    def made_of(self, device: int) -> tuple[Bound, ...]:
+        """The bound selections of the ops that the kernel is made of, for a device as of `Op.bound_for`."""
+        return ()
 
     @abc.abstractmethod
     def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:

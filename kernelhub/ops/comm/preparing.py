@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, Op, ParsedCall
+from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import InvalidArgument, KernelhubError, RanksDisagree
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.group import libraries_of, meet, resolved
@@ -33,13 +34,16 @@ class CollectivePlan(CallPlan):
 
     Attributes:
         kernels: the kernels by bucket; ``any`` where the group has none that depends on the message.
+        parts: for each of these buckets, the selections of the ops that its kernel is made of; none of kernels of
+            their own.
         connection: how the ranks are connected, and how that was found.
     """
 
-    __slots__ = ("connection", "kernels")
+    __slots__ = ("connection", "kernels", "parts")
     repeats = False
     kept = ("group",)
     kernels: Mapping[str, str]
+    parts: Mapping[str, tuple[Selection[Any], ...]]
     connection: GroupFacts
 
     def __init__(
@@ -51,6 +55,16 @@ class CollectivePlan(CallPlan):
         run = bound.run if len(bounds) == 1 else _switching([bounds[name].run for name in BUCKETS], self.message_bytes)
         super().__init__(op, bound, parsed, run=run, backend=names if len(names) > 1 else names[0])
         self.kernels, self.connection = kernels, facts
+        made_of = {name: item.adapter.made_of(parsed.device) for name, item in bounds.items()}
+        self.parts = {name: tuple(part.selection for part in parts) for name, parts in made_of.items() if parts}
+
+    @property
+    def said(self) -> str:
+        """The kernels and their parts, in words that are equal on ranks which run the same."""
+        words = dict(self.kernels)
+        for name, parts in self.parts.items():
+            words[name] += f" ({', '.join(f'{part.op} by {part.selected}' for part in parts)})"
+        return ", ".join(words.values() if len(words) == 1 else (f"{name}: {said}" for name, said in words.items()))
 
     @staticmethod
     def message_bytes(x: Tensor, *arguments: Any) -> int:
@@ -100,10 +114,9 @@ def prepare(
     except KernelhubError as error:
         _give_up(name, op, error, timeout_s, args, kwargs)
         raise
-    kernels = ", ".join(f"{bucket}: {kernel}" for bucket, kernel in made.kernels.items())
-    shared = made.kernel if len(bounds) == 1 else kernels
-    libraries = libraries_of(bound.selection.kernel for bound in bounds.values())
-    meet(name, pg, {"op": name, "kernel": shared, "libraries": libraries, **state(parsed)}, timeout_s)
+    parts = [part.kernel for parts in made.parts.values() for part in parts]
+    libraries = libraries_of([*(bound.selection.kernel for bound in bounds.values()), *parts])
+    meet(name, pg, {"op": name, "kernel": made.said, "libraries": libraries, **state(parsed)}, timeout_s)
     try:
         for bucket in reversed(list(bounds)):  # the largest workspace first
             bounds[bucket].adapter.connect(x, pg, timeout_s)

@@ -19,7 +19,7 @@ from kernelhub.dispatch.problem_class import Facets, ProblemClass, as_packed, fa
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import RanksDisagree
 from kernelhub.runtime.ranks.settle import Outcome, Refusal
-from kernelhub.runtime.ranks.statement import Stated
+from kernelhub.runtime.ranks.statement import Stated, key_of
 
 _UNDO = "call kernelhub.reload() on every rank, and agree again"
 
@@ -140,12 +140,14 @@ def agreed_on(
 def stop(stated: Stated, outcome: Outcome, size: int) -> tuple[Plan, ...]:
     """Stop plans of other kernels than the agreed ones."""
     stale = []
-    for key, plans in stated.plans.items():
+    for plans in stated.plans.values():
         for plan in plans:
-            if plan.kernel != outcome[key].kernel:
+            ran = (plan.selection, *plan.selection.parts)
+            other = next((one for one in ran if one.selected != outcome[key_of(one)].kernel), None)
+            if other is not None:
                 message = (
-                    f"{plan.selection.op}: this plan runs {plan.kernel}, but {size} ranks agreed on "
-                    f"{outcome[key].kernel} since; prepare it again"
+                    f"{other.op}: this plan runs {other.selected}, but {size} ranks agreed on "
+                    f"{outcome[key_of(other)].kernel} since; prepare it again"
                 )
                 _stop(plan, message)
                 stale.append(plan)
@@ -218,4 +220,5 @@ def _record(op: str, name: str) -> Kernel:
 
 
 def _fingerprint(selection: Selection[Any], kernel: str, tuned: str) -> SelectionFingerprint:
-    return HUB.fingerprint_of(replace(selection, kernel=_record(selection.op, kernel)), tuned)
+    # Its parts are problem classes of their own, whose kernels are settled, too.
+    return HUB.fingerprint_of(replace(selection, kernel=_record(selection.op, kernel), parts=()), tuned)

@@ -39,7 +39,8 @@ def state(what: Iterable[Plan | Need | Selection[Any]], device: DeviceFacts, pac
     """This rank's selections.
 
     Args:
-        what: plans and selections, used as they are; for a need the selection is made now.
+        what: plans and selections, used as they are; for a need the selection is made now. Those of the ops that a
+            kernel is made of are among the result.
         device: device of the needs.
         packing: whether weights of needs are packed before the selected kernel runs.
 
@@ -54,14 +55,16 @@ def state(what: Iterable[Plan | Need | Selection[Any]], device: DeviceFacts, pac
             selection = function.op.select(item.problem(device), None, packing=packing)
         else:
             selection = item.selection if isinstance(item, Plan) else item
-        key = key_of(selection)
-        known = selections.setdefault(key, selection)
-        if known.selected != selection.selected:
-            raise ConfigurationError(
-                f"agree: plans of one problem class run {known.selected} and {selection.selected} ({key}); ranks hold "
-                "one kernel for each class"
-            )
+        for one in (selection, *selection.parts):
+            key = key_of(one)
+            known = selections.setdefault(key, one)
+            if known.selected != one.selected:
+                raise ConfigurationError(
+                    f"agree: plans of one problem class run {known.selected} and {one.selected} ({key}); ranks hold "
+                    "one kernel for each class"
+                )
         if isinstance(item, Plan):
+            key = key_of(selection)
             plans[key] = (*plans.get(key, ()), item)
     return Stated(selections, plans, packing)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.comm.cpu_ranks import compare, wait
+from kernelhub.backends.shared.cpu_ranks import compare, wait
 from kernelhub.backends.torch.fused_quant.steps import fill
 from kernelhub.ops.arguments import describe, dtype_name
 from kernelhub.ops.comm.adapter import (

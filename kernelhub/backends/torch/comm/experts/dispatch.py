@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.torch.comm.cpu_ranks import compare
+from kernelhub.backends.shared.cpu_ranks import compare
 from kernelhub.backends.torch.comm.experts.wire import Wire, packed, unpacked
 from kernelhub.ops.arguments import dtype_name
 from kernelhub.ops.comm.experts.adapter import DispatchAdapter, Outgoing

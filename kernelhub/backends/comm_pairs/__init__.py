@@ -1,0 +1,1 @@
+"""Collectives that are made of two ops, one after the other."""
