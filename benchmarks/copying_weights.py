@@ -268,7 +268,8 @@ def order_of(hidden: int, device: torch.device) -> Tensor:
 
 
 def draw(name: str, size: Any, deviation: float, device: torch.device) -> Tensor:
-    return torch.empty(size, device=device).normal_(0.0, deviation, generator=seeded(name, device))
+    # Engines build models with another default dtype.
+    return torch.empty(size, device=device, dtype=torch.float32).normal_(0.0, deviation, generator=seeded(name, device))
 
 
 def seeded(name: str, device: torch.device | str = "cpu") -> torch.Generator:

@@ -204,23 +204,28 @@ def test_gpt_oss_repeats_its_context_by_windows_full_layers_and_sinks(bench) -> 
     assert (lost.log_softmax(-1).max(-1).values - right.log_softmax(-1).max(-1).values).abs().mean() > 0.02
 
 
+DEEPSEEK = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "q_lora_rank": 384,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 64,
+}
+
+
 def deepseek(bench: Any, query_rank: int | None) -> Any:
     """transformers' DeepSeek V3 with the weights that vLLM's model would have, in float32."""
     transformers = pytest.importorskip("transformers")
     config = transformers.DeepseekV3Config(
-        hidden_size=512,
-        num_hidden_layers=8,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        q_lora_rank=query_rank,
-        kv_lora_rank=256,
-        qk_nope_head_dim=64,
-        qk_rope_head_dim=64,
-        v_head_dim=64,
+        **DEEPSEEK | {"q_lora_rank": query_rank},
         first_k_dense_replace=8,
         intermediate_size=WIDE,
         vocab_size=VOCABULARY,
-        architectures=["DeepseekV3ForCausalLM"],
         attn_implementation="eager",
     )
     model, shape = transformers.DeepseekV3ForCausalLM(config).eval(), bench.Shape(config, DISTANCES)
@@ -259,6 +264,22 @@ def test_deepseek_repeats_its_context_and_a_lost_page_changes_that(bench, query_
     lost = causal.clone()
     lost[:, 32:48] = False  # the keys of 16 of the 80 tokens at distance 60
     assert (best(lost | torch.eye(TOKENS, dtype=torch.bool)) == right)[80:].float().mean() < 0.9
+
+
+@pytest.mark.parametrize(
+    "name", ["embed_tokens", "fused_qkv_a_proj", "kv_a_proj_with_mqa", "q_b_proj", "kv_b_proj", "o_proj", "down_proj"]
+)
+def test_weights_are_the_same_where_an_engine_builds_in_bfloat16(bench, name) -> None:
+    shape = bench.Shape(SimpleNamespace(**DEEPSEEK, rope_parameters={"rope_theta": 1e4, "rope_type": "default"}))
+    weight = torch.empty(512, 512)
+    expected = bench.parameter(f"model.layers.3.self_attn.{name}.weight", weight, shape)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        made = bench.parameter(f"model.layers.3.self_attn.{name}.weight", weight, shape)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert made.dtype == torch.float32
+    assert torch.equal(made, expected)
 
 
 def test_a_parameter_without_a_rule_is_refused(bench) -> None:
