@@ -50,8 +50,8 @@ def install_stub(late: bool = False) -> str:
     if not late:
         loaded()
 
-    def made(compiled: Any, given: int) -> Any:
-        return direct.direct_launch(compiled, given, sizes=lambda function, most: _sizes(compiled, given))
+    def made(compiled: Any, given: int, **options: Any) -> Any:
+        return direct.direct_launch(compiled, given, sizes=lambda function, most: _sizes(compiled, given), **options)
 
     of_triton.direct_launch = of_gluon.direct_launch = made
     return "stub of the driver"

@@ -4,8 +4,10 @@
 #     scripts/verify_comm_on_gpus.sh [RANKS [PART...]]
 #
 # Parts, one after the other, or with TOGETHER=1 at once: `host`, `graphs`, `tiles`, `forms`, `quantised_forms`, and norms
-# of the sizes WIDE, `wide_rows` and `wide_rows_early`, measure; `polled`, `clustered`, `clustered_early`, `quantised_one_shot`
-# and `quantised_two_shot` test one kernel of the norm each; `pair` tests the quantised norm by two kernels, and compiles what
+# of the sizes WIDE, `wide_rows`, `wide_rows_early` and `early_forms`, measure; `compiled` compiles what those and the
+# tests of the norm launch ahead, by all processors; `polled`, `clustered`, `quantised_one_shot` and `quantised_two_shot`
+# test one kernel of the norm each, and `early_sum`, `early_one_shot`, `early_polled`, `early_clustered` and `early_eager`
+# launches that begin early, as EARLY says (1); `pair` tests the quantised norm by two kernels, and compiles what
 # `pair_forms` measures, with `quantised_host` for the host; processes of `push`, `sums`, `parts`,
 # `norms` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share two GPUs, but not more: there kernels would
 # wait for ranks whose turn on their GPU it is not. Each process has LIMIT seconds (60), MARGIN of them (15) for imports
@@ -105,10 +107,24 @@ for which in "${PARTS[@]}"; do
             beside sanitized memcheck ${KERNELS:-triton}
             beside sanitized racecheck ${KERNELS:-triton}
             ;;
-        clustered) collective clustered all_reduce_rms_norm triton.one_shot_clustered --hidden "${HIDDEN:-7168}" \
-                --scenes ${SCENES:-sums same_bits graphs delayed many} ;;
-        clustered_early) collective clustered_early all_reduce_rms_norm triton.one_shot_clustered \
-                --hidden "${HIDDEN:-7168}" --change early=1 --scenes ${SCENES:-sums graphs delayed many} ;;
+        compiled) # without GPUs, so that the limits of what follows are not spent on it
+            CUDA_VISIBLE_DEVICES="" part compiled "$PYTHON" benchmarks/comm_norms.py --compile "$(nproc)" --ranks "$RANKS" \
+                --widths 7168 4096 8192 5120 2880 --all-dtypes 7168 4096
+            ;;
+        clustered) beside collective clustered all_reduce_rms_norm triton.one_shot_clustered --hidden "${HIDDEN:-7168}" ;;
+        early_sum) beside collective early_sum all_reduce triton.one_shot --change early="${EARLY:-1}" ;;
+        early_one_shot | early_polled | early_clustered)
+            kernel=triton.one_shot
+            [ "$which" = early_one_shot ] || kernel=triton.one_shot_${which#early_}
+            beside collective "$which" all_reduce_rms_norm "$kernel" --hidden "${HIDDEN:-7168}" --change early="${EARLY:-1}"
+            ;;
+        early_eager) beside collective early_eager all_reduce_rms_norm triton.one_shot_clustered \
+                --hidden "${HIDDEN:-7168}" --change early="${EARLY:-1}" eager=1 ;;
+        early_forms)
+            part early_forms "$PYTHON" benchmarks/comm_norms.py --ranks "$RANKS" --json "$RUN/early_forms.json" --set early \
+                ${WIDE_FORMS:---widths 7168 8192 4096 5120 --rows 1 2 4 8 16 32 36 64 73 128 \
+                --few-rows 1 2 4 8 16 32 36 64 73 128} --between-rows 1 16 73 --host
+            ;;
         wide_rows) # the sum alone, what is selected and clusters; launches that begin early apart, as they are new
             part wide_rows "$PYTHON" benchmarks/comm_norms.py --ranks "$RANKS" --json "$RUN/wide_rows.json" $WIDE \
                 --only selected clustered one_shot, --without apart launched bucket

@@ -74,7 +74,8 @@ static int make_graph(Driver* driver, Graph* graph, void* stream, const Launch* 
     NodeParams params =
         params_of(&launches[at], graph->values + (launches[at].values - launches[0].values), parameters);
     status = of->add(&graph->nodes[at], graph->graph, at ? &graph->nodes[at - 1] : NULL, at ? 1 : 0, &params);
-    for (uint32_t one = 0; status == 0 && one < launches[at].config.num_attributes; one++)
+    uint32_t attributes = launches[at].config.num_attributes - (kernel->overlaps_captured ? 1 : 0);
+    for (uint32_t one = 0; status == 0 && one < attributes; one++)
       status = of->set_attribute(graph->nodes[at], (int)kernel->attributes[one].id, &kernel->attributes[one].value);
     if (status == 0 && priority != 0) { /* a node does not take that of the stream */
       Attribute attribute = {PRIORITY, 0, .value.words = {(uint32_t)priority}};
@@ -156,8 +157,11 @@ static int launch_as_graph(Sequence* self, void* stream, uint64_t id, const Laun
   if (driver->graph_after == 0 || count < driver->graph_least || self->forks != forks) return 0;
   if (self->owner != NULL && !driver->graph_shared) return 0; /* its kernels wait for other ranks */
   for (int at = 0; at < count; at++) {
+    const Kernel* kernel = launches[at].kernel;
+    /* Collectives that are programmatic where a caller captures them are not so in a graph of this launcher. */
+    if (self->owner != NULL && kernel->overlaps_captured) continue;
     for (uint32_t one = 0; one < launches[at].config.num_attributes; one++) { /* it is none of a node */
-      if (launches[at].kernel->attributes[one].id == PROGRAMMATIC_STREAM) return 0;
+      if (kernel->attributes[one].id == PROGRAMMATIC_STREAM) return 0;
     }
   }
   if (__atomic_test_and_set(&self->busy, __ATOMIC_ACQUIRE)) return 0;

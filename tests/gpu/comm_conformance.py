@@ -51,6 +51,7 @@ WIDTHS = (4096, 7168, 2880, 5120, 8192, 1023)  # of models, and an odd one: each
 SEALED_WIDTH = 3072
 EPS = 1e-5
 DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+_CHAIN = 40  # calls of a graph
 
 
 class Scenes:
@@ -284,6 +285,41 @@ class Scenes:
                     wrong.append(f"{dtype} {rows} rows, replay {turn}")
         return wrong
 
+    def chains(self) -> list[str]:
+        """A graph of many calls of several sizes, some in place; replays with changed inputs, and a rank that is late.
+
+        Launches that begin early where they are captured do so here.
+        """
+        dtype = self.dtypes()[0]
+        rows_of = [rows for rows in self.sizes(dtype)[:-1] if 0 < rows < 200]  # the last is another kernel's
+        given = {rows: self.operands(rows, dtype, 0) for rows in rows_of}
+        graph, found = torch.cuda.CUDAGraph(), []
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            for turn in range(_CHAIN):
+                rows = rows_of[turn % len(rows_of)]
+                x, *others = given[rows]
+                own = x.clone() if turn % 7 == 6 and self.op in ("all_reduce", "all_reduce_rms_norm") else x
+                place = {} if own is x else {"out" if self.format is None else "residual_out": own}
+                found.append((rows, self.run(dtype, own, *others, **place)))
+        wrong = []
+        for turn in range(20):
+            for rows, operands in given.items():
+                for place, value in zip(operands, self.operands(rows, dtype, turn), strict=True):
+                    if isinstance(place, Tensor):
+                        place.copy_(value)
+            if turn % self.size == self.rank:
+                torch.cuda._sleep(500_000)
+            graph.replay()
+            wrong += [
+                f"replay {turn}, call {at}: {rows} rows"
+                for at, (rows, result) in enumerate(found)
+                if self.wrong(result, rows, dtype, turn)
+            ]
+        return wrong
+
     def delayed(self) -> list[str]:
         """One rank comes later, another each time."""
         wrong = []
@@ -375,7 +411,7 @@ class Scenes:
             return
         scenes = [
             *(self.sums, self.odd_widths, self.widths, self.same_bits),
-            *(self.graphs, self.delayed, self.side_streams, self.many, self.sealed),
+            *(self.graphs, self.chains, self.delayed, self.side_streams, self.many, self.sealed),
         ]
         scenes = [scene for scene in scenes if not self.only or scene.__name__ in self.only]
         seconds = answers["seconds"] = {}

@@ -40,6 +40,7 @@ class Launcher:
     """A jitted kernel with its static arguments, which are last in its signature.
 
     `cluster` programs that follow each other are launched as a cluster, though Triton compiles each for itself.
+    `captured_only`: one that begins while the kernel before it ends (`launch_pdl`) does so only where it is captured.
     `options` are Triton's, such as `enable_fp_fusion`.
     """
 
@@ -50,10 +51,11 @@ class Launcher:
         num_warps: int,
         num_stages: int = 3,
         cluster: int = 1,
+        captured_only: bool = False,
         **options: Any,
     ) -> None:
         names = [name for name in kernel.arg_names if name in static]
-        self._kernel, self._cluster = kernel, cluster
+        self._kernel, self._cluster, self._captured_only = kernel, cluster, captured_only
         self._named = {**static, "num_warps": num_warps, "num_stages": num_stages, **options}
         self._static = tuple(static[name] for name in names)
         self._ready: dict[Hashable, _Ready] = {}
@@ -107,7 +109,7 @@ class Launcher:
             if self._cluster > 1:  # what Triton's launcher reads: warps, programs of a cluster, shared memory
                 warps, _, shared = compiled.packed_metadata
                 compiled.packed_metadata = (warps, self._cluster, shared)
-            direct = direct_launch(compiled, given, cluster=self._cluster)
+            direct = direct_launch(compiled, given, cluster=self._cluster, captured_only=self._captured_only)
             self._ready[variant] = _Ready(compiled, direct, _not_launched if direct is None else direct.launch)
 
 

@@ -89,10 +89,10 @@ def sizes_of(compiled: Any, given: int) -> list[int]:
 def on_stub(stub: Stub, expected: list[int] | None = None) -> None:
     """Let launchers take what the stub says of a function, which notes these parameters or the newest kernel's."""
 
-    def made(compiled: Any, given: int, cluster: int = 1) -> Any:
+    def made(compiled: Any, given: int, **options: Any) -> Any:
         sizes = sizes_of(compiled, given)
         stub.expect(sizes if expected is None else expected)
-        return direct_launch(compiled, given, sizes=lambda function, most: sizes, cluster=cluster)
+        return direct_launch(compiled, given, sizes=lambda function, most: sizes, **options)
 
     of_triton.direct_launch = made
 

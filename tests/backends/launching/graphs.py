@@ -53,11 +53,13 @@ def two_launches(stub: Stub, after: int = AFTER, **options: Any) -> Any:
     return sequence(steps, places, 3, [0, 1, 2])
 
 
-def one_launch(stub: Stub, least: int = 2, room: int = 0, install: bool = True, shared: Any = None) -> Any:
+def one_launch(
+    stub: Stub, least: int = 2, room: int = 0, install: bool = True, shared: Any = None, **options: Any
+) -> Any:
     """A sequence from x to itself, or to memory for temporaries."""
     if install:
         install_launcher(stub, AFTER, least)
-    launcher, x = Launcher(twice, {"SIZE": 64}, 4), torch.zeros(64)
+    launcher, x = Launcher(twice, {"SIZE": 64}, 4, **options), torch.zeros(64)
     launcher(3, (0,), x, x, 7)
     step = launcher.step(3, (0,), x, x, 7)
     return sequence([step], [[(0, 0), (1 if room else 0, 0), None]], 1, [0], room, shared=shared)
@@ -252,6 +254,19 @@ def collectives(stub: Stub) -> None:
         for _ in range(2):
             assert one.launch(x) is True
     assert [stream for *_, stream in received(stub)] == [78, 78]
+    early = {"launch_pdl": True, "captured_only": True}
+    always = early | {"captured_only": False}
+    for options, is_shared, graphs in ((early, True, 3), (early, False, 0), (always, True, 0)):
+        given = Shared((), missing, missing + 8, words) if is_shared else None
+        words[1] = 77
+        one = one_launch(stub, install=False, shared=given, **options)
+        stub.take_graph_calls()
+        for _ in range(AFTER + 3):
+            assert one.launch(x) is True
+        calls = stub.take_graph_calls()
+        assert calls.get("cuGraphLaunch", 0) == graphs, "in a graph of the launcher it begins as any other"
+        assert counts()["refused"] == 0
+        stub.take()
 
 
 def rooms(stub: Stub) -> None:

@@ -62,10 +62,14 @@ class _AllReduce(AllReduceAdapter):
 
     Attributes:
         longest: most bytes of one launch. A longer message is cut into several.
+        early: of `early.py`, if the kernel has it: when the launch after one may begin.
+        eager: launches that are not captured do so, too.
     """
 
     problem: AllReduceProblem
     kernel: Any
+    early = 0
+    eager = False
 
     def __init__(self, problem: AllReduceProblem) -> None:
         super().__init__(problem)
@@ -101,7 +105,9 @@ class _AllReduce(AllReduceAdapter):
     def attach(self, group_name: str, workspace: Workspace) -> Connection:
         """Serve a group that has a workspace. This communicates with no rank."""
         static = {"BLOCK": self._tile.bytes // self._dtype.itemsize, **self.static()}
-        connection = Connection("all_reduce", self.kernel, static, self._tile, workspace)
+        connection = Connection(
+            "all_reduce", self.kernel, static, self._tile, workspace, early=self.early, eager=self.eager
+        )
         example = torch.empty(UNIT, dtype=self._dtype, device=workspace.device)
         connection.compile((example, example), self.sizes(example.nbytes)[1])
         return self._connections.keep(group_name, connection)
@@ -153,7 +159,7 @@ class OneShot(_AllReduce):
         return one_shot_tile(self.longest)
 
     def static(self) -> dict[str, Any]:
-        return {"ONCE": self._once}
+        return {"ONCE": self._once, "EARLY": self.early}
 
     def slot_bytes(self) -> int:
         return self.longest
@@ -219,6 +225,8 @@ class _RmsNorm(ConnectedRmsNorm):
     """What both kernels of `all_reduce_rms_norm` that write floats do."""
 
     kernel: Any
+    early = 0  # of `early.py`, of kernels that use the slots of `turns.py`
+    eager = False  # launches that are not captured may begin early, too
     registers = 0  # most of a thread; 0: the compiler's choice
     turns = False  # it uses the slots of `turns.py`, and has another kernel for results in the place of operands
     in_place_kernel: Any = received_rms_norm_kernel
@@ -267,14 +275,14 @@ class _RmsNorm(ConnectedRmsNorm):
         row = torch.empty(hidden_size, dtype=self._dtype, device=workspace.device)
         weight = row.to(getattr(torch, self.problem.weight_dtype))
         made = []
-        given: list[tuple[Any, dict[str, Any], int]]
-        given = [(self.kernel, {**static, **self.static_of_kernel()}, self.registers)]
-        given += [(self.in_place_kernel, static, 0)] if self.turns else []
-        for kernel, fixed, registers in given:
-            connection = Connection(
-                "all_reduce_rms_norm", kernel, fixed, self._tile, workspace, turns=self.turns, registers=registers
-            )
-            made.append(connection)
+        given: list[tuple[Any, dict[str, Any], dict[str, Any]]]
+        early = {"early": self.early, "eager": self.eager} if self.turns else {}
+        own = {**static, **self.static_of_kernel(), **({"EARLY": self.early} if self.turns else {})}
+        given = [(self.kernel, own, {"registers": self.registers, **early})]
+        given += [(self.in_place_kernel, static, {})] if self.turns else []
+        for kernel, fixed, options in given:
+            options |= {"turns": self.turns}
+            made.append(Connection("all_reduce_rms_norm", kernel, fixed, self._tile, workspace, **options))
             made[-1].compile((row, row, weight, row, row), self.sizes(1, 1e-6, 0)[1])
         connection = made[0]
         connection.in_place = made[1] if self.turns else None
@@ -414,7 +422,7 @@ class ClusteredRmsNorm(_RmsNorm):
 
     kernel = clustered_rms_norm_kernel
     least_part = _LEAST_OF_CLUSTER
-    early = False  # a launch may begin while the kernel before it ends
+    units = 1  # of 16 bytes of a thread
 
     def __init__(self, problem: AllReduceRmsNormProblem) -> None:
         super().__init__(problem)
@@ -422,7 +430,7 @@ class ClusteredRmsNorm(_RmsNorm):
         least = max(-(-problem.hidden_size // _MOST_OF_CLUSTER), self.least_part // item)
         self._part = triton.next_power_of_2(least)
         self.cluster = -(-problem.hidden_size // self._part)
-        warps = min(_MOST_WARPS, self._part * item // (32 * UNIT))
+        warps = min(_MOST_WARPS, self._part * item // (32 * UNIT * self.units))
         self._tile = Tile(self._part * item, warps, 1, self._rows * self.cluster)
 
     def piece(self) -> int:
@@ -437,7 +445,7 @@ class ClusteredRmsNorm(_RmsNorm):
     def attach(self, group_name: str, workspace: Workspace) -> Connection:
         static = {"H": self.problem.hidden_size, "PART": self._part, "SPLIT": self.cluster}
         static |= {"THREADS": 32 * self._tile.warps, "EARLY": self.early}
-        options = {"turns": True, "cluster": self.cluster, "early": self.early}
+        options = {"turns": True, "cluster": self.cluster, "early": self.early, "eager": self.eager}
         connection = Connection("all_reduce_rms_norm", self.kernel, static, self._tile, workspace, **options)
         row = torch.empty(self.problem.hidden_size, dtype=self._dtype, device=workspace.device)
         weight = row.to(getattr(torch, self.problem.weight_dtype))

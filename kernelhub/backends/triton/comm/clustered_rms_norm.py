@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernelhub.backends.triton.comm.at_once import send_values
 from kernelhub.backends.triton.comm.clusters import (
@@ -29,6 +28,7 @@ from kernelhub.backends.triton.comm.clusters import (
     root_of_row,
     share_squares,
 )
+from kernelhub.backends.triton.comm.early import after_last, have_come
 from kernelhub.backends.triton.comm.slots import deadline, slot_at
 from kernelhub.backends.triton.comm.turns import empty_last
 
@@ -68,22 +68,19 @@ def clustered_rms_norm_kernel(
 ):
     """As `split_rms_norm_kernel`, of two ranks. A cluster has SPLIT programs of THREADS, a row and a part each of PART.
 
-    EARLY: it may be launched while the kernel before it ends, for which it waits.
+    EARLY: see `early.py`.
     """
     slots = (slots0, slots1, slots2, slots3, slots4, slots5, slots6, slots7)
     SIZE: tl.constexpr = x.dtype.element_ty.primitive_bitwidth // 8
     row = tl.program_id(0) // SPLIT
     part = tl.program_id(0) % SPLIT
-    place = 0
     if CLOCK:
-        place = begin(SPLIT, THREADS)
+        place, there, come = begin(SPLIT, THREADS)
     lane = tl.arange(0, PART)
     column = part * PART + lane
     inside = column < H
     at = row * H + column
-    if EARLY:
-        gdc_wait()
-        gdc_launch_dependents()
+    after_last(EARLY)
     own = tl.load(x + at, inside, other=0.0)
     state = tl.load(counters + row)
     live = state >= 0
@@ -111,12 +108,15 @@ def clustered_rms_norm_kernel(
     total = tl.where(live, total + before, float("nan"))
     of_row = tl.where(inside, total, 0.0)
     if CLOCK:
-        share_squares(of_row, bits, place, PART, SPLIT, THREADS)
+        share_squares(of_row, bits, there, come, PART, THREADS)
+        # Each thread has read what it stores now, while the sums are on their way.
+        tl.store(residual_out + at, total.to(residual_out.dtype.element_ty), inside)
         inverse, late = root_of_row(place, eps, H, SPLIT, THREADS)
     else:
+        tl.store(residual_out + at, total.to(residual_out.dtype.element_ty), inside)
         squares, late = of_cluster(tl.sum(of_row * of_row, 0), tl.max((bits == -1).to(tl.int32), 0), SPLIT)
         inverse = tl.rsqrt(squares / H + eps)
-    tl.store(residual_out + at, total.to(residual_out.dtype.element_ty), inside)
+    have_come(EARLY)
     tl.store(out + at, (total * inverse * scale.to(tl.float32)).to(out.dtype.element_ty), inside)
     # All programs of the row have read the counter: they have taken part in the exchange.
     if part == 0:

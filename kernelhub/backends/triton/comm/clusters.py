@@ -85,19 +85,35 @@ def await_part(start, x, sent, until, PART: tl.constexpr, THREADS: tl.constexpr)
 
 @triton.constexpr_function
 def beginning_code(programs, warps):
-    """Make a place for the sums of all warps of a row, 16 bytes behind what says that they have come."""
+    """Make a place for the sums of all warps of a row, 16 bytes behind what says that they have come.
+
+    Results: the place, and where lane p of a warp stores its warp's sum in program p, and says that it has come. The
+    two are 0 for lanes beyond the programs. They are computed here, as values are on their way then.
+    """
     sums = programs * warps
     return f"""{{
 .shared .align 16 .b8 place[{16 + 4 * up_to_four(sums)}];
-.reg .pred p;
-.reg .b32 t;
+.reg .pred p, q;
+.reg .b32 t, w;
 mov.u32 $0, place;
 mov.u32 t, %tid.x;
+mov.u32 w, %cluster_ctarank;
 setp.eq.u32 p, t, 0;
 @p mbarrier.init.shared::cta.b64 [$0], 1;
 @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], {4 * sums};
 @p fence.mbarrier_init.release.cluster;
 barrier.cluster.arrive.relaxed.aligned;
+mul.lo.u32 w, w, {warps};
+shr.u32 $2, t, 5;
+add.u32 w, w, $2;
+mad.lo.u32 w, w, 4, $0;
+add.u32 w, w, 16;
+and.b32 t, t, 31;
+setp.lt.u32 q, t, {programs};
+mov.b32 $1, 0;
+mov.b32 $2, 0;
+@q mapa.shared::cluster.u32 $1, w, t;
+@q mapa.shared::cluster.u32 $2, $0, t;
 }}"""
 
 
@@ -109,9 +125,17 @@ def up_to_four(count):
 
 @triton.jit
 def begin(SPLIT: tl.constexpr, THREADS: tl.constexpr):
-    """The place of the sums of a row's warps, in this program's shared memory. The others may not use it yet."""
+    """The place of the sums of a row's warps, in this program's shared memory, which the others may not use yet.
+
+    And two addresses of each thread: see `beginning_code`.
+    """
     return tl.inline_asm_elementwise(
-        beginning_code(SPLIT, THREADS // 32), "=&r", [], dtype=tl.int32, is_pure=False, pack=1
+        beginning_code(SPLIT, THREADS // 32),
+        "=&r,=&r,=&r",
+        [],
+        dtype=(tl.int32, tl.int32, tl.int32),
+        is_pure=False,
+        pack=1,
     )
 
 
@@ -122,15 +146,16 @@ def await_programs():
 
 
 @triton.constexpr_function
-def sharing_code(elements, item_bytes, programs, warps):
+def sharing_code(elements, item_bytes):
     """Add up the squares of a warp, and store the sum at the place of this warp in each program.
 
-    Operands: a result that nothing uses for each element, the elements, the bits that came, in words, and the place.
+    Operands: a result that nothing uses for each element, the elements, the bits that came, in words, and the two
+    addresses of this thread, once for each element.
     """
     values = [f"${elements + index}" for index in range(elements)]
     words = [f"${2 * elements + index}" for index in range(elements * item_bytes // 4)]
-    place = f"${2 * elements + len(words)}"
-    lines = [".reg .pred p, q;", ".reg .b32 a, b, c, d, e, t;", ".reg .f32 s, u;"]
+    there, come = (f"${2 * elements + len(words) + of * elements}" for of in range(2))
+    lines = [".reg .pred p, q;", ".reg .b32 a, b, c, t;", ".reg .f32 s, u;"]
     lines += [f"mul.f32 s, {values[0]}, {values[0]};", f"mul.f32 u, {values[1]}, {values[1]};"]  # two chains
     for index in range(2, elements):
         into = "su"[index % 2]
@@ -145,11 +170,8 @@ def sharing_code(elements, item_bytes, programs, warps):
     lines += [LACKS[item_bytes].replace(" e,", " q,"), "vote.sync.any.pred q, q, 0xffffffff;"]
     lines += [f"selp.b32 c, {_LATE}, c, q;", "WHOLE:"]
     # A lane for each program.
-    lines += ["mov.u32 b, %tid.x;", "shr.u32 d, b, 5;", "and.b32 b, b, 31;", "mov.u32 a, %cluster_ctarank;"]
-    lines += [f"mad.lo.u32 d, a, {warps}, d;", f"mad.lo.u32 d, d, 4, {place};", "add.u32 d, d, 16;"]
-    lines += [f"setp.lt.u32 q, b, {programs};", "@q mapa.shared::cluster.u32 d, d, b;"]
-    lines.append(f"@q mapa.shared::cluster.u32 e, {place}, b;")
-    lines.append("@q st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [d], c, [e];")
+    lines.append(f"setp.ne.u32 q, {come}, 0;")
+    lines.append(f"@q st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [{there}], c, [{come}];")
     lines += [f"mov.b32 ${index}, 0;" for index in range(elements)]
     return "{\n" + "\n".join(lines) + "\n}"
 
@@ -157,18 +179,21 @@ def sharing_code(elements, item_bytes, programs, warps):
 @triton.constexpr_function
 def sharing_constraints(elements, item_bytes):
     """Of the operands of `sharing_code`."""
-    return ",".join(["=&r"] * elements + ["r"] * (elements + elements * item_bytes // 4 + elements))
+    return ",".join(["=&r"] * elements + ["r"] * (3 * elements + elements * item_bytes // 4))
 
 
 @triton.jit
-def share_squares(total, bits, place, PART: tl.constexpr, SPLIT: tl.constexpr, THREADS: tl.constexpr):
-    """Send the squares of this program's part of a row, `total` [PART], to the programs of the row."""
+def share_squares(total, bits, there, come, PART: tl.constexpr, THREADS: tl.constexpr):
+    """Send the squares of this program's part of a row, `total` [PART], to the programs of the row.
+
+    `there` and `come` are the addresses of `begin`.
+    """
     EACH: tl.constexpr = PART // THREADS
     SIZE: tl.constexpr = bits.dtype.primitive_bitwidth // 8
     tl.inline_asm_elementwise(
-        sharing_code(EACH, SIZE, SPLIT, THREADS // 32),
+        sharing_code(EACH, SIZE),
         sharing_constraints(EACH, SIZE),
-        [total, bits, tl.zeros([PART], tl.int32) + place],
+        [total, bits, tl.zeros([PART], tl.int32) + there, tl.zeros([PART], tl.int32) + come],
         dtype=tl.int32,
         is_pure=False,
         pack=EACH,

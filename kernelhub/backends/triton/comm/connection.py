@@ -32,7 +32,8 @@ class Connection:
         turns: it uses the slots of `turns.py`.
         registers: most of a thread; 0: the compiler's choice.
         cluster: programs of a cluster.
-        early: a launch may begin while the kernel before it ends.
+        early: of `early.py`: when the launch after this one may begin, and so this one; 0: as any other.
+        eager: a launch that is not captured may begin early, too, which takes the host longer.
 
     Attributes:
         repeated: the calls over this workspace that are repeated.
@@ -51,14 +52,16 @@ class Connection:
         turns: bool = False,
         registers: int = 0,
         cluster: int = 1,
-        early: bool = False,
+        early: int = 0,
+        eager: bool = False,
     ) -> None:
         self._op, self._workspace, self._tile = op, workspace, tile
         of_group = {"RANK": workspace.rank, "WORLD": workspace.world_size}
         fixed = {**static, **of_group, "MOST": MOST_PROGRAMS, "CLOCK": not triton.knobs.runtime.interpret}
-        options = {"maxnreg": registers} if registers else {}
+        options: dict[str, Any] = {"maxnreg": registers} if registers else {}
         options |= {"launch_pdl": True} if early else {}
-        self._launch = Launcher(kernel, fixed, num_warps=tile.warps, num_stages=1, cluster=cluster, **options)
+        options |= {"cluster": cluster, "captured_only": not eager}
+        self._launch = Launcher(kernel, fixed, num_warps=tile.warps, num_stages=1, **options)
         counters, slots = workspace.counters, workspace.slots
         capacity = workspace.capacity
         if turns:

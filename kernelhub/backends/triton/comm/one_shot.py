@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from kernelhub.backends.triton.comm.at_once import add_up_at_once, send_values
+from kernelhub.backends.triton.comm.early import after_last, have_come
 from kernelhub.backends.triton.comm.slots import bits_of, deadline, end, place, receive, slot_at
 
 
@@ -68,6 +69,7 @@ def one_shot_kernel(
     ahead,
     limit_us,
     ONCE: tl.constexpr,
+    EARLY: tl.constexpr,
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -76,7 +78,7 @@ def one_shot_kernel(
 ):
     """`slots`r is the address on rank r of [2 sets, WORLD - 1 senders, `capacity` times 16 bytes].
 
-    If ONCE, a program has one tile at most, and loads it before it reads which set is used.
+    If ONCE, a program has one tile at most, and loads it before it reads which set is used. EARLY: see `early.py`.
     """
     slots = (slots0, slots1, slots2, slots3, slots4, slots5, slots6, slots7)
     unit: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
@@ -87,6 +89,7 @@ def one_shot_kernel(
     first = tl.program_id(0) * BLOCK
     lane = tl.arange(0, BLOCK)
     rest = whole + tl.arange(0, BLOCK // unit)
+    after_last(EARLY)
     if ONCE:
         own = tl.load(x + first + lane, first + lane < whole, other=0.0)
     parity = tl.load(counters + tl.program_id(0))
@@ -122,4 +125,5 @@ def one_shot_kernel(
     else:
         for start in range(first, n, step):
             tl.store(out + start + lane, tl.full([BLOCK], float("nan"), out.dtype.element_ty), start + lane < n)
+    have_come(EARLY)
     end(counters, parity, late, MOST)

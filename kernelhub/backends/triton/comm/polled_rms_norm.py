@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from kernelhub.backends.triton.comm.at_once import look_at_row, note_absent, send_values
+from kernelhub.backends.triton.comm.early import after_last, have_come
 from kernelhub.backends.triton.comm.polled import look_patiently
 from kernelhub.backends.triton.comm.slots import deadline
 from kernelhub.backends.triton.comm.turns import advance, empty_last
@@ -50,6 +51,7 @@ def polled_rms_norm_kernel(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     THREADS: tl.constexpr,
+    EARLY: tl.constexpr,
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
     MOST: tl.constexpr,
@@ -64,6 +66,7 @@ def polled_rms_norm_kernel(
     part = tl.program_id(0) % SPLIT
     of_row = part * PART + tl.arange(0, PART)
     of_part = row * H + of_row
+    after_last(EARLY)
     sent = tl.load(x + of_part, of_row < H, other=0.0)
     state = tl.load(counters + tl.program_id(0))
     lane = tl.arange(0, BLOCK)
@@ -101,6 +104,7 @@ def polled_rms_norm_kernel(
             looks, absent, own, before, x, at, inside, slots, here, sender, until, RANK, WORLD, CLOCK
         )
         looks += 1
+    have_come(EARLY)
     note_absent(absent, missing, WORLD)
     inverse = tl.rsqrt(squares / H + eps)
     if APART:

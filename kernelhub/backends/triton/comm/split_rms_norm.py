@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from kernelhub.backends.triton.comm.at_once import look_at_row, note_absent, send_values
+from kernelhub.backends.triton.comm.early import after_last, have_come
 from kernelhub.backends.triton.comm.slots import deadline
 from kernelhub.backends.triton.comm.turns import advance, empty_last
 
@@ -52,6 +53,7 @@ def split_rms_norm_kernel(
     H: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
+    EARLY: tl.constexpr,
     RANK: tl.constexpr,
     WORLD: tl.constexpr,
     MOST: tl.constexpr,
@@ -59,13 +61,15 @@ def split_rms_norm_kernel(
 ):
     """x, residual, out, residual_out [rows, H]; the norm is times weight [H]. A grid has rows * SPLIT programs.
 
-    `slots`r is the address on rank r of [3 sets, WORLD - 1 senders, `capacity` times 16 bytes]. in_place is 0.
+    `slots`r is the address on rank r of [3 sets, WORLD - 1 senders, `capacity` times 16 bytes]. in_place is 0. EARLY:
+    see `early.py`.
     """
     slots = (slots0, slots1, slots2, slots3, slots4, slots5, slots6, slots7)
     PART: tl.constexpr = BLOCK // SPLIT
     row = tl.program_id(0) // SPLIT
     part = tl.program_id(0) % SPLIT
     of_row = part * PART + tl.arange(0, PART)
+    after_last(EARLY)
     sent = tl.load(x + row * H + of_row, of_row < H, other=0.0)
     state = tl.load(counters + tl.program_id(0))
     lane = tl.arange(0, BLOCK)
@@ -96,6 +100,7 @@ def split_rms_norm_kernel(
             # All threads have read the counter: they have taken part in the sum of squares.
             advance(counters, following, MOST)
         looks += 1
+    have_come(EARLY)
     note_absent(absent, missing, WORLD)
     inverse = tl.rsqrt(squares / H + eps)
     tl.store(residual_out + at, total.to(residual_out.dtype.element_ty), mine)
