@@ -116,10 +116,11 @@ for which in "${PARTS[@]}"; do
         early_one_shot | early_polled | early_clustered)
             kernel=triton.one_shot
             [ "$which" = early_one_shot ] || kernel=triton.one_shot_${which#early_}
-            beside collective "$which" all_reduce_rms_norm "$kernel" --hidden "${HIDDEN:-7168}" --change early="${EARLY:-1}"
+            beside collective "$which" all_reduce_rms_norm "$kernel" --hidden "${HIDDEN:-7168}" \
+                --change early="${EARLY:-1}" ${SCENES:+--scenes $SCENES}
             ;;
-        early_eager) beside collective early_eager all_reduce_rms_norm triton.one_shot_clustered \
-                --hidden "${HIDDEN:-7168}" --change early="${EARLY:-1}" eager=1 ;;
+        early_eager) beside collective early_eager all_reduce_rms_norm triton.one_shot_clustered --hidden "${HIDDEN:-7168}" \
+                --change early="${EARLY:-1}" eager=1 ${SCENES:+--scenes $SCENES} ;;
         early_forms)
             part early_forms "$PYTHON" benchmarks/comm_norms.py --ranks "$RANKS" --json "$RUN/early_forms.json" --set early \
                 ${WIDE_FORMS:---widths 7168 8192 4096 5120 --rows 1 2 4 8 16 32 36 64 73 128 \
