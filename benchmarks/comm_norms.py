@@ -17,6 +17,7 @@ forms and the conformance launch, by so many processes and without a GPU, into T
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import itertools
 import json
@@ -47,6 +48,7 @@ from triton.backends.compiler import GPUTarget
 
 import kernelhub
 from kernelhub.backends.triton.comm import adapter as adapters
+from kernelhub.backends.triton.comm import connection
 from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, MOST_RANKS
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.dispatch.hub import HUB
@@ -480,7 +482,9 @@ def compile_forms(options: argparse.Namespace) -> None:
     """What the set `early` and the conformance of these kernels launch on an H200, each on every rank.
 
     CUDA_VISIBLE_DEVICES has to be empty: a tensor that is not there would begin CUDA, which does not outlive a fork.
+    Then there is no current device either, which a launch would ask for.
     """
+    connection.on_device_of = lambda tensor: contextlib.nullcontext()
     kinds = (adapters.OneShot, adapters.ClusteredRmsNorm, adapters.OneShotRmsNorm, adapters.PolledRmsNorm)
     jobs: dict[str, tuple[Any, ...]] = {}
     for width in options.widths:
