@@ -377,9 +377,17 @@ def split_norm(
 
 
 @pytest.mark.parametrize(
-    ("world_size", "kind"), [(2, OneShotRmsNorm), (2, PolledRmsNorm), (2, ClusteredRmsNorm), (3, OneShotRmsNorm)]
+    ("world_size", "kinds"),
+    [
+        *((2, (kind,)) for kind in (OneShotRmsNorm, PolledRmsNorm, ClusteredRmsNorm)),
+        (2, (OneShotRmsNorm, ClusteredRmsNorm, PolledRmsNorm, ClusteredRmsNorm)),  # as for messages of several sizes
+        (3, (OneShotRmsNorm,)),
+    ],
+    ids=lambda given: given if isinstance(given, int) else "-".join(kind.__name__ for kind in given),
 )
-def test_norms_of_several_programs_follow_each_other_whatever_their_sizes(world_size: int, kind: type) -> None:
+def test_norms_of_several_programs_follow_each_other_whatever_their_sizes(
+    world_size: int, kinds: tuple[type, ...]
+) -> None:
     """Calls of few and many rows, dtypes, ranks that come late, destinations that are operands, and a NaN in a row."""
     ranks = Ranks(world_size, MESSAGE_BYTES[MESSAGE])
     calls = (
@@ -393,7 +401,7 @@ def test_norms_of_several_programs_follow_each_other_whatever_their_sizes(world_
         chosen = random.Random(rank)
         for turn, (dtype, width, rows, _) in enumerate(calls):
             place = calls[(turn + rank * (turn // 4)) % len(calls)][-1]  # at first as on other ranks
-            adapter = split_norm(dtype, width, world_size, ranks.workspaces[rank], kind)
+            adapter = split_norm(dtype, width, world_size, ranks.workspaces[rank], kinds[turn % len(kinds)])
             parts = [values(100 * turn + other, (rows, width), dtype) for other in range(world_size)]
             if turn % 3 == 2:
                 parts[-1][0, 7] = torch.nan

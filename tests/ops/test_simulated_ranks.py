@@ -59,7 +59,7 @@ def test_over_nvlink_small_sums_need_no_nccl(size: int, device: str) -> None:
     [
         ("256KB", {"hidden_size": 7168}, "triton.one_shot"),
         ("1MB", {"hidden_size": 4096}, "triton.one_shot_polled"),
-        ("1MB", {"hidden_size": 7168, "dtype": "float16"}, "triton.one_shot_polled"),
+        ("1MB", {"hidden_size": 4608, "dtype": "float16"}, "triton.one_shot_polled"),
         ("1MB", {"hidden_size": 2880}, "triton.one_shot"),
         ("1MB", {"hidden_size": 7168, "dtype": "float32"}, "triton.one_shot"),
         ("1MB", {"hidden_size": 7169}, "triton.one_shot"),
@@ -72,6 +72,42 @@ def test_threads_wait_for_their_elements_of_a_norm_where_that_was_faster(
 ) -> None:
     told = explained("all_reduce_rms_norm", "H200", world_size=2, link="nvlink", message=message, **facets)
     assert told.selected == kernel
+
+
+@pytest.mark.parametrize(
+    ("message", "facets", "kernel"),
+    [
+        ("32KB", {"hidden_size": 7168}, "triton.one_shot_clustered"),
+        ("32KB", {"hidden_size": 8192, "dtype": "float16"}, "triton.one_shot_clustered"),
+        ("32KB", {"hidden_size": 5120}, "triton.one_shot"),
+        ("32KB", {"hidden_size": 7168, "dtype": "float32"}, "triton.one_shot"),
+        ("32KB", {"hidden_size": 7169}, "triton.one_shot"),
+        ("32KB", {"hidden_size": 7168, "format": "fp8_group"}, "triton.one_shot_quant"),
+        ("32KB", {"hidden_size": 7168, "world_size": 4}, "triton.one_shot"),
+        ("256KB", {"hidden_size": 8192}, "triton.one_shot"),
+        ("1MB", {"hidden_size": 5120}, "triton.one_shot_clustered"),
+        ("1MB", {"hidden_size": 7168, "dtype": "float16"}, "triton.one_shot_clustered"),
+        ("1MB", {"hidden_size": 7168, "weight_dtype": "float32"}, "triton.one_shot_polled"),
+        ("1MB", {"hidden_size": 8192, "dtype": "float32"}, "triton.one_shot"),
+        ("1MB", {"hidden_size": 5119}, "triton.one_shot"),
+    ],
+)
+def test_a_row_of_a_norm_is_a_clusters_where_that_was_faster(message: str, facets: dict[str, Any], kernel: str) -> None:
+    given = {"world_size": 2, "link": "nvlink", "message": message, **facets}
+    assert explained("all_reduce_rms_norm", "H200", **given).selected == kernel
+
+
+@pytest.mark.parametrize(("message", "kernel"), [("32KB", "triton.one_shot"), ("1MB", "triton.one_shot_polled")])
+def test_no_row_is_a_clusters_where_its_bits_must_not_depend_on_the_batch(message: str, kernel: str) -> None:
+    with kernelhub.use(batch_invariant=True):
+        told = explained("all_reduce_rms_norm", "H200", world_size=2, link="nvlink", message=message, hidden_size=7168)
+    assert told.selected == kernel
+    assert "batch_variant" in {
+        rejection.code
+        for decision in told.decisions
+        if decision.kernel == "triton.one_shot_clustered"
+        for rejection in decision.rejections
+    }
 
 
 @pytest.mark.parametrize("device", GPUS)

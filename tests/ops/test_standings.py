@@ -39,6 +39,7 @@ RUNS = {
         "comm_checks_h200.json",
         "comm_host_experts_h200.json",
         "comm_norm_clustered_h200.json",
+        "comm_norm_early_h200.json",
         "comm_norm_h200.json",
         "comm_norm_parts_h200.json",
         "comm_norm_polled_h200.json",

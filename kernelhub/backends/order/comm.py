@@ -4,7 +4,7 @@ Buckets of messages are those of `kernelhub.ops.comm.problem`. `benchmarks/comm.
 """
 
 from kernelhub.dispatch.order import Line, first
-from kernelhub.ops.comm.problem import BUCKETS, NO_NVLINK, WIDE_ROWS
+from kernelhub.ops.comm.problem import BUCKETS, CLUSTERED_ROWS, NO_NVLINK, WIDE_ROWS
 
 _PUSH_ONE, _PUSH_TWO = "triton.one_shot", "triton.two_shot"
 _ONE, _TWO, _NCCL = "torch.symm_mem_one_shot", "torch.symm_mem_two_shot", "torch.distributed"
@@ -12,7 +12,7 @@ _ALL = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO, _NCCL)
 _FUSED = ("flashinfer.trtllm_one_shot", "flashinfer.trtllm_two_shot")
 # They wait for a missing rank without limit: after those that do not. FlashInfer's two shots take 245 us for one row.
 _LIBRARIES = ("custom_all_reduce.vllm", *_FUSED, "custom_all_reduce.sgl_kernel")
-_QUANT, _POLLED = "triton.one_shot_quant", "triton.one_shot_polled"
+_QUANT, _POLLED, _CLUSTERED = "triton.one_shot_quant", "triton.one_shot_polled", "triton.one_shot_clustered"
 _PAIR = "comm_pairs.sum_then_quant"
 _TWO_SMALL = (_QUANT, _PUSH_TWO, _PAIR, _NCCL, *_FUSED)  # of norms on 2 ranks up to 1 MB, after the first
 _VERSIONS = "torch 2.11.0+cu130, NCCL 2.28.9, bfloat16"
@@ -62,6 +62,20 @@ _WIDE = (
     "takes 4.9, 6.6 and 6.7 us, triton.one_shot 5.5, 7.0 and 7.0; 64 and 128 rows of 4096 4.7 and 6.2, and 5.1 and "
     "6.6; 32 and 64 rows of 8192 4.9 and 6.6, and 5.4 and 6.8; with both results in place 0.88 to 0.97 of its time "
     "(benchmarks/results/comm_norm_polled_h200.json); narrower rows and float32 were not timed"
+)
+_FEW_CLUSTERED = (
+    f"in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, 1 row of 7168 and of 8192: triton.one_shot_clustered "
+    "takes 3.05 and 3.02 us, triton.one_shot 3.25 and 3.26, with a kernel of torch before each call 4.01 and 3.89, and "
+    "4.23 and 4.11; 2 rows 3.25 and 3.28 by both; with both results in place 0.82 to 0.89 of its time "
+    "(benchmarks/results/comm_norm_early_h200.json); rows of 5120 and 4096 gain nothing or lose"
+)
+_MORE_CLUSTERED = (
+    f"in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, 32, 36, 64 and 73 rows of 7168: "
+    "triton.one_shot_clustered takes 4.8, 5.0, 5.9 and 6.4 us, triton.one_shot_polled 4.9, 5.1, 6.2 and 6.9; of 5120 "
+    "4.2, 4.2, 5.4 and 5.4, and 4.3, 4.5, 5.7 and 5.8; 32, 36 and 64 rows of 8192 4.9, 5.0 and 6.3, and 5.0, 5.5 and "
+    "6.8; with both results in place 0.92 to 0.99 of its time; with a kernel of torch before each call 73 rows of 7168 "
+    "and 5120 7.7 and 6.9, and 8.1 and 7.5 (benchmarks/results/comm_norm_early_h200.json); rows of 4096 lose; float32 "
+    "was not timed"
 )
 # By number of ranks, the kernels that are first in each bucket, and the evidence. Other GPUs are expected as Hopper.
 _ONE_FIRST, _TWO_FIRST = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO), (_PUSH_TWO, _PUSH_ONE, _TWO, _ONE)
@@ -193,7 +207,7 @@ ORDER = {
         Line(
             "*",
             "*",
-            (_PUSH_ONE, _PUSH_TWO, _POLLED, _PAIR, _NCCL, *_FUSED, _QUANT),
+            (_PUSH_ONE, _PUSH_TWO, _POLLED, _CLUSTERED, _PAIR, _NCCL, *_FUSED, _QUANT),
             f"{_H100}; with the norm, 8 KB and 1 MB: Triton's 3.5 and 6.7, FlashInfer's 4.9 and 8.1; on 4 H200, 8 KB, "
             "1 MB and 8 MB (benchmarks/results/comm_4_ranks_h200.json): Triton's 5.4, 16.2 and 95.9, FlashInfer's 5.9, "
             "14.6 and, in two shots, 68.0, NCCL with the norm 33.6, 55.2 and 166; on 2 H200, 8 KB, 1 MB, 8 MB and "
@@ -204,18 +218,30 @@ ORDER = {
             f"{_QUANTISED_PAIR}; {_QUANTISED_APART}",
         ),
         *(
-            Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _POLLED, *_TWO_SMALL), evidence)
+            Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _POLLED, _CLUSTERED, *_TWO_SMALL), evidence)
             for bucket, evidence in (
                 *((bucket, f"{_QUANTISED}; {_NORM_OF_TWO}") for bucket in ("32KB", "256KB")),
                 ("1MB", _QUANTISED),
             )
         ),
-        Line("hopper", WIDE_ROWS, (_POLLED, _PUSH_ONE, *_TWO_SMALL), _WIDE),
+        Line("hopper", WIDE_ROWS, (_POLLED, _PUSH_ONE, _CLUSTERED, *_TWO_SMALL), _WIDE),
+        Line(
+            "hopper",
+            CLUSTERED_ROWS["2 ranks, 32KB"],
+            (_CLUSTERED, _PUSH_ONE, _POLLED, *_TWO_SMALL),
+            f"{_FEW_CLUSTERED}; {_NORM_OF_TWO}",
+        ),
+        Line(
+            "hopper",
+            CLUSTERED_ROWS["2 ranks, 1MB"],
+            (_CLUSTERED, _POLLED, _PUSH_ONE, *_TWO_SMALL),
+            f"{_MORE_CLUSTERED}; {_WIDE}",
+        ),
         *(
             Line(
                 "hopper",
                 f"4 ranks, {bucket}",
-                (_PUSH_TWO, _PUSH_ONE, _POLLED, _PAIR, _NCCL, *_FUSED, _QUANT),
+                (_PUSH_TWO, _PUSH_ONE, _POLLED, _CLUSTERED, _PAIR, _NCCL, *_FUSED, _QUANT),
                 f"{_NORM_OF_FOUR}; {_QUANTISED_APART}",
             )
             for bucket in ("1MB", "8MB", "32MB")

@@ -30,6 +30,9 @@ NO_NVLINK = "no nvlink"
 _TIMED_WIDE = "2 ranks, 1MB"  # a regime
 WIDE_ROWS = f"{_TIMED_WIDE}, wide rows"  # of `all_reduce_rms_norm`
 _LEAST_WIDE = 4096  # the narrowest rows that were timed there
+# The narrowest rows that one cluster each normalises faster, by bucket of a message of two ranks.
+_LEAST_CLUSTERED = {"32KB": 7168, "1MB": 5120}
+CLUSTERED_ROWS = {f"2 ranks, {bucket}": f"2 ranks, {bucket}, rows of clusters" for bucket in _LEAST_CLUSTERED}
 _SIZES = (2, 4, 8)  # numbers of ranks with order lines of their own
 
 
@@ -107,10 +110,17 @@ def regime(problem: Any) -> str:
 
 
 def regime_of_norm(problem: AllReduceRmsNormProblem) -> str:
-    """The same, and whether rows in 16 bits are as wide as those whose norm was timed up to 1 MB of two ranks."""
-    wide = problem.hidden_size >= _LEAST_WIDE and problem.dtype != "float32" and problem.format == NONE
+    """The same, and whether rows in 16 bits are as wide as those whose norm was timed up to 1 MB of two ranks.
+
+    Clusters have normalised rows on GPUs only by weights of their dtype.
+    """
     found = regime(problem)
-    return WIDE_ROWS if wide and found == _TIMED_WIDE else found
+    if problem.dtype == "float32" or problem.format != NONE:
+        return found
+    least = _LEAST_CLUSTERED.get(problem.message, 0)
+    if found in CLUSTERED_ROWS and problem.weight_dtype == problem.dtype and problem.hidden_size >= least:
+        return CLUSTERED_ROWS[found]
+    return WIDE_ROWS if found == _TIMED_WIDE and problem.hidden_size >= _LEAST_WIDE else found
 
 
 def contradiction(problem: Any) -> str | None:
@@ -170,7 +180,7 @@ ALL_REDUCE_RMS_NORM = OpRecord(
     problem=AllReduceRmsNormProblem,
     complete=complete_norm,
     contradiction=contradiction_of_norm,
-    regimes=(*REGIMES, WIDE_ROWS),
+    regimes=(*REGIMES, WIDE_ROWS, *CLUSTERED_ROWS.values()),
     regime=regime_of_norm,
 )
 REDUCE_SCATTER = OpRecord(
