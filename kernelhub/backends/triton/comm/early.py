@@ -9,8 +9,8 @@ Programs of the next launch are resident, and wait, while programs of this one r
 1. All memory is as if launches followed each other: nothing is read or written before the wait, which ends when the
    kernel before has ended and its stores are visible. So slots and counters pass from call to call as `slots.py` and
    `turns.py` say. What is done before it concerns registers and shared memory only.
-2. The next launch never runs beside the kernel before this one: this one asks for it after its own wait.
-3. No rank waits for itself. The next launch begins once all programs of this one have asked for it, so all of them
+2. The next launch never runs beside the kernel before this one: this one lets it begin after its own wait.
+3. No rank waits for itself. The next launch begins once all programs of this one have let it, so all of them
    have begun: what waits takes no place from what is waited for. Call k of a rank waits for call k of the others,
    which waits on its GPU for call k-1; that has begun whole, and waits for call k-1 of this rank, which has ended or
    has begun whole, too. Calls of one group on one stream hence end as they do without.
