@@ -1,4 +1,5 @@
-// Attention of few queries over dense or paged keys on a CPU, in float32, each key and value read once.
+// Attention of few queries over dense or paged keys on a CPU, in float32, each key and value read once. With AVX-512 BF16
+// q in bfloat16 is multiplied as it is: products are exact then, too, and added in float32.
 //
 //   for each sequence, block of queries, some KV heads and piece of keys, all at once:
 //     for each chunk of 32 keys, of float32 16, KV head, tile of 1, 2 or 4 rows (row = a query token and a head of the
@@ -97,38 +98,43 @@ struct Widened {
 
 // The rows of a task: queries, and what softmax knows of them.
 struct State {
-    float *q, *o, *largest, *sum;
+    float *q;
+    uint16_t *pairs;  // q in bfloat16; null: q in float32, times `factor`
+    float *o, *largest, *sum;
     int64_t *low, *high;
     int64_t q_width, o_width;
+    float factor;
 };
 
-// Of float32, the lines that four keys ask for are more than a core waits for at once: they are asked for one key at a time,
-// and chunks have half the keys. 8 x 2048 keys of 8 heads take two threads of a Xeon 0.9 of the time.
-template <class Of>
-constexpr bool wide() {
-    return Of::BYTES == 4;
+// Of so many lines what is asked for at each of some steps.
+inline int64_t share(int64_t lines, int64_t steps) { return (lines + steps - 1) / steps; }
+
+// Lines are asked for between products, but where sums, keys and rows take all 16 registers of AVX2: there many at a time,
+// before some products. A Zen 4 takes 1.1 to 1.3 times as long if they are asked for between them, and 1.2 times if many are
+// at a time where there is one row to a head.
+template <int TALL>
+constexpr bool many_asked() {
+    return WIDE < 16 && TALL > 1;
 }
 
 // scores[key][row] of TALL rows of q and the keys of a chunk, times nothing: q was scaled before.
 template <class Of, int TALL>
 __attribute__((noinline)) void score(const float *q, int64_t q_width, const char *const *keys, int64_t count, float *scores,
-                                     Ahead *ahead) {
+                                     Ahead &ahead) {
     constexpr int KEYS = SUMS / TALL;
+    const int64_t steps = many_asked<TALL>() ? 1 : q_width / (2 * WIDE), lines = share(ahead.each * KEYS, steps);
     for (int64_t j = 0; j < count; j += KEYS) {
         const char *row[KEYS];
         for (int i = 0; i < KEYS; i++) row[i] = keys[std::min<int64_t>(j + i, count - 1)];
-        int64_t asked = 0;
-        if (!wide<Of>() && ahead)
-            for (int i = 0; i < KEYS; i++) ahead->ask();
+        if (many_asked<TALL>()) ahead.ask(lines);
         Vector sum[SUMS];
         for (int i = 0; i < SUMS; i++) sum[i] = Vector{};
         for (int64_t d = 0; d < q_width; d += 2 * WIDE) {
-            if (wide<Of>() && ahead)
-                for (; asked * q_width < (d + 2 * WIDE) * KEYS; asked++) ahead->ask();
+            if (!many_asked<TALL>()) ahead.ask(lines);
             Vector low[KEYS], high[KEYS];
             for (int i = 0; i < KEYS; i++) Of::widen(row[i] + d * Of::BYTES, low[i], high[i]);
             for (int r = 0; r < TALL; r++) {
-                const Vector left = load(q + r * q_width + d), right = load(q + r * q_width + d + WIDE);
+                const Vector left = load_once(q + r * q_width + d), right = load_once(q + r * q_width + d + WIDE);
                 for (int i = 0; i < KEYS; i++) sum[i * TALL + r] += left * low[i];
                 for (int i = 0; i < KEYS; i++) sum[i * TALL + r] += right * high[i];
             }
@@ -137,11 +143,57 @@ __attribute__((noinline)) void score(const float *q, int64_t q_width, const char
     }
 }
 
+// Whether keys are multiplied by rows of q as pairs of bfloat16, which AVX-512 BF16 adds in float32: q in bfloat16, by keys
+// that are bfloat16 or become that exactly. 8 x 2048 keys take a Zen 4 0.87 of the time in float32, of e4m3 0.8.
+template <class Of>
+constexpr bool pairs() {
+#if defined(KERNELHUB_ATTENTION_TILES)
+    return Bfloat16s<Of>::EXACT;
+#else
+    return false;
+#endif
+}
+
+#if defined(KERNELHUB_ATTENTION_TILES)
+// The same of q as it is: scores are multiplied by `factor`. Of more than four keys at once each is a stream of its own.
+template <class Of, int TALL>
+__attribute__((noinline)) void score_pairs(const uint16_t *q, int64_t q_width, float factor, const char *const *keys,
+                                           int64_t count, float *scores, Ahead &ahead) {
+    constexpr int KEYS = SUMS / TALL, FOUR = std::min(KEYS, 4);
+    const int64_t lines = share(ahead.each * KEYS, KEYS / FOUR * (q_width / 32));
+    for (int64_t j = 0; j < count; j += KEYS) {
+        __m512 sum[SUMS];
+        for (int i = 0; i < SUMS; i++) sum[i] = _mm512_setzero_ps();
+#pragma GCC unroll 4
+        for (int from = 0; from < KEYS; from += FOUR) {
+            const char *row[FOUR];
+            for (int i = 0; i < FOUR; i++) row[i] = keys[std::min<int64_t>(j + from + i, count - 1)];
+            for (int64_t d = 0; d < q_width; d += 32) {
+                ahead.ask(lines);
+                __m512bh key[FOUR];
+                for (int i = 0; i < FOUR; i++) key[i] = (__m512bh)Bfloat16s<Of>::load(row[i] + d * Of::BYTES);
+                for (int r = 0; r < TALL; r++) {
+                    const __m512bh of_row = (__m512bh)load_once(reinterpret_cast<const float *>(q + r * q_width + d));
+                    for (int i = 0; i < FOUR; i++) {
+                        __m512 &into = sum[(from + i) * TALL + r];
+                        into = _mm512_dpbf16_ps(into, of_row, key[i]);
+                    }
+                }
+            }
+        }
+        add_lanes(reinterpret_cast<const Vector *>(sum), scores + j * TALL);
+    }
+    for (int64_t i = 0; i < count * TALL; i += WIDE) put(scores + i, factor * load(scores + i));
+}
+#endif
+
 // o[row] = o[row] * factor[row] + weights[key][row] . values, COLUMNS vectors of each row in registers at a time.
 template <class Of, int TALL, int COLUMNS>
 __attribute__((noinline)) void add_values(float *o, int64_t o_width, int64_t from, int64_t to, const char *const *values,
-                                          int64_t count, const float *weights, const float *factor, Ahead *ahead) {
+                                          int64_t count, const float *weights, const float *factor, Ahead &ahead) {
+    const int64_t lines = share(ahead.each * (many_asked<TALL>() ? count : 1) * COLUMNS, o_width / WIDE);
     for (int64_t d = from; d + COLUMNS * WIDE <= to; d += COLUMNS * WIDE) {
+        if (many_asked<TALL>()) ahead.ask(lines);
         Vector sum[TALL][COLUMNS];
         for (int r = 0; r < TALL; r++)
             for (int i = 0; i < COLUMNS; i++) {
@@ -149,7 +201,7 @@ __attribute__((noinline)) void add_values(float *o, int64_t o_width, int64_t fro
                 if (factor) sum[r][i] *= factor[r];
             }
         for (int64_t j = 0; j < count; j++) {
-            if (wide<Of>() && ahead && d == from) ahead->ask();
+            if (!many_asked<TALL>()) ahead.ask(lines);
             Vector value[COLUMNS];
             for (int i = 0; i < COLUMNS; i += 2) Of::widen(values[j] + (d + i * WIDE) * Of::BYTES, value[i], value[i + 1]);
             for (int r = 0; r < TALL; r++) {
@@ -162,9 +214,9 @@ __attribute__((noinline)) void add_values(float *o, int64_t o_width, int64_t fro
     }
 }
 
-template <class Of, int TALL>
+template <class Of, int TALL, bool PAIRED>
 __attribute__((noinline)) void tile(const Call &c, const State &state, int64_t row, int64_t first, int64_t count,
-                                    const char *const *k, const char *const *v, Ahead *ahead) {
+                                    const char *const *k, const char *const *v, Ahead &ahead) {
     const int64_t end = first + count;
     int64_t low = end, high = first;
     bool partly = false;
@@ -175,7 +227,13 @@ __attribute__((noinline)) void tile(const Call &c, const State &state, int64_t r
     if (low >= end || high <= first) return;
     constexpr int64_t SPACE = CHUNK * TALL + SUMS;
     alignas(64) float weights[SPACE];
-    score<Of, TALL>(state.q + row * state.q_width, state.q_width, k, count, weights, ahead);
+#if defined(KERNELHUB_ATTENTION_TILES)
+    if constexpr (PAIRED) {
+        const uint16_t *q = state.pairs + row * state.q_width;
+        score_pairs<Of, TALL>(q, state.q_width, state.factor, k, count, weights, ahead);
+    } else
+#endif
+        score<Of, TALL>(state.q + row * state.q_width, state.q_width, k, count, weights, ahead);
     const int64_t held = (count * TALL + WIDE - 1) / WIDE * WIDE;
     if (c.softcap > 0.0f)
         for (int64_t i = 0; i < held; i += WIDE)
@@ -213,21 +271,13 @@ __attribute__((noinline)) void tile(const Call &c, const State &state, int64_t r
         for (int lane = r; lane < WIDE; lane += TALL) sum += lanes[lane];
         state.sum[row + r] = sum;
     }
-    constexpr int MANY = BUSY / TALL > 2 ? BUSY / TALL : 2;
+    constexpr int MANY = std::max(2, std::min(BUSY / TALL, 8));
     float *o = state.o + row * state.o_width;
     const int64_t whole = state.o_width / (MANY * WIDE) * (MANY * WIDE);
-    const int64_t each = ahead ? GROUP : count;
-    for (int64_t j = 0; j < count; j += each) {
-        const int64_t some = std::min(each, count - j);
-        Ahead *by_key = wide<Of>() && whole ? ahead : nullptr;
-        if (ahead && !by_key)
-            for (int64_t i = 0; i < some; i++) ahead->ask();
-        const float *scaled = j == 0 && rescaled ? factor : nullptr;
-        add_values<Of, TALL, MANY>(o, state.o_width, 0, whole, v + j, some, weights + j * TALL, scaled, by_key);
-        if (whole < state.o_width)
-            add_values<Of, TALL, 2>(o, state.o_width, whole, state.o_width, v + j, some, weights + j * TALL, scaled,
-                                    nullptr);
-    }
+    const float *scaled = rescaled ? factor : nullptr;
+    add_values<Of, TALL, MANY>(o, state.o_width, 0, whole, v, count, weights, scaled, ahead);
+    if (whole < state.o_width)
+        add_values<Of, TALL, 2>(o, state.o_width, whole, state.o_width, v, count, weights, scaled, ahead);
 }
 
 // A result: its sum, largest score and sink make the divisor. `places` are those of columns, null: in order.
@@ -400,40 +450,44 @@ struct Attention {
     }
 
     void attend(const Task &task, float *pieces) const {
-        constexpr int64_t chunk = wide<Of>() ? CHUNK / 2 : CHUNK;
+        constexpr int64_t chunk = Of::BYTES == 4 ? CHUNK / 2 : CHUNK;  // of float32 as many bytes
         thread_local Buffer memory;
         Cursor cursor{memory.take<char>(bytes())};
         const int64_t rows = task.count * group, lines = rows * task.kv_heads;
         State all{};
+        const Widened<Of> widened(rows, q_width, o_width, cursor);
         all.q_width = q_width, all.o_width = o_width;
-        all.q = cursor.take<float>(lines * q_width), all.o = cursor.take<float>(lines * o_width);
+        if (pairs<Of>() && c.kind == BFLOAT16 && !widened.k) all.pairs = cursor.take<uint16_t>(lines * q_width);
+        else all.q = cursor.take<float>(lines * q_width);
+        all.o = cursor.take<float>(lines * o_width);
         all.largest = cursor.take<float>(lines), all.sum = cursor.take<float>(lines);
         all.low = cursor.take<int64_t>(rows), all.high = cursor.take<int64_t>(rows);
         const Source<Of> k_rows(c.k, c.width, cursor), v_rows(c.v, c.value_width, cursor);
-        const Widened<Of> widened(rows, q_width, o_width, cursor);
-        for (int64_t h = 0; h < task.kv_heads; h++) prepare(task, h, of_head(all, h, rows));
+        for (int64_t h = 0; h < task.kv_heads; h++) prepare(task, h, of_head(all, task, h));
         Places both[2];
         both[0].find(c, task, task.low, task.high, chunk);
         const int64_t of_k = (task.kv_heads - 1) * c.k.head + c.width * c.k.element;
-        const int64_t of_v = (task.kv_heads - 1) * c.v.head + c.value_width * c.v.element;
+        const int64_t of_v = c.shared() ? 0 : (task.kv_heads - 1) * c.v.head + c.value_width * c.v.element;
         int now = 0;
         for (int64_t first = task.low; first < task.high; first += chunk, now = 1 - now) {
             const Places &here = both[now];
             both[1 - now].find(c, task, first + chunk, task.high, chunk);
             if (!here.count) continue;  // nothing of a list is seen
-            Ahead ahead(both[1 - now], of_k, of_v, 2 * here.count * task.kv_heads);
+            Ahead ahead(both[1 - now], of_k, of_v, 2 * here.count * task.kv_heads * tiles_of(rows));
             for (int64_t h = 0; h < task.kv_heads; h++) {
                 const char *k[CHUNK], *v[CHUNK];
                 for (int64_t j = 0; j < here.count; j++) {
                     k[j] = k_rows.row(here.k[j] + h * c.k.head, j);
                     v[j] = v_rows.row(here.v[j] + h * c.v.head, j);
                 }
-                const State state = of_head(all, h, rows);
+                const State state = of_head(all, task, h);
                 if (widened.k) {
                     widened.decode(k, v, here.count);
-                    tiles<OfFloat32>(state, rows, first, here.count, k, v, ahead);
+                    tiles<OfFloat32, false>(state, rows, first, here.count, k, v, ahead);
+                } else if (pairs<Of>() && state.pairs) {
+                    tiles<Of, pairs<Of>()>(state, rows, first, here.count, k, v, ahead);
                 } else {
-                    tiles<Of>(state, rows, first, here.count, k, v, ahead);
+                    tiles<Of, false>(state, rows, first, here.count, k, v, ahead);
                 }
             }
         }
@@ -487,20 +541,25 @@ struct Attention {
     }
 #endif
 
-    template <class Held>
+    template <class Held, bool PAIRED>
     void tiles(const State &state, int64_t rows, int64_t first, int64_t count, const char *const *k, const char *const *v,
                Ahead &ahead) const {
         for (int64_t row = 0; row < rows;) {
-            Ahead *later = row ? nullptr : &ahead;
-            if (rows - row >= 4) tile<Held, 4>(c, state, row, first, count, k, v, later), row += 4;
-            else if (rows - row >= 2) tile<Held, 2>(c, state, row, first, count, k, v, later), row += 2;
-            else tile<Held, 1>(c, state, row, first, count, k, v, later), row += 1;
+            if (rows - row >= 4) tile<Held, 4, PAIRED>(c, state, row, first, count, k, v, ahead), row += 4;
+            else if (rows - row >= 2) tile<Held, 2, PAIRED>(c, state, row, first, count, k, v, ahead), row += 2;
+            else tile<Held, 1, PAIRED>(c, state, row, first, count, k, v, ahead), row += 1;
         }
     }
 
-    static State of_head(const State &all, int64_t h, int64_t rows) {
+    static int64_t tiles_of(int64_t rows) { return rows / 4 + rows % 4 / 2 + rows % 2; }
+
+    State of_head(const State &all, const Task &task, int64_t h) const {
         State one = all;
-        one.q += h * rows * all.q_width, one.o += h * rows * all.o_width, one.largest += h * rows, one.sum += h * rows;
+        const int64_t rows = task.count * group, kv_head = task.kv_head + h;
+        if (all.pairs) one.pairs += h * rows * all.q_width;
+        else one.q += h * rows * all.q_width;
+        one.o += h * rows * all.o_width, one.largest += h * rows, one.sum += h * rows;
+        one.factor = c.scale * (c.k_scale ? c.k_scale[kv_head * c.k_scale_step] : 1.0f);
         return one;
     }
 
@@ -510,26 +569,31 @@ struct Attention {
         finish(c, task.sequence, task.first + row / group, head, o, largest, sum, on_tiles(task) ? nullptr : places.begin());
     }
 
-    // Queries in float32, times what scores are multiplied by.
+    // Queries as they are, or in float32, times what scores are multiplied by.
     void prepare(const Task &task, int64_t h, const State &state) const {
         const int64_t b = task.sequence, queries = c.queries(b), length = c.length(b), batch = c.starts_q ? 0 : b;
-        const int64_t kv_head = task.kv_head + h;
-        const float k_scale = c.k_scale ? c.k_scale[kv_head * c.k_scale_step] : 1.0f;
-        const float factor = c.scale * k_scale;
-        memset(state.q, 0, task.count * group * q_width * sizeof(float));
-        memset(state.o, 0, task.count * group * o_width * sizeof(float));
+        const int64_t rows = task.count * group;
+        if (state.pairs) memset(state.pairs, 0, rows * q_width * sizeof(uint16_t));
+        else memset(state.q, 0, rows * q_width * sizeof(float));
+        memset(state.o, 0, rows * o_width * sizeof(float));
         for (int64_t t = 0; t < task.count; t++) {
             const Range range(c, length, length - queries + task.first + t);
             for (int64_t g = 0; g < group; g++) {
                 const int64_t row = t * group + g;
                 state.low[row] = range.low, state.high[row] = range.high;
                 state.largest[row] = -INFINITY, state.sum[row] = 0.0f;
-                float *into = state.q + row * q_width;
-                const int64_t place = c.of_q.at(batch, c.first_query(b) + task.first + t, kv_head * group + g);
+                const int64_t place = c.of_q.at(batch, c.first_query(b) + task.first + t, (task.kv_head + h) * group + g);
                 with(c.kind, [&](auto of) {
                     typedef decltype(of) Given;
                     const auto *given = static_cast<const typename Given::Held *>(c.q) + place;
-                    for (int64_t d = 0; d < c.width; d++) into[places[d]] = Given::value(given[d * c.of_q.element]) * factor;
+                    if (state.pairs) {
+                        uint16_t *into = state.pairs + row * q_width;
+                        for (int64_t d = 0; d < c.width; d++) memcpy(into + d, given + d * c.of_q.element, sizeof *into);
+                    } else {
+                        float *into = state.q + row * q_width;
+                        for (int64_t d = 0; d < c.width; d++)
+                            into[places[d]] = Given::value(given[d * c.of_q.element]) * state.factor;
+                    }
                 });
             }
         }

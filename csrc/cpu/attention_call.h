@@ -10,15 +10,14 @@ namespace {
 constexpr int64_t CHUNK = 32;          // keys whose scores are held at once, without tiles
 constexpr int64_t KEYS_AT_ONCE = 256;  // on tiles, at most
 constexpr int64_t PIECE = 1024;        // keys of one task, of calls with few rows
-constexpr int64_t GROUP = 4;           // keys whose values are added while results are in registers and others are asked for
 constexpr int64_t ROWS = 64;           // rows of a task, unless the heads of one token are more
 constexpr int64_t FEW_ROWS = 512;
 constexpr int64_t TILE = 1024;  // bytes of 16 rows of 32 numbers of bfloat16, or of 16 of float32
 constexpr int64_t UNIT = 32;    // keys of a tile of weights
 // Rows of a task that dot products multiply as tiles, of bfloat16 and of fp8. Fewer leave most of a tile empty. 8 x 1024
-// keys, one thread of a Zen 4, the time by vectors over that on tiles: 2, 4, 6, 8 and 16 rows 0.5, 0.7, 0.9, 1.1 and 1.8, of
-// e4m3 0.8, 0.9, 1.5, 1.7 and 2.4.
-constexpr int64_t FEWEST = 8, FEWEST_OF_CODES = 6;
+// keys of 8 heads of 128, one thread of a Zen 4, the time by vectors over that on tiles: 8, 12, 14 and 16 rows 0.79, 0.96,
+// 1.1 and 1.2, of e4m3 6, 8 and 16 rows 1.03, 1.2 and 1.9. Of 12 rows: heads of 64 1.1, of 256 0.9, one KV head 1.07.
+constexpr int64_t FEWEST = 12, FEWEST_OF_CODES = 6;
 constexpr int64_t TOGETHER = 64;  // rows of all heads of a task: with their results 64 KB
 
 // What multiplies: vectors of float32, tiles of bfloat16 by AMX, or by dot products of AVX-512 BF16.
@@ -51,6 +50,12 @@ struct Call {
 
     int64_t group() const { return heads / kv_heads; }
     bool sparse() const { return num_listed >= 0; }
+
+    // Whether the beginning of a key is its value.
+    bool shared() const {
+        return k.memory == v.memory && k.page == v.page && k.token == v.token && k.head == v.head && k.batch == v.batch &&
+               k.element == v.element && value_width <= width;
+    }
 
     // Metadata may change after it was checked; what it says is kept within the memory that there is.
     int64_t first_query(int64_t b) const { return starts_q ? within(starts_q[b], num_tokens) : 0; }
@@ -143,27 +148,46 @@ struct Places {
     }
 };
 
-// Asks for the lines of a chunk's keys and values, some at a time, in the order of memory.
+// Asks for the lines of a chunk's keys and values, some at a time, in the order of memory. Rows that lie one after another
+// are asked for as one: to look for the next line row by row took 0.3 of the time of decode on a Zen 4.
 struct Ahead {
     const Places *next;
     int64_t of_k, of_v;  // bytes of a token: all heads of the task
-    int64_t place = 0, offset = 0, each = 0;
+    int64_t each = 0;    // lines of a call of `ask`; 0 once all were asked for
+    const char *at = nullptr;
+    int64_t left = 0;   // lines from `at` on
+    int64_t place = 0;  // the first row after them: keys, then values
 
-    // To be called so many times.
+    // To be called so many times. Without bytes of v no values are asked for.
     Ahead(const Places &places, int64_t k_bytes, int64_t v_bytes, int64_t calls)
         : next(&places), of_k(k_bytes), of_v(v_bytes) {
         const int64_t lines = places.count * ((of_k + 63) / 64 + (of_v + 63) / 64);
         each = (lines + calls - 1) / calls;
     }
 
-    void ask() {
-        for (int64_t i = 0; i < each && place < 2 * next->count; i++) {
-            const bool value = place & 1;
-            const char *const *rows = value ? next->v : next->k;
-            __builtin_prefetch(rows[place / 2] + offset, 0, 2);
-            offset += 64;
-            if (offset >= (value ? of_v : of_k)) offset = 0, place++;
+    // No function is called: it would not keep the sums that are in registers.
+    __attribute__((always_inline)) void ask() { ask(each); }
+
+    __attribute__((always_inline)) void ask(int64_t lines) {
+        while (lines > 0 && (left || begin())) {
+            const int64_t some = std::min(lines, left);
+            const char *line = at;
+            for (at += 64 * some; line < at; line += 64) __builtin_prefetch(line, 0, 2);
+            lines -= some, left -= some;
         }
+    }
+
+    // The next rows that lie one after another; false if there are none, and nothing is to be asked for any more.
+    __attribute__((always_inline)) bool begin() {
+        const bool value = place >= next->count;
+        const char *const *rows = value ? next->v : next->k;
+        const int64_t before = value ? next->count : 0, bytes = value ? of_v : of_k;
+        if (place - before >= next->count || !bytes) return each = 0, false;
+        const char *first = rows[place - before], *last = first + bytes;
+        while (++place - before < next->count && rows[place - before] == last) last += bytes;
+        at = first - reinterpret_cast<uintptr_t>(first) % 64;
+        left = (last - at + 63) / 64;
+        return true;
     }
 };
 

@@ -204,10 +204,7 @@ struct OnTiles {
         return WHOLE ? From::load(row + d * Of::BYTES) : From::load(row + d * Of::BYTES, up_to(width - d));
     }
 
-    bool shared() const {
-        return c.k.memory == c.v.memory && c.k.page == c.v.page && c.k.token == c.v.token && c.k.head == c.v.head &&
-               c.k.batch == c.v.batch && c.k.element == c.v.element && c.value_width <= c.width;
-    }
+    bool shared() const { return c.shared(); }
 
     // How often some lines of the next block are asked for: while keys are packed and, if there is much to multiply, then.
     int64_t asks(int64_t count) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "numbers.h"
+#include "pairs.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -33,6 +34,16 @@ inline Vector load(const float *from) {
 }
 
 inline void put(float *into, Vector value) { memcpy(into, &value, sizeof value); }
+
+// A vector that several products read. g++ 12 would read it from memory for each, and a Zen 4 reads one of 512 bits in the
+// time of a product.
+inline Vector load_once(const float *from) {
+    Vector value = load(from);
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#endif
+    return value;
+}
 
 inline Vector spread(float value) { return value - Vector{}; }
 
@@ -219,9 +230,17 @@ struct OfE5m2 {
     }
 };
 
+// By way of bfloat16, whose two bytes are looked up, where a CPU looks up bytes: 0.75 of the time of float16's way.
 struct OfE4m3 {
     static constexpr int64_t BYTES = 1;
     static constexpr bool SLOW = true;  // to widen
+#if defined(__AVX512BF16__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512VBMI__)
+    static int64_t place(int64_t d) { return OfBfloat16::place(d); }
+    static void widen(const char *from, Vector &low, Vector &high) {
+        const __m512i both = decode(reinterpret_cast<const uint8_t *>(from), ~0u);
+        OfBfloat16::widen(reinterpret_cast<const char *>(&both), low, high);
+    }
+#else
     static int64_t place(int64_t d) { return d; }
     static void widen(const char *from, Vector &low, Vector &high) {
 #if defined(KERNELHUB_HALVES)
@@ -233,6 +252,7 @@ struct OfE4m3 {
         for (int i = 0; i < WIDE; i++) low[i] = of_e4m3(held[i]), high[i] = of_e4m3(held[WIDE + i]);
 #endif
     }
+#endif
 };
 
 }  // namespace

@@ -24,6 +24,7 @@ from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.formats import E4M3, from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.models.shapes import AttentionModel
 from kernelhub.ops.moe.experts.activations import Activations
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.moe.experts.problem import ExpertsProblem
@@ -404,7 +405,7 @@ class TestFailures:
         old.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} "$@" -mno-avx512bf16 -O0\n')
         old.chmod(old.stat().st_mode | stat.S_IEXEC)
         monkeypatch.setenv("CXX", str(old))
-        inputs = paged_attention_inputs("gpt-oss-120b", seq_lens=(40, 9))
+        inputs = paged_attention_inputs(AttentionModel("groups of 16", 16, 1, 64, 64), seq_lens=(40, 9))
         assert kernelhub.explain(kernelhub.paged_attention, **inputs).selected == "cpp.avx512_bf16"
         assert kernelhub.paged_attention(**inputs).isfinite().all()
         (lost,) = kernelhub.report().fallbacks

@@ -74,7 +74,7 @@ class TestDenseByDots(DenseContract):
 class TestPagedByDots(PagedContract):
     kernel = "cpp.avx512_bf16"
     device = "cpu"
-    model = AttentionModel("groups of eight", 16, 2, 64, 64)  # smaller groups are refused in decode
+    model = AttentionModel("groups of twelve", 24, 2, 64, 64)  # smaller groups are refused in decode
 
 
 @needs_dots
@@ -126,11 +126,11 @@ KERNELS = [
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("threads", [2, 5])
 def test_neither_threads_nor_the_batch_change_a_bit(threads: int, kernel: str) -> None:
-    """Of sequences in several pieces and in one; kernels on tiles take groups of 8 heads."""
+    """Of sequences in several pieces and in one; kernels on tiles take groups of 16 heads."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        model = "llama-3.1-8b" if kernel == "cpp.split_kv" else "gpt-oss-120b"
+        model = "llama-3.1-8b" if kernel == "cpp.split_kv" else AttentionModel("groups of 16", 64, 4, 64, 64)
         arguments = paged_attention_inputs(model, seq_lens=(2500, 1, 1024, 1025))
         want = kernelhub.paged_attention(**arguments, backend=kernel)
         torch.set_num_threads(threads)

@@ -30,9 +30,9 @@ def _least_heads(of_bfloat16: int, of_fp8: int) -> Rule:
 # 8 x 1024 keys, one thread of a Xeon, the time of cpp.split_kv over that by AMX: groups of 4 heads 0.76, of 6 0.95, of
 # 8 1.13 and of 16 1.9; of an fp8 cache, groups of 2 0.94, of 4 1.13 and of 8 1.83.
 _FILLS_AMX = _least_heads(8, 4)
-# The same by AVX-512 BF16, of a Zen 4: groups of 4 heads 0.72, of 6 0.92, of 8 1.1 and of 16 1.8; of an fp8 cache,
-# groups of 4 0.93, of 6 1.5 and of 8 1.7. Of several queries the kernel itself takes few rows as cpp.split_kv does.
-_FILLS_DOTS = _least_heads(8, 6)
+# The same by AVX-512 BF16, of a Zen 4: groups of 8 heads 0.79, of 12 0.96 and of 16 1.2; of an e4m3 cache, groups of
+# 6 1.03, of 8 1.2. Of several queries the kernel itself takes few rows as cpp.split_kv does.
+_FILLS_DOTS = _least_heads(12, 6)
 _HEADS = ("num_q_heads", "num_kv_heads", "q_len", "head_dim_qk", "head_dim_vo")
 
 
