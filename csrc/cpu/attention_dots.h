@@ -17,7 +17,10 @@ template <int ROWS, int COLUMNS, bool ADDED>
 __attribute__((noinline)) void dots(const char *a, int64_t a_step, const char *b, int64_t next_b, int64_t b_step,
                                     int64_t steps, char *into, int64_t next_column, Ahead *ahead) {
     __m512 sum[ROWS][COLUMNS];
+    // As loops, g++ 12 would write the 16 zeros to memory, too: prefill of 512 tokens takes 0.96 of that time.
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
         for (int c = 0; c < COLUMNS; c++)
             sum[r][c] = ADDED ? _mm512_load_ps(into + c * next_column + 64 * r) : _mm512_setzero_ps();
     for (int64_t i = 0; i < steps; i++, a += a_step, b += b_step) {
@@ -34,7 +37,9 @@ __attribute__((noinline)) void dots(const char *a, int64_t a_step, const char *b
             }
         }
     }
+#pragma GCC unroll 16
     for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
         for (int c = 0; c < COLUMNS; c++) _mm512_store_ps(into + c * next_column + 64 * r, sum[r][c]);
 }
 
