@@ -43,6 +43,7 @@ NAMED = {
         "tests/backends/test_direct_launch.py::test_sequences_as_graphs",
         "tests/backends/test_direct_launch.py::test_what_the_driver_receives",
         "tests/backends/test_triton_ahead.py",
+        "tests/backends/test_triton_early.py::TestCompiled",
         "tests/cpu/test_sanitized.py",
         "tests/cuda/test_emulated.py",
         "tests/cuda/test_nvrtc.py::test_nvrtc_compiles_it_for_every_generation",
