@@ -223,6 +223,7 @@ def stub_calls() -> Calls:
 
     from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm
     from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
+    from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
     from kernelhub.backends.triton.comm.workspace import Workspace
     from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
     from kernelhub.ops.comm.problem import AllReduceProblem, AllReduceRmsNormProblem
@@ -250,12 +251,23 @@ def stub_calls() -> Calls:
         ),
     )
     rest = (None, None, None)  # no format
+    of_quantised = AllReduceRmsNormProblem(
+        **facets, dtype="bfloat16", weight_dtype="bfloat16", hidden_size=HIDDEN, message="32KB", format="fp8_group"
+    )
+    one_launch = bound(kernelhub.all_reduce_rms_norm, OneShotRmsNormQuant(of_quantised))
+    pair, norm_alone = pair_of(of_quantised, group, workspace)
+    codes, scale, _ = pair(x, residual, weight, 1e-5, group, *[None] * 5)
+    of_format = (None, None, scale)
     calls: Calls = {
         "all_reduce, out": lambda: total(x, group, out),
         "all_reduce, run": lambda: total(x, group, None),
         "all_reduce_rms_norm, out": lambda: norm(x, residual, weight, 1e-5, group, out, residual_out, *rest),
         "all_reduce_rms_norm, run": lambda: norm(x, residual, weight, 1e-5, group, None, None, *rest),
+        "rms_norm_quant, out": lambda: norm_alone(x, weight, 1e-5, residual, None, None, codes, scale, residual_out),
     }
+    for name, run in (("comm_pairs.sum_then_quant", pair), ("triton.one_shot_quant", one_launch)):
+        calls[f"{name}, out"] = lambda run=run: run(x, residual, weight, 1e-5, group, codes, residual_out, *of_format)
+        calls[f"{name}, run"] = lambda run=run: run(x, residual, weight, 1e-5, group, None, None, *rest)
     facets |= {"capacity": "few", "hidden_size": HIDDEN, "top_k": TOP_K, "num_experts": EXPERTS}
     for format, dtype in ways():
         given = exchanged(torch.device("cpu"), group, format, dtype)
@@ -278,6 +290,25 @@ def stub_calls() -> Calls:
         calls[f"moe_combine, {label}, run"] = lambda run=combine, y=y, sent=sent: run(y, sent.handle, group, None)
     one = torch.empty(1, dtype=torch.float32, device="cpu")
     return {"torch, empty": lambda: torch.empty_like(one), **calls}
+
+
+def pair_of(problem: Any, group: Any, workspace: Any) -> tuple[Any, Any]:
+    """The runs of the quantised norm by two kernels of Triton, and of its norm alone."""
+    from kernelhub.backends.comm_pairs.kernels import parts_of
+    from kernelhub.backends.comm_pairs.norm import SumThenQuant
+    from kernelhub.backends.triton.comm.adapter import OneShot
+    from kernelhub.backends.triton.fused_quant.adapter import Norm
+    from kernelhub.dispatch.bound import Bound
+
+    made = []
+    for kind, (op, need) in zip((OneShot, Norm), parts_of(problem), strict=True):
+        adapter = kind(need)
+        run = getattr(kernelhub, op).op.contract.bind(adapter, need, -1, int, int)
+        made.append(Bound(None, adapter, run, None, -1))  # type: ignore[arg-type]  # reports are not asked
+    made[0].adapter.attach(group.group_name, workspace)
+    pair = SumThenQuant(problem)
+    pair.part_bounds[:] = made
+    return kernelhub.all_reduce_rms_norm.op.contract.bind(pair, problem, -1, int, int), made[1].run
 
 
 def against(before: Path) -> dict[str, tuple[float, float, float]]:

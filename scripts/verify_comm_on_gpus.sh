@@ -9,7 +9,7 @@
 # test one kernel of the norm each, and `early_sum`, `early_one_shot`, `early_polled`, `early_clustered` and `early_eager`
 # launches that begin early, as EARLY says (1); `pair` tests the quantised norm by two kernels, and compiles what
 # `pair_forms` measures, with `quantised_host` for the host; processes of `push`, `sums`, `parts`,
-# `norms` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share two GPUs, but not more: there kernels would
+# `norms`, `two_steps` and `sanitizer` (2 ranks; `memcheck` or `racecheck` alone) share two GPUs, but not more: there kernels would
 # wait for ranks whose turn on their GPU it is not. Each process has LIMIT seconds (60), MARGIN of them (15) for imports
 # and the answer; one that ends there is reported, and what it had found is kept. KERNELS and FORMATS name fewer for the sanitizer and for
 # the quantised norms. Logs and JSON go into RUN (build/gpu_comm), and where $OUT is set into an archive of that name
@@ -101,6 +101,11 @@ for which in "${PARTS[@]}"; do
         norms)
             for format in ${FORMATS:-fp8_group mxfp8 nvfp4 fp8_token fp8_tensor}; do
                 beside collective "norm_$format" all_reduce_rms_norm triton.one_shot_quant --format "$format"
+            done
+            ;;
+        two_steps)
+            for format in ${FORMATS:-fp8_group mxfp8 nvfp4 fp8_token fp8_tensor}; do
+                beside collective "two_steps_$format" all_reduce_rms_norm triton.two_shot_quant --format "$format"
             done
             ;;
         sanitizer)

@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
@@ -37,13 +37,15 @@ class _Counted(weakref.ref[Bound]):
         selection: the selection.
         counter: counter of its calls.
         adapter: `id` of its adapter.
+        parts: bound selections of the ops that its kernel is made of, to which each of its calls belongs, too.
     """
 
-    __slots__ = ("adapter", "counter", "place", "selection")
+    __slots__ = ("adapter", "counter", "parts", "place", "selection")
     place: int
     selection: Selection[Any]
     counter: Any
     adapter: int
+    parts: Sequence[Bound]
 
 
 @dataclass(eq=False)
@@ -97,6 +99,7 @@ class Ledger:
         """Add a bound selection."""
         made = _Counted(bound, self._ended.append)
         made.selection, made.counter, made.adapter = bound.selection, bound.counter, id(bound.adapter)
+        made.parts = getattr(bound.adapter, "part_bounds", ())
         with self._guard:
             if len(self._ended) >= _WAITING:
                 self._settle()
@@ -196,8 +199,13 @@ class Ledger:
 
 
 def _add_up(met: dict[tuple[str, Any], _Met], counted: _Counted) -> None:
-    """Add the calls of one selection to those of its problem."""
-    selection, place = counted.selection, counted.place
+    """Add the calls of one selection to those of its problem, and to those of its parts."""
+    calls = calls_of(counted.counter)
+    for selection in (counted.selection, *(part.selection for part in counted.parts)):
+        _add(met, selection, counted.place, calls)
+
+
+def _add(met: dict[tuple[str, Any], _Met], selection: Selection[Any], place: int, more: int) -> None:
     key = (selection.op, selection.problem)
     one = met.get(key)
     if one is None:
@@ -208,7 +216,7 @@ def _add_up(met: dict[tuple[str, Any], _Met], counted: _Counted) -> None:
     if row not in one.rows and len(one.rows) >= _REASONS:
         row = (*row[:2], _MORE)
     first, calls = one.rows.get(row, (place, 0))
-    one.rows[row] = min(first, place), calls + calls_of(counted.counter)
+    one.rows[row] = min(first, place), calls + more
 
 
 def caller_on_stack(bound_of: Callable[[Any], Bound | None], binding: CodeType) -> Caller | None:

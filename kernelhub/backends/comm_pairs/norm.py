@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import weakref
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from kernelhub.backends.comm_pairs.kernels import parts_of
 from kernelhub.backends.shared.cpu_ranks import compare
+from kernelhub.backends.shared.repeat import Repeated, identified
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.arguments import describe
 from kernelhub.ops.comm.adapter import AllReduceRmsNormAdapter
 from kernelhub.ops.comm.problem import AllReduceRmsNormProblem
 from kernelhub.ops.fused_quant.formats import GIVEN, fresh
-from kernelhub.ops.fused_quant.problem import FP8_TENSOR
+from kernelhub.ops.known_calls import is_repeated
+from kernelhub.ops.quant.arguments import any_rows
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
 class SumThenQuant(AllReduceRmsNormAdapter):
-    """The sum into the place of the new residual where that is free, then residual, norm and quantisation."""
+    """The sum into the place of the new residual where that is free, then residual, norm and quantisation.
+
+    The adapters of the parts get the call at once: what their ops would check holds for what this op has checked. If
+    both repeat their launches, calls that come again make those of both in one entry into the launcher.
+    """
 
     problem: AllReduceRmsNormProblem
 
     def __init__(self, problem: AllReduceRmsNormProblem) -> None:
         super().__init__(problem)
-        self._parts: tuple[Bound, ...] = ()
+        self._repeated: weakref.WeakKeyDictionary[Any, Repeated] = weakref.WeakKeyDictionary()  # by group
 
     def made_of(self, device: int) -> tuple[Bound, ...]:
-        if not self._parts:
+        if not self.part_bounds:
             needs = parts_of(self.problem)
-            self._parts = tuple(HUB.function(op).op.bound_for(need, device, None) for op, need in needs)
-        return self._parts
+            self.part_bounds[:] = [HUB.function(op).op.bound_for(need, device, None) for op, need in needs]
+        return tuple(self.part_bounds)
 
     def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         total, norm = self.made_of(x.get_device())
@@ -63,16 +70,60 @@ class SumThenQuant(AllReduceRmsNormAdapter):
         given_scale: Tensor | None = None,
         scale: Tensor | None = None,
     ) -> None:
-        form = self.problem.format
-        if x.is_cpu:  # the sum compares x, but neither op nor eps
-            compare("all_reduce_rms_norm", f"x {describe(x)}, eps {eps}, format {form}", group, timeout_s)
-        total, norm = self.made_of(x.get_device())
-        added = residual_out if residual_out.is_contiguous() else x.new_empty(x.shape)
-        # The norm reads the residual after the sum is there.
-        place = x.new_empty(x.shape) if added.data_ptr() == residual.data_ptr() else added
-        total.run(x, group, place)
-        rows = (out.shape[0], x.shape[-1])
-        scales = (given_scale, None) if form == FP8_TENSOR else (None, given_scale)
-        norm.run(place.view(rows), weight, eps, residual.reshape(rows), *scales, out, scale, added.view(rows))
-        if added is not residual_out:
-            residual_out.copy_(added)
+        problem = self.problem
+        if problem.device.type == "cpu":  # the sum compares x, but neither op nor eps
+            what = f"x {describe(x)}, eps {eps}, format {problem.format}"
+            compare("all_reduce_rms_norm", what, group, timeout_s)
+        total, norm = (part.adapter for part in self.made_of(x.get_device()))
+        given = (x, residual, weight, out, residual_out, given_scale, scale)
+        arguments = (total, norm, *given, eps, group, timeout_s)
+        if is_repeated(total) and is_repeated(norm):
+            of_group = self._repeated.get(group)
+            if of_group is None:
+                of_group = self._repeated.setdefault(group, Repeated())
+            of_group.run(*identified((x.shape, eps, timeout_s), *given), _launch_anew, *arguments)
+        else:
+            _launch_anew(*arguments)
+
+    def repeated(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        out: Tensor,
+        residual_out: Tensor,
+        group: ProcessGroup,
+        timeout_s: float,
+        given_scale: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> Any:
+        of_group = self._repeated.get(group)
+        given = (x, residual, weight, out, residual_out, given_scale, scale)
+        return of_group and of_group.sequence_of(*identified((x.shape, eps, timeout_s), *given))
+
+
+def _launch_anew(
+    total: Any,
+    norm: Any,
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    residual_out: Tensor,
+    given_scale: Tensor | None,
+    scale: Tensor | None,
+    eps: float,
+    group: ProcessGroup,
+    timeout_s: float,
+) -> None:
+    """Both launches, by the adapters of the sum and of the norm."""
+    added = residual_out if residual_out.is_contiguous() else x.new_empty(x.shape)
+    # The norm reads the residual after the sum is there.
+    place = x.new_empty(x.shape) if added.data_ptr() == residual.data_ptr() else added
+    total.launch(x, place, group, timeout_s)
+    if x.numel():
+        rows, before, after = (any_rows(one, False) for one in (place, residual, added))
+        norm.launch(rows, weight, eps, before, given_scale, out, scale, after)
+    if added is not residual_out:
+        residual_out.copy_(added)

@@ -55,9 +55,10 @@ class Launch(NamedTuple):
 
 
 class _Watched(threading.local):
-    """The launches of this thread's call, if it is watched: see `repeat`."""
+    """Of this thread's call, if it is watched: its launches, and what would repeat its parts. See `repeat`."""
 
     launches: list[Launch] | None = None
+    parts: list[Any] | None = None
 
 
 WATCHED = _Watched()

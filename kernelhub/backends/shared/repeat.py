@@ -4,6 +4,8 @@ Most of what a call of an adapter costs the host is the same at each decode step
 sizes of temporaries. So the second call with a key is watched: each launch and its arguments. Calls after it compare
 the form of their tensors with torch's guards, allocate all temporary memory at once, and make the same launches.
 
+A call may be made of others that would be repeated alone. Then it has their launches, and the memory that they share.
+
 A call is repeated only if its launches are all it does. While it is watched, an operator of torch that is neither an
 allocation nor a view, a launch that the launcher cannot make, and a pointer that could be of two operands rule that
 out.
@@ -12,6 +14,7 @@ out.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -78,9 +81,12 @@ class Repeated:
         self._written, self._shared = written, shared
         self._known: dict[Hashable, _Known] = {}
         self._seen: set[Hashable] = set()
+        self._wholes: weakref.WeakSet[Repeated] = weakref.WeakSet()  # of calls that these are a part of
 
     def clear(self) -> None:
         """Repeat no call from before: other tiles are chosen now."""
+        for whole in list(self._wholes):
+            whole.clear()
         for known in self._known.values():
             for form in known.forms:
                 if form.sequence is not None:
@@ -98,6 +104,10 @@ class Repeated:
             anew: makes the call.
             arguments: of `anew`.
         """
+        if WATCHED.parts is not None:  # a watched call is made of this one
+            WATCHED.parts.append(self)
+            anew(*arguments)
+            return
         known = self._known.get(key)
         if known is None or not known.launch(*tensors):
             with self._watched(key, tensors):
@@ -134,15 +144,19 @@ class Repeated:
     def _watching(
         self, key: Hashable, tensors: Sequence[Tensor], forms: tuple[_Form, ...], native: launch.Native
     ) -> Iterator[None]:
-        before, WATCHED.launches = WATCHED.launches, []
+        WATCHED.launches, WATCHED.parts = [], []
         foreign = _Foreign()
         try:
             with foreign:
                 yield
-            launches = WATCHED.launches
+            launches, parts = WATCHED.launches, WATCHED.parts
         finally:
-            WATCHED.launches = before
-        made = None if foreign.met or not launches else repetition(launches, tensors, self._shared)
+            WATCHED.launches = WATCHED.parts = None
+        for part in parts:
+            part._wholes.add(self)
+        shared = {id(one._shared): one._shared for one in (self, *parts) if one._shared is not None}
+        alike = launches and not foreign.met and len(shared) < 2
+        made = repetition(launches, tensors, next(iter(shared.values()), None)) if alike else None
         forms = (self._form(tensors, made, native), *forms[: native.module.MAX_FORMS - 1])
         if len(self._known) >= _MOST_KEYS:
             self._known.clear()
@@ -267,3 +281,17 @@ def extent_bytes(tensor: Tensor) -> int:
         return 0
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (steps + 1) * tensor.element_size()
+
+
+def identified(values: Hashable, *given: Tensor | None) -> tuple[Hashable, tuple[Tensor, ...]]:
+    """The key and the tensors of a call that may be repeated; one tensor may be in two places, and then is so again.
+
+    Args:
+        values: every value that the launches depend on.
+        given: operands and destinations.
+    """
+    tensors = tuple({id(tensor): tensor for tensor in given if tensor is not None}.values())
+    places = tuple(
+        None if tensor is None else next(at for at, one in enumerate(tensors) if one is tensor) for tensor in given
+    )
+    return (values, places), tensors

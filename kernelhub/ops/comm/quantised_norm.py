@@ -101,12 +101,21 @@ def bind_quantised(
             key = (x.shape, eps, in_x, in_residual, out is None, out_scale is None, residual_out is None)
             read = (None if in_x else x, None if in_residual else residual, weight, scale, global_scale)
             calls = known.of(group)
+            ready = calls.results.get(key)
+            if ready is not None:
+                given = ready.take()
+                if calls.launches(key, (*read, *given)) == 2:
+                    tick()
+                    return given
             if key in calls and dense(x, dtype, device):
                 whole, made = results.completed(x, tuple(x.shape), out, out_scale)
                 added = x.new_empty(x.shape) if residual_out is None else residual_out
                 again = known.again(calls, key, (*read, whole, made, added))
                 if again == 2:
                     tick()
+                    if out is out_scale is residual_out is None and made is not None and made.is_contiguous():
+                        assert whole is not None
+                        known.make_ready(calls, key, whole, made, added)
                     return results.returned(whole, made, scale, added)
         if again:
             pg: Any = group
@@ -121,7 +130,8 @@ def bind_quantised(
             whole, made = results.completed(x, tuple(x.shape), out, out_scale)
             added = x.new_empty(x.shape) if residual_out is None else residual_out
             if key is not None:
-                calls.learn(key, (*read, whole, made, added), 3)
+                all_fresh = out is out_scale is residual_out is None and made is not None
+                calls.learn(key, (*read, whole, made, added), 3, 3 * all_fresh)
         assert whole is not None
         assert added is not None
         codes, scales = results.rows(whole, made)

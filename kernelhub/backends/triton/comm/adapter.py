@@ -9,9 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import identified
 from kernelhub.backends.triton.comm.at_once import MOST as MOST_AT_ONCE
 from kernelhub.backends.triton.comm.clustered_rms_norm import clustered_rms_norm_kernel
-from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, identified, is_aligned
+from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
 from kernelhub.backends.triton.comm.fused_rms_norm import all_reduce_rms_norm_kernel
 from kernelhub.backends.triton.comm.one_shot import one_shot_kernel
 from kernelhub.backends.triton.comm.polled_rms_norm import polled_rms_norm_kernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import triton
@@ -155,20 +155,6 @@ class Connections:
         if before is not None:
             before.repeated.clear()
         return connection
-
-
-def identified(values: Hashable, *given: Tensor | None) -> tuple[Hashable, tuple[Tensor, ...]]:
-    """The key and the tensors of a call that may be repeated; one tensor may be in two places, and then is so again.
-
-    Args:
-        values: every value that the launches depend on.
-        given: operands and destinations.
-    """
-    tensors = tuple({id(tensor): tensor for tensor in given if tensor is not None}.values())
-    places = tuple(
-        None if tensor is None else next(at for at, one in enumerate(tensors) if one is tensor) for tensor in given
-    )
-    return (values, places), tensors
 
 
 def is_aligned(tensor: Tensor) -> bool:

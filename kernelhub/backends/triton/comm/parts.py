@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.shared.operands import up_to
-from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, identified, is_aligned
+from kernelhub.backends.shared.repeat import identified
+from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
 from kernelhub.backends.triton.comm.part_kernels import all_gather_kernel, reduce_scatter_kernel
 from kernelhub.backends.triton.comm.tiles import one_shot_tile
 from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for

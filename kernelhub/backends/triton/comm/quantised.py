@@ -9,10 +9,11 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.repeat import identified
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.comm.adapter import LARGEST, ConnectedRmsNorm, piece_bytes
 from kernelhub.backends.triton.comm.at_once import MOST as MOST_AT_ONCE
-from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, identified, is_aligned
+from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
 from kernelhub.backends.triton.comm.fused_rms_norm_quant import all_reduce_rms_norm_quant_kernel
 from kernelhub.backends.triton.comm.tiles import quantised_row_tile
 from kernelhub.backends.triton.comm.two_shot_rms_norm_quant import two_shot_rms_norm_quant_kernel

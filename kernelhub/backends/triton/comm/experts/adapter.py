@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kernelhub.backends.shared.arrange import Arrange
 from kernelhub.backends.shared.operands import up_to
-from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, identified, is_aligned
+from kernelhub.backends.shared.repeat import identified
+from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
 from kernelhub.backends.triton.comm.experts.push_rows import push_rows_kernel
 from kernelhub.backends.triton.comm.experts.push_sums import push_sums_kernel
 from kernelhub.backends.triton.comm.tiles import Tile
