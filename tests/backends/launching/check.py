@@ -1320,10 +1320,10 @@ def pairs_again(stub: Stub) -> None:
     on_stub(stub)
     runtime.recognise_in_c(runtime.native())
 
-    def made(compiled: Any, given: int, cluster: int = 1) -> Any:
+    def made(compiled: Any, given: int, **options: Any) -> Any:
         sizes = sizes_of(compiled, given)
         stub.expect_of(compiled.function, sizes)  # the kernels have different ones
-        return direct_launch(compiled, given, sizes=lambda function, most: sizes, cluster=cluster)
+        return direct_launch(compiled, given, sizes=lambda function, most: sizes, **options)
 
     stub.expect([])
     of_triton.direct_launch = made
