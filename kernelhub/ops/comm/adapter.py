@@ -32,9 +32,7 @@ class CollectiveAdapter(Repeatable, abc.ABC):
 
     def __init__(self, problem: CollectiveProblem) -> None:
         self.problem = problem
-        self.part_bounds: list[
-            Bound
-        ] = []  # the bound selections of its ops, once `made_of` made them; reports count them
+        self.part_bounds: list[Bound] = []  # of its ops, once `made_of` made them; reports count them
 
     def made_of(self, device: int) -> tuple[Bound, ...]:
         """The bound selections of the ops that the kernel is made of, for a device as of `Op.bound_for`."""
