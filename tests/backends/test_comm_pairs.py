@@ -116,7 +116,7 @@ def test_a_kernel_of_its_own_has_no_parts() -> None:
 @pytest.mark.parametrize(
     ("facets", "total"),
     [
-        ({"world_size": 2, "link": "nvlink", "message": "8MB"}, "triton.two_shot"),
+        ({"world_size": 2, "link": "nvlink", "message": "8MB", "hidden_size": 8320}, "triton.two_shot"),
         ({"world_size": 4, "link": "nvlink", "message": "32KB"}, "triton.one_shot"),
         ({"world_size": 4, "link": "nvlink", "message": "8MB"}, "triton.two_shot"),
         ({"world_size": 4, "link": "nvlink", "message": "more"}, "torch.distributed"),
@@ -133,10 +133,15 @@ def test_on_gpus_it_goes_before_the_steps_of_torch(facets: dict[str, Any], total
         assert selection.parts[0].selected == total
 
 
-def test_one_launch_stays_first_where_it_was() -> None:
-    for message in ("32KB", "256KB", "1MB"):
-        facets = {"world_size": 2, "link": "nvlink", "message": message, "format": "nvfp4"}
-        assert kernelhub.explain("all_reduce_rms_norm", device="H200", **facets).selected == "triton.one_shot_quant"
+def test_one_launch_is_first_on_two_ranks_in_one_step_and_in_two_above_8_mb() -> None:
+    one, two = "triton.one_shot_quant", "triton.two_shot_quant"
+    first = {"32KB": one, "256KB": one, "1MB": one, "8MB": one, "32MB": two, "more": two}
+    for message, kernel in first.items():
+        for form in FORMS:
+            facets = {"world_size": 2, "link": "nvlink", "message": message, "format": form}
+            assert kernelhub.explain("all_reduce_rms_norm", device="H200", **facets).selected == kernel
+            with kernelhub.use(batch_invariant=True):  # two steps round the sum once more
+                assert kernelhub.explain("all_reduce_rms_norm", device="H200", **facets).selected == one
 
 
 @pytest.mark.usefixtures("again")

@@ -13,8 +13,9 @@ _FUSED = ("flashinfer.trtllm_one_shot", "flashinfer.trtllm_two_shot")
 # They wait for a missing rank without limit: after those that do not. FlashInfer's two shots take 245 us for one row.
 _LIBRARIES = ("custom_all_reduce.vllm", *_FUSED, "custom_all_reduce.sgl_kernel")
 _QUANT, _POLLED, _CLUSTERED = "triton.one_shot_quant", "triton.one_shot_polled", "triton.one_shot_clustered"
-_PAIR = "comm_pairs.sum_then_quant"
-_TWO_SMALL = (_QUANT, _PUSH_TWO, _PAIR, _NCCL, *_FUSED)  # of norms on 2 ranks up to 1 MB, after the first
+_TWO_QUANT, _PAIR = "triton.two_shot_quant", "comm_pairs.sum_then_quant"
+_TWO_SMALL = (_QUANT, _PUSH_TWO, _PAIR, _TWO_QUANT, _NCCL, *_FUSED)  # of norms on 2 ranks up to 1 MB, after the first
+_TWO_LARGE = (_PUSH_ONE, _PUSH_TWO, _POLLED, _CLUSTERED)  # of norms on 2 ranks above, before those that quantise
 _VERSIONS = "torch 2.11.0+cu130, NCCL 2.28.9, bfloat16"
 _H100 = (
     f"in CUDA graphs on 2 NVIDIA H100 80GB HBM3, 2026-11-25, {_VERSIONS}: Triton's one-shot takes 3.1 us for 32 KB, "
@@ -51,6 +52,27 @@ _QUANTISED_PAIR = (
     f"quantised, in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, 256 and 1024 rows of 7168: "
     "comm_pairs.sum_then_quant takes 17.2 and 57.7 us in fp8_group and 25.3 and 80.7 in nvfp4, torch.distributed 182 "
     "and 489, and 325 and 908 (benchmarks/results/comm_quant_pair_h200.json)"
+)
+_QUANTISED_8MB = (
+    f"quantised, in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, 256 rows of 7168 and 1024 of 4096: "
+    "triton.one_shot_quant takes 18.8 and 31.3 us in fp8_group and 24.2 and 42.6 in nvfp4, triton.two_shot_quant 20.7 "
+    "and 32.0, and 24.5 and 38.0, comm_pairs.sum_then_quant 17.2 and 33.8, and 25.3 and 46.8: 0.97 of the pair's time "
+    "by either, in the geometric mean, and the first has the bits of smaller messages "
+    "(benchmarks/results/comm_quant_pair_h200.json)"
+)
+_QUANTISED_MORE = (
+    f"quantised, in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, 1024 and 4096 rows of 7168, and 1024 of "
+    "5120 and of 8192: triton.two_shot_quant takes 54.0, 194, 46.1 and 56.6 us in fp8_group and 71.7, 264, 67.1 and "
+    "74.2 in nvfp4, triton.one_shot_quant 55.0, 200, 44.4 and 58.6, and 75.5, 278, 68.7 and 77.7, "
+    "comm_pairs.sum_then_quant 57.7, 304, 42.4 and 65.5, and 80.7, 380, 67.8 and 86.8 "
+    "(benchmarks/results/comm_quant_pair_h200.json)"
+)
+_QUANTISED_BY_FOUR = (
+    f"quantised, in CUDA graphs on 4 NVIDIA H200, 2026-11-28, {_VERSIONS}, 1, 64, 256 and 1024 rows of 7168: "
+    "comm_pairs.sum_then_quant takes 5.8, 12.4, 28.3 and 96.9 us in fp8_group and 11.6, 18.7, 36.1 and 120 in nvfp4, "
+    "triton.two_shot_quant 11.0, 14.2, 29.2 and 83.3, and 13.0, 15.8, 33.8 and 101, torch.distributed 66.6, 103, 186 "
+    "and 509, and 132, 184, 330 and 927 (benchmarks/results/comm_quant_pair_4_ranks_h200.json); no whole run of the "
+    "tests of triton.one_shot_quant and triton.two_shot_quant passed on 4 ranks"
 )
 _NORM_OF_TWO = (
     f"in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, rows of 7168: triton.one_shot takes 3.0 us for 1 row, "
@@ -207,7 +229,7 @@ ORDER = {
         Line(
             "*",
             "*",
-            (_PUSH_ONE, _PUSH_TWO, _POLLED, _CLUSTERED, _PAIR, _NCCL, *_FUSED, _QUANT),
+            (*_TWO_LARGE, _PAIR, _NCCL, *_FUSED, _QUANT, _TWO_QUANT),
             f"{_H100}; with the norm, 8 KB and 1 MB: Triton's 3.5 and 6.7, FlashInfer's 4.9 and 8.1; on 4 H200, 8 KB, "
             "1 MB and 8 MB (benchmarks/results/comm_4_ranks_h200.json): Triton's 5.4, 16.2 and 95.9, FlashInfer's 5.9, "
             "14.6 and, in two shots, 68.0, NCCL with the norm 33.6, 55.2 and 166; on 2 H200, 8 KB, 1 MB, 8 MB and "
@@ -215,13 +237,28 @@ ORDER = {
             "5.6, 7.8, 29.5 and 115, FlashInfer's one-shot 5.1 and 8.0, its two-shot 50.7 and 182 from 8 MB on, NCCL "
             "with the norm 30.2, 50.7, 156 and 516; on 2 H100 triton.one_shot_quant takes 4.2 to 4.9 for 8 KB and "
             "7.2 to 7.9 for 1 MB, Triton's one-shot 3.7 and 6.6 (benchmarks/results/comm_quant_h100.json); "
-            f"{_QUANTISED_PAIR}; {_QUANTISED_APART}",
+            f"{_QUANTISED_PAIR}; {_QUANTISED_APART}; {_QUANTISED_BY_FOUR}",
         ),
         *(
             Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _POLLED, _CLUSTERED, *_TWO_SMALL), evidence)
             for bucket, evidence in (
                 *((bucket, f"{_QUANTISED}; {_NORM_OF_TWO}") for bucket in ("32KB", "256KB")),
                 ("1MB", _QUANTISED),
+            )
+        ),
+        *(
+            Line(
+                "hopper",
+                f"2 ranks, {bucket}",
+                (*_TWO_LARGE, *quantisers, _PAIR, _NCCL, *_FUSED),
+                f"{quantised}; without a form, 8 and 32 MB: Triton's one-shot takes 30.4 and 106, its two-shot 29.5 "
+                "and 115, FlashInfer's two-shot 50.7 and 182, NCCL with the norm 156 and 516 "
+                "(benchmarks/results/comm_norm_h200.json)",
+            )
+            for bucket, quantisers, quantised in (
+                ("8MB", (_QUANT, _TWO_QUANT), _QUANTISED_8MB),
+                ("32MB", (_TWO_QUANT, _QUANT), _QUANTISED_MORE),
+                ("more", (_TWO_QUANT, _QUANT), _QUANTISED_MORE),
             )
         ),
         Line("hopper", WIDE_ROWS, (_POLLED, _PUSH_ONE, _CLUSTERED, *_TWO_SMALL), _WIDE),
@@ -241,8 +278,8 @@ ORDER = {
             Line(
                 "hopper",
                 f"4 ranks, {bucket}",
-                (_PUSH_TWO, _PUSH_ONE, _POLLED, _CLUSTERED, _PAIR, _NCCL, *_FUSED, _QUANT),
-                f"{_NORM_OF_FOUR}; {_QUANTISED_APART}",
+                (_PUSH_TWO, _PUSH_ONE, _POLLED, _CLUSTERED, _PAIR, _NCCL, *_FUSED, _QUANT, _TWO_QUANT),
+                f"{_NORM_OF_FOUR}; {_QUANTISED_APART}; {_QUANTISED_BY_FOUR}",
             )
             for bucket in ("1MB", "8MB", "32MB")
         ),
