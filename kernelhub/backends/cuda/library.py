@@ -26,7 +26,7 @@ from kernelhub.runtime.counters import captures
 
 _ALIGNMENT = 8  # of a struct that has an address
 _OVERLAP_FROM = (9, 0)
-_CAPTURED_ONLY = 2  # of the launcher: outside of a graph such a launch takes the host 1.7 us longer
+CAPTURED_ONLY = 2  # of the launcher: outside of a graph such a launch takes the host 1.7 us longer
 _CAPTURES_FROM = 12030
 
 
@@ -117,7 +117,7 @@ class Kernel:
                     0,
                     owner=owner,
                     cluster=cluster,
-                    programmatic=_CAPTURED_ONLY if self._overlaps else 0,
+                    programmatic=CAPTURED_ONLY if self._overlaps else 0,
                 )
             self._direct[key] = made
         return self._direct[key]
@@ -160,8 +160,7 @@ class Library:
     def __init__(self, source: str, binary: bytes, overlaps: bool = False) -> None:
         from cuda.bindings import driver
 
-        self._overlaps = overlaps
-
+        self.overlaps = overlaps
         self.driver: Any = driver
         self._source, self._binary = source, binary
         self._loaded: Any = None
@@ -169,22 +168,28 @@ class Library:
         self._functions: dict[tuple[int, str], Any] = {}
         self._lock = threading.Lock()
 
+    def will_load(self, name: str) -> None:
+        """Load this kernel, too, when the first one is loaded."""
+        if name not in self._names:
+            self._names.append(name)
+
     def kernel(self, name: str, packing: str, cluster: int = 1) -> Kernel:
         """A kernel by name; `packing` is the struct of its parameters: P tensors, q int64, Q uint64, f float32.
 
         So many of its blocks are a cluster (sm_90 and later): they run at once, up to 8 on every such GPU.
         """
-        if name not in self._names:
-            self._names.append(name)
-        return Kernel(self, name, packing, cluster, self._overlaps)
+        self.will_load(name)
+        return Kernel(self, name, packing, cluster, self.overlaps)
 
-    def config_of(self, cluster: int, overlaps: bool, clusters: int, threads: int, stream: int) -> Any:
+    def config_of(
+        self, cluster: int, overlaps: bool, clusters: int, threads: int, stream: int, shared_bytes: int = 0
+    ) -> Any:
         """What `cuLaunchKernelEx` takes for so many clusters of so many blocks."""
         driver = self.driver
         config, attributes = driver.CUlaunchConfig(), []
         config.gridDimX, config.gridDimY, config.gridDimZ = clusters * cluster, 1, 1
         config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.hStream = stream
+        config.hStream, config.sharedMemBytes = stream, shared_bytes
         if cluster > 1:
             dimension, value = driver.CUlaunchAttribute(), driver.CUlaunchAttributeValue()
             dimension.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
@@ -209,6 +214,12 @@ class Library:
                     self._load(device)
             return self._functions[device, name]
 
+    def allow_shared(self, function: Any, shared_bytes: int) -> None:
+        """Let blocks of a function take so much shared memory, beyond the 48 KB of any."""
+        attribute = self.driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        status = self.driver.cuFuncSetAttribute(function, attribute, shared_bytes)
+        self._checked(status, f"give {shared_bytes} bytes of shared memory to a block of {self._source}")
+
     def _load(self, device: int) -> None:
         if self._loaded is None:
             (self._loaded,) = self._checked(
@@ -226,15 +237,21 @@ class Library:
 
 
 @functools.lru_cache(maxsize=256)
-def _library(source: str, constants: tuple[tuple[str, str | int], ...], capability: tuple[int, int]) -> Library:
+def _library(
+    source: str, constants: tuple[tuple[str, str | int], ...], capability: tuple[int, int], specific: bool
+) -> Library:
     given = dict(constants)
-    return Library(source, compiled(source, given, capability), overlaps=bool(given.get("OVERLAPS")))
+    binary = compiled(source, given, capability, specific=specific)
+    return Library(source, binary, overlaps=bool(given.get("OVERLAPS")))
 
 
-def library(source: str, constants: Constants, device: DeviceFacts) -> Library:
-    """A source of csrc/cuda with these constants for devices like this one; compiled now if it was not yet."""
+def library(source: str, constants: Constants, device: DeviceFacts, specific: bool = False) -> Library:
+    """A source of csrc/cuda with these constants for devices like this one; compiled now if it was not yet.
+
+    `specific`: with the instructions that this architecture alone has, such as those of sm_90a.
+    """
     given = {"OVERLAPS": int(overlap(device.capability)), **constants}
-    return _library(source, tuple(sorted(given.items())), device.capability)
+    return _library(source, tuple(sorted(given.items())), device.capability, specific)
 
 
 def overlap(capability: tuple[int, int]) -> bool:

@@ -85,7 +85,13 @@ def target(capability: tuple[int, int], architectures: tuple[int, ...]) -> str:
     return f"compute_{max(older)}"
 
 
-def compiled(source: str, constants: Constants, capability: tuple[int, int], folder: Path | None = None) -> bytes:
+def compiled(
+    source: str,
+    constants: Constants,
+    capability: tuple[int, int],
+    folder: Path | None = None,
+    specific: bool = False,
+) -> bytes:
     """The binary (PTX for a device newer than NVRTC) of a source of csrc/cuda, compiled now if it was not yet.
 
     Args:
@@ -93,13 +99,14 @@ def compiled(source: str, constants: Constants, capability: tuple[int, int], fol
         constants: macros that are defined.
         capability: of the device.
         folder: where to keep it, instead of kernelhub's cache.
+        specific: with the instructions that no later architecture has (sm_90a).
 
     Raises:
         CompileError: NVRTC is missing, or refuses the source.
         CacheError: no folder can be written.
     """
     made_by, path = compiler(), SOURCES / source
-    options = options_for(constants, target(capability, made_by.architectures))
+    options = options_for(constants, target(capability, made_by.architectures) + ("a" if specific else ""))
     headers = sorted(SOURCES.glob("*.h"))
     key = fingerprint(
         f"sm_{capability[0]}{capability[1]}", sources=(path, *headers), flags=options, nvrtc=made_by.version

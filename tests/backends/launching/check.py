@@ -32,6 +32,8 @@ import kernelhub
 from kernelhub.backends.comm_pairs.kernels import parts_of
 from kernelhub.backends.comm_pairs.norm import SumThenQuant
 from kernelhub.backends.cuda import library as of_cuda
+from kernelhub.backends.cuda.mapped import MappedKernel
+from kernelhub.backends.cuda.mla import decode as latent
 from kernelhub.backends.shared import direct
 from kernelhub.backends.shared.direct import direct_launch
 from kernelhub.backends.shared.launches import Launch, Shared, sequence
@@ -50,17 +52,20 @@ from kernelhub.dispatch.lost import is_final
 from kernelhub.dispatch.whole_calls import WATCHED
 from kernelhub.errors import RanksDisagree
 from kernelhub.ops.attention import paged_call
+from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import header_of
 from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.comm.problem import AllGatherProblem, AllReduceProblem, AllReduceRmsNormProblem, ReduceScatterProblem
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.mla.attention import call as mla_call
+from kernelhub.ops.mla.attention.adapter import MlaValues
+from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.moe.experts.inputs import moe_inputs
 from kernelhub.ops.operands import span_of
 from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
-from tests.backends.launching.stub import Memory, OneDevice, Stub, install, install_launcher
+from tests.backends.launching.stub import Memory, OneDevice, Stub, install, install_launcher, number
 from tests.ops.test_known_calls import call_of, others_than, outcome
 
 WHOLE = 9  # calls after which the extension makes them from their arguments
@@ -511,6 +516,53 @@ def struct_of_cuda(stub: Stub) -> None:
         other = of_cuda.Kernel(of, "rows", "2P" + "2q" + "f")
         with pytest.raises(AssertionError, match="the launcher launches it"):
             other(0, 3, 96, x, y, 0, 0, 0.0)  # a struct of another size is left to cuda-bindings
+
+
+def latent_decode_of_cuda(stub: Stub) -> None:
+    """Both launches of `cuda.decode`: descriptors as the driver encoded them, sizes and strides beside them."""
+    sizes = {"mla_decode": MappedKernel.sizes_of(latent._DECODE), "mla_merge": MappedKernel.sizes_of(latent._MERGE)}
+    functions = {"mla_decode": 4321, "mla_merge": 4322}
+    of = SimpleNamespace(
+        overlaps=False,
+        will_load=lambda name: None,
+        function=lambda name, device: functions[name],
+        allow_shared=lambda function, shared_bytes: None,
+    )
+    problem = MlaProblem(device=simulated("H200"), num_heads=128)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch._C, "_cuda_getDevice", lambda: OneDevice.current, raising=False)
+        patched.setattr(latent.library, "library", lambda *given, **named: of)
+        by_function = {functions[name]: of_name for name, of_name in sizes.items()}
+        patched.setattr(runtime, "parameter_sizes", lambda function, most: by_function[function])
+        for function, of_name in by_function.items():
+            stub.expect_of(function, of_name)
+        adapter, anew = latent.Decode(problem), []
+        launch_anew = adapter.launch_anew
+        patched.setattr(adapter, "launch_anew", lambda *given: anew.append(given) or launch_anew(*given))
+        for count in range(5):
+            q = torch.zeros(40, 128, 576, dtype=torch.bfloat16)
+            cache = torch.zeros(50, 64, 576, dtype=torch.bfloat16)
+            table, lengths = torch.zeros(40, 7, dtype=torch.int32), torch.zeros(40, dtype=torch.int32)
+            out = torch.zeros(40, 128, 512, dtype=torch.bfloat16)
+            stub.take()
+            adapter.launch(q, cache, None, PagedStep(table, lengths), MlaValues(0.5), out, None)
+            decode, merge = stub.take()
+            assert len(anew) == min(count + 1, 2)
+            assert (decode.function, decode.grid[0], decode.block[0], decode.shared_bytes) == (4321, 132, 384, 231152)
+            assert (merge.function, merge.grid[0], merge.block[0], merge.shared_bytes) == (4322, 40 * 32, 128, 0)
+            given = decode.parameters
+            assert [number("i", one) for one in (*given[1:3], *given[6:8])] == [40 * 128, 576, 50 * 64, 576]
+            assert [number("q", one) for one in (*given[3:5], *given[8:10])] == [576, 1] * 2
+            read = [number("Q", given[at]) for at in (10, 15, 16, 17)]
+            assert read == [one.data_ptr() for one in (out, table, lengths, cache)]
+            assert number("f", given[18]) == pytest.approx(0.5 * 1.4426950408889634)
+            assert [number("i", one) for one in given[19:28]] == [40, 1, 128, 64, 50 * 64, 49, 7 * 64, 2, 0]
+            assert [number("q", one) for one in given[28:]] == [7, 1152, 128 * 512, 0, 512, 0, 0, 0]
+            shared = [number("Q", one) for one in given[12:14]]
+            assert shared == [number("Q", one) for one in merge.parameters[2:4]]
+            assert number("Q", merge.parameters[0]) == out.data_ptr()
+            assert [number("i", one) for one in merge.parameters[6:13]] == [40, 128, 66, 2, 7 * 64, 4, 0]
+    stub.forget()
 
 
 def devices_and_streams(stub: Stub) -> None:
@@ -1838,6 +1890,7 @@ SCENARIOS = (
     gluon_again,
     gluon_experts_again,
     struct_of_cuda,
+    latent_decode_of_cuda,
     devices_and_streams,
     counters,
     shared_memory,

@@ -14,7 +14,14 @@ from kernelhub.backends.gluon.mla.decode import decode_kernel
 from kernelhub.backends.gluon.mla.decode_float8 import decode_float8_kernel
 from kernelhub.backends.gluon.mla.few_float8 import few_float8_kernel
 from kernelhub.backends.gluon.mla.merge import merge_kernel
-from kernelhub.backends.shared.operands import adjacent, aligned, contiguous_copy, is_aligned, on_device_of
+from kernelhub.backends.shared.latent_rows import (
+    cut,
+    rows_of_pages,
+    rows_of_queries,
+    strides_of_lse,
+    strides_of_tokens,
+)
+from kernelhub.backends.shared.operands import adjacent, aligned, on_device_of
 from kernelhub.backends.shared.repeated_mla import RepeatedMla
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaValues
@@ -23,7 +30,6 @@ from kernelhub.ops.mla.attention.problem import MlaProblem
 _LOG2E = math.log2(math.e)
 _ROWS = 64  # of a tile
 _FEW = 16  # rows of a sequence that have tiles of their own
-_MANY_SEQS = 32  # from which on sequences are cut alike: with 8 of 8192 keys that took 3 % more
 _PAGE = 64
 _LATENT, _WIDTH = 512, 576
 _VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
@@ -56,7 +62,7 @@ class Decode(RepeatedMla):
         heads = self.problem.num_heads
         tokens = 1 if q.ndim == 3 else q.shape[1]
         rows = tokens * heads
-        queries, q_rows = _rows_of_queries(q, tokens, heads)
+        queries, q_rows = rows_of_queries(q, tokens, heads)
         room = step.max_pages * _PAGE if kv_cache.shape[0] else 0  # there is no page to be read
         if not kv_cache.shape[0]:  # but there has to be an address
             kv_cache = kv_cache.new_zeros(1, *kv_cache.shape[1:])
@@ -69,7 +75,7 @@ class Decode(RepeatedMla):
         lengths, table = adjacent(step.seq_lens), adjacent(step.block_table)
         sinks = part_lse if values.sinks is None else values.sinks
         lse_of = part_lse if lse is None else lse
-        strides = (*_strides_of_tokens(result), *_strides_of_lse(lse, tokens))
+        strides = (*strides_of_tokens(result), *strides_of_lse(lse, tokens))
         variant = (q.get_device(), sinks.dtype, result.data_ptr() % 16, *strides[:3])
         decode, height = self._form(rows)
         with on_device_of(q):
@@ -130,7 +136,7 @@ class Decode(RepeatedMla):
 
     def _pages(self, kv_cache: Tensor) -> tuple[Any, tuple[int, ...]]:
         """The cache as the kernel reads it, and how far its pages are apart."""
-        rows, page_rows = _rows_of_pages(kv_cache)
+        rows, page_rows = rows_of_pages(kv_cache)
         return descriptor(rows, (_PAGE, _WIDTH - _LATENT)), (page_rows, rows.shape[0])
 
     def _kv_scale(self, values: MlaValues, nothing: Tensor) -> tuple[Tensor, ...]:
@@ -142,20 +148,7 @@ class Decode(RepeatedMla):
         return (values.scale * _LOG2E,)
 
     def _cut(self, rows: int, num_seqs: int) -> tuple[int, int]:
-        """Tiles of the rows of a sequence, and the parts of the work on each of them.
-
-        A part that begins within a sequence writes float32 sums, which are merged. Up to a twentieth of the
-        multiprocessors are left idle where sequences of one length are then cut alike, or not at all.
-        """
-        tiles = -(-rows // _ROWS)
-        most = max(1, self.problem.device.num_sms // tiles)
-        if not self.alike or tiles == 1 or num_seqs < _MANY_SEQS:
-            return tiles, most
-        if num_seqs > most:
-            parts = -(-num_seqs // -(-num_seqs // most))
-        else:
-            parts = most // num_seqs * num_seqs
-        return tiles, parts if parts * 20 >= most * 19 else most
+        return cut(rows, num_seqs, self.problem.device.num_sms, self.alike)
 
 
 class DecodeFloat8(Decode):
@@ -191,42 +184,3 @@ class DecodeFloat8(Decode):
     def _scales(self, values: MlaValues) -> tuple[float, ...]:
         of_cache = 1.0 if values.kv_scale is None or isinstance(values.kv_scale, Tensor) else float(values.kv_scale)
         return values.scale * of_cache * _LOG2E, of_cache
-
-
-def _rows_of_queries(q: Tensor, tokens: int, heads: int) -> tuple[Tensor, int]:
-    """q as rows [rows, 576], those of a sequence adjacent, and the rows between two sequences; or a copy."""
-    sequence, row = q.stride(0), q.stride(-2)
-    apart = tokens > 1 and q.stride(1) != heads * row
-    if not is_aligned(q) or apart or sequence % row or sequence < tokens * heads * row:
-        q = contiguous_copy(q)
-        sequence, row = tokens * heads * _WIDTH, _WIDTH
-    rows = (q.shape[0] - 1) * (sequence // row) + tokens * heads
-    return q.as_strided((rows, _WIDTH), (row, 1)), sequence // row
-
-
-def _rows_of_pages(kv_cache: Tensor) -> tuple[Tensor, int]:
-    """The cache as rows [rows, 576], and the rows between two pages; copied where TMA cannot read it so."""
-    page, row = kv_cache.stride(0), kv_cache.stride(1)
-    if not is_aligned(kv_cache) or page % row or page < _PAGE * row:
-        kv_cache = contiguous_copy(kv_cache)
-        page, row = _PAGE * _WIDTH, _WIDTH
-    rows = (kv_cache.shape[0] - 1) * (page // row) + _PAGE
-    return kv_cache.as_strided((rows, _WIDTH), (row, 1)), page // row
-
-
-def _strides_of_tokens(tensor: Tensor) -> tuple[int, int, int]:
-    """(sequence, token, head) strides of out."""
-    if tensor.ndim == 4:
-        sequence, token, head, _ = tensor.stride()
-        return sequence, token, head
-    return tensor.stride(0), 0, tensor.stride(1)
-
-
-def _strides_of_lse(lse: Tensor | None, tokens: int) -> tuple[int, int, int]:
-    """(sequence, head, token) strides of the LSE, [H, sequences] or [sequences, H, tokens]."""
-    if lse is None:
-        return 0, 0, 0
-    if lse.ndim == 3:
-        sequence, head, token = lse.stride()
-        return sequence, head, token
-    return lse.stride(1), lse.stride(0), 0
