@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# On one Hopper GPU, in at most 150 s: `cuda.decode` against the reference and its contract, then beside `gluon.decode` and
-# FlashMLA, each form compared with the reference before it is timed. JSON and logs go into $OUT; a summary comes last.
+# On one Hopper GPU, in at most 130 s: `cuda.decode` against the reference and its contract, many calls with random lengths,
+# one under compute-sanitizer's memcheck, its forms beside `gluon.decode` and FlashMLA, each compared with the reference
+# before it is timed, and the host's time of eager calls. JSON and logs go into $OUT; a summary comes last.
 #
 #   OUT=FOLDER WHEELS=FOLDER scripts/cuda_mla_on_gpu.sh
 set -uo pipefail
@@ -11,7 +12,7 @@ VENDORS=$PWD/build/vendors
 mkdir -p "$OUT" "$VENDORS" build
 PYTHON=${PYTHON:-python3}
 STARTED=$SECONDS
-LIMIT=${LIMIT:-150}
+LIMIT=${LIMIT:-130}
 left() { echo $((LIMIT - SECONDS + STARTED - $1)); } # seconds until so many before the end
 for wheel in "$WHEELS"/tokenspeed_flashmla-*.whl; do
     [ -f "$wheel" ] || { echo "no wheel: $wheel" && continue; }
@@ -19,6 +20,9 @@ for wheel in "$WHEELS"/tokenspeed_flashmla-*.whl; do
 done
 export PYTHONPATH=$PWD:$VENDORS PYTHONUNBUFFERED=1 PYTHONPYCACHEPREFIX=$PWD/build/pycache
 export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$PWD/build/triton_cache}
+export PATH=$PATH:/usr/local/cuda/bin
+IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES:-0}"
+export CUDA_VISIBLE_DEVICES=${gpus[0]}
 
 timed() { # NAME LIMIT COMMAND...: a child process with a time limit, its text in a log
     local name=$1 limit=$2
@@ -29,22 +33,28 @@ timed() { # NAME LIMIT COMMAND...: a child process with a time limit, its text i
     return "$status"
 }
 least() { echo $(($1 < $2 ? $1 : $2)); }
+memcheck() {
+    local only=()
+    [[ $(compute-sanitizer --help 2>&1) == *--kernel-regex* ]] && only=(--kernel-regex kns=mla_)
+    timed memcheck 28 compute-sanitizer --tool memcheck --report-api-errors no --print-limit 20 "${only[@]}" \
+        "$PYTHON" -m tests.gpu.decode_sanitized
+}
 
+timed compile 50 "$PYTHON" scripts/measure_cuda_mla.py compile &
+compiling=$!
+timed few 45 "$PYTHON" scripts/measure_cuda_mla.py few &
 timed check 45 "$PYTHON" scripts/measure_cuda_mla.py check
-without=()
-[ $? -eq 0 ] || without=(--without cuda)
-grep -E "^check|^  rows|Error" "$OUT/check.log" | cut -c1-400
-for part in 0 1 2 3; do
-    timed "compile_$part" 40 "$PYTHON" scripts/measure_cuda_mla.py time --compile --part "$part/4" "${without[@]}" &
-done
-if [ ${#without[@]} -eq 0 ]; then
-    timed contract "$(least "$(left 75)" 45)" "$PYTHON" -m pytest -q -p no:cacheprovider -n 8 -m gpu --tb=short --maxfail=12 \
-        tests/gpu/test_cuda_decode_on_gpu.py &
-fi
+wait "$compiling"
+timed contract "$(least "$(left 70)" 34)" "$PYTHON" -m pytest -q -p no:cacheprovider -n 4 -m gpu --tb=short --maxfail=12 \
+    tests/gpu/test_cuda_decode_on_gpu.py -k "TestDecode or graph" &
+timed soak "$(least "$(left 62)" 40)" "$PYTHON" -m tests.gluon.soak --here --kernels mla_attention/cuda.decode --calls 20000 --draws 20 &
+memcheck &
 wait
-tail -n 25 "$OUT/contract.log" 2>/dev/null | cut -c1-220
-cat "$OUT"/compile_*.log | grep -v None | cut -c1-300 | head -n 6
-timed time "$(left 14)" "$PYTHON" scripts/measure_cuda_mla.py time "${without[@]}" --seconds "$(left 24)" --out "$OUT/time.json"
-timed host "$(least "$(left 1)" 14)" "$PYTHON" scripts/measure_cuda_mla.py host --out "$OUT/host.json"
-grep -hE "^row|^\{|Error" "$OUT/time.log" "$OUT/host.log" | cut -c1-900
+timed time "$(left 16)" "$PYTHON" scripts/measure_cuda_mla.py time --seconds "$(left 24)" --out "$OUT/time.json"
+timed host "$(least "$(left 1)" 20)" "$PYTHON" scripts/measure_cuda_mla.py host --out "$OUT/host.json"
+grep -E "^check: |WRONG|Error" "$OUT/check.log" | cut -c1-200 | head -n 4
+grep -E "passed|failed|^FAILED|^ERROR" "$OUT/contract.log" | cut -c1-180 | tail -n 3
+tail -n 1 "$OUT/soak.log" | cut -c1-300
+grep -hE "ERROR SUMMARY|Invalid|rror" "$OUT/memcheck.log" | cut -c1-160 | head -n 3
+grep -hE "^row|^\{|Error" "$OUT/time.log" "$OUT/host.log" | cut -c1-760 | head -n 16
 echo "== end, at $((SECONDS - STARTED)) s"

@@ -1,12 +1,13 @@
 """Check and time `cuda.decode` beside `gluon.decode` and FlashMLA on one Hopper GPU.
 
-    python scripts/measure_cuda_mla.py {check,time,host} [--only WORD] [--out FILE] [--seconds S] [--without NAME]
+    python scripts/measure_cuda_mla.py {check,compile,time,few,host} [--only WORD] [--out FILE] [--seconds S]
 
 `check` compares small calls with the reference, one after the other, and says how far each half of the columns is off.
 `time`: in CUDA graphs of calls over caches of their own, medians of samples that alternate; each form is compared with
 the reference before it is timed, and each of its launches is timed alone. "A schedule" is FlashMLA where all calls of a
 graph share the schedule of a step. "One page" has every entry of the block table the same, so that L2 has all pages.
-`host`: microseconds of the host for an eager call.
+`host`: microseconds of the host for an eager call; `few`
+makes a few of these, for what they compile.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import measure_gluon_mla as of_gluon
@@ -33,73 +34,54 @@ from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.tolerance import compare_out
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
+from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.mla.attention.reference import mla_attention_reference
+from kernelhub.probes.device import simulated
 
 _SCALE = 192**-0.5
 VENDOR = of_gluon.VENDOR
 
 
-class Unasked(CudaDecode):
-    """No page is asked for ahead."""
-
-    prefetch = 0
-
-
-class Shared(CudaDecode):
-    """Each of two tiles asks for half of the rows."""
-
-    prefetch = 2
-
-
-FORMS: dict[str, Any] = {"cuda": CudaDecode, "cuda, none ahead": Unasked, "cuda, half ahead": Shared, "gluon": GluonDecode}
-
-
-def asking_ahead() -> Any:
-    """`gluon.decode` whose loading warps ask L2 for pages ahead: an experiment, made of its source."""
-    import importlib.util
-
-    text = Path("kernelhub/backends/gluon/mla/decode.py").read_text()
-    for old, new in (
-        ("from kernelhub.backends.gluon.language import (", "from kernelhub.backends.gluon.language import (\n    bring_to_cache,"),
-        ("GATHERED, CONVERTED, CONVERTED_PAGES =", "LANES = gl.constexpr(gl.BlockedLayout([1], [32], [1], [0]))\nGATHERED, CONVERTED, CONVERTED_PAGES ="),
-        ("q_half, q_rope, kv_piece, q_buf_left", "q_half, q_rope, kv_piece, cache, row_bytes, q_buf_left"),
-        (
-            "                    row = page * page_rows\n",
-            """                    row = page * page_rows
-                    line = (row + RIGHT * 32 + gl.arange(0, 32, LANES)).to(gl.int64) * row_bytes
-                    for of in gl.static_range(9):
-                        bring_to_cache(cache + line + of * 128, gl.full((32,), 1, gl.int32, LANES))
-""",
-        ),
-        ("            q_half, q_rope_desc, kv_piece, q_left,", "            q_half, q_rope_desc, kv_piece, cache, row_bytes, q_left,"),
-        ("    q_half, q_rope_desc, kv_piece, out, lse,", "    q_half, q_rope_desc, kv_piece, cache, row_bytes, out, lse,"),
-        ('"num_seqs", "tokens",', '"row_bytes", "num_seqs", "tokens",'),
-    ):
-        assert old in text, old
-        text = text.replace(old, new)
-    path = Path("build/decode_asking_ahead.py")
-    if not path.exists() or path.read_text() != text:
-        path.write_text(text)
-    spec = importlib.util.spec_from_file_location("decode_asking_ahead", path)
-    made = importlib.util.module_from_spec(spec)
-    sys.modules["decode_asking_ahead"] = made
-    spec.loader.exec_module(made)
-
-    class Ahead(GluonDecode):
-        def _launcher(self, static: dict[str, Any]) -> Any:
-            launcher = Launcher(made.decode_kernel, static)
-
-            def launch(grid: int, variant: Any, *arguments: Any) -> None:
-                pages = arguments[2].base
-                more = pages.view(torch.uint8), pages.stride(0) * 2
-                launcher(grid, variant, *arguments[:3], *more, *arguments[3:])
-
-            return launch
-
-    return Ahead
+FORMS: dict[str, dict[str, int]] = {
+    "cuda": {},
+    "ahead": {"PREFETCH": 1, "SCORED": 9},
+    "ahead, 4": {"PREFETCH": 1, "SCORED": 4},
+    "ahead, 1": {"PREFETCH": 1, "SCORED": 1},
+    "ahead, 4, early": {"PREFETCH": 1, "SCORED": 4, "EARLY": 1},
+    "ahead, 4, once": {"PREFETCH": 1, "SCORED": 4, "ONCE": 1},
+    "half by TMA, 4": {"PREFETCH": 4, "SCORED": 4},
+    "none, 4": {"PREFETCH": 0, "SCORED": 4},
+    "none, 4, once": {"PREFETCH": 0, "SCORED": 4, "ONCE": 1},
+}
+UNEVEN = "ahead, 4, uneven"  # as many parts as the GPU runs at once, whatever the sequences
 
 
-def check(without: str) -> int:
+def form(name: str) -> Any:
+    """The class of adapters of a form."""
+    if name == "gluon":
+        return GluonDecode
+    given = FORMS["ahead, 4" if name == UNEVEN else name]
+    return type("Form", (CudaDecode,), {"constants": given, "alike": name != UNEVEN})
+
+
+def compiled(heads: int, name: str, causal: bool = False, lse: bool = False) -> str:
+    """One form, compiled into the cache; in a process of a pool."""
+    began = time.monotonic()
+    form(name)(MlaProblem(device=simulated("H200"), num_heads=heads, causal=causal, lse=lse))
+    return f"compiled {heads} {name} {causal} {lse} in {time.monotonic() - began:.1f} s"
+
+
+def compile_all() -> None:
+    """The forms that are timed and those that are called for long."""
+    asked: list[tuple[Any, ...]] = [(h, n) for n in FORMS for h in (128, 16, 64)]
+    asked = [(h, "cuda", c, s) for h in (128, 16, 64, 32) for c in (False, True) for s in (False, True)] + asked[3:]
+    asked += [(128, n, True) for n in FORMS if n != "cuda"]
+    with ProcessPoolExecutor(max(2, min(14, (os.cpu_count() or 2) - 2))) as pool:
+        for done in [pool.submit(compiled, *one) for one in asked]:
+            print(done.result(), flush=True)
+
+
+def check() -> int:
     """Small calls, the simplest first."""
     wrong = 0
     for heads, tokens, lengths in (
@@ -134,7 +116,7 @@ def check(without: str) -> int:
     return wrong
 
 
-def beside(heads: int, lengths: tuple[int, ...], tokens: int = 1, without: str = "") -> dict[str, Any]:
+def beside(heads: int, lengths: tuple[int, ...], tokens: int = 1) -> dict[str, Any]:
     """A row of a table: calls over caches of their own, all by one block table."""
     sequences, pages = len(lengths), -(-max(lengths) // 64)
     count = max(8, min(48, -(-(160 << 20) // (sequences * pages * 64 * 576 * 2))))
@@ -164,16 +146,15 @@ def beside(heads: int, lengths: tuple[int, ...], tokens: int = 1, without: str =
     def right(out: torch.Tensor) -> bool:
         return compare_out(out.bfloat16(), want, largest).ok
 
-    forms = {**FORMS, "gluon, ahead": asking_ahead()}
-    made = {name: of(problem) for name, of in forms.items() if not (without and name.startswith(without))}
+    made = {name: form(name)(problem) for name in (*FORMS, UNEVEN, "gluon")}
     calls: dict[str, Any] = {VENDOR: functools.partial(public, empty())}
     if attempt(functools.partial(calls[VENDOR], 0)) is None:
         calls[f"{VENDOR}, a schedule"] = of_gluon._of_a_step(asked, caches, empty())
     calls |= {name: functools.partial(launched, of, empty(), table) for name, of in made.items()}
     row = {"calls": count, **measured(calls, count, 12.0, right)}
     right_ones = [name for name in made if row["right"].get(name)]
-    row["launches_us"] = {name: alone(forms[name](problem), functools.partial(launched, out=empty(), of=table, at=0)) for name in right_ones}  # fmt: skip
-    row["one_page_ms"] = medians({name: functools.partial(launched, made[name], empty(), one) for name in right_ones}, count, 6.0)  # fmt: skip
+    row["launches_us"] = {name: alone(form(name)(problem), functools.partial(launched, out=empty(), of=table, at=0)) for name in right_ones if name in ("cuda", "ahead, 4", "gluon")}  # fmt: skip
+    row["one_page_ms"] = medians({name: functools.partial(launched, made[name], empty(), one) for name in right_ones if name in ("ahead", "ahead, 4", "gluon")}, count, 6.0)  # fmt: skip
     return row
 
 
@@ -190,7 +171,7 @@ def alone(made: Any, call: Callable[..., Any]) -> list[float]:
     return [round(1000 * ms, 2) for ms in medians(runs, 4, 3.0).values()]
 
 
-def host() -> dict[str, float]:
+def host(batches: int) -> dict[str, float]:
     """Microseconds of an eager call, the least of many batches; a plan of a step, too."""
     found = {}
     for heads in (128, 16):
@@ -209,7 +190,7 @@ def host() -> dict[str, float]:
                 for _ in range(50):
                     call()
                 best = 1e9
-                for _ in range(60):
+                for _ in range(batches):
                     torch.cuda.synchronize()
                     began = time.perf_counter()
                     for _ in range(50):
@@ -227,52 +208,53 @@ CASES: dict[str, tuple[Any, ...]] = {
     "128 heads, 64 x 4096": (128, (4096,) * 64),
     "16 heads, 64 x 4096": (16, (4096,) * 64),
     "128 heads, 32 x 8192": (128, (8192,) * 32),
-    "128 heads, 128 x 2048": (128, (2048,) * 128),
-    "128 heads, 64 of 256 to 8191": (128, _mixed(64)),
-    "16 heads, 128 x 2048": (16, (2048,) * 128),
     "64 heads, 128 x 2048": (64, (2048,) * 128),
-    "128 heads, 32 x 4096, 2 tokens": (128, (4096,) * 32, 2),
+    "128 heads, 1 x 8192": (128, (8192,)),
+    "128 heads, 64 of 256 to 8191": (128, _mixed(64)),
     "128 heads, 8 x 8192": (128, (8192,) * 8),
+    "16 heads, 128 x 2048": (16, (2048,) * 128),
+    "128 heads, 128 x 2048": (128, (2048,) * 128),
+    "16 heads, 4 x 1024": (16, (1024,) * 4),
     "128 heads, 32 x 1024": (128, (1024,) * 32),
     "128 heads, 128 x 8192": (128, (8192,) * 128),
     "16 heads, 32 x 8192": (16, (8192,) * 32),
-    "16 heads, 4 x 1024": (16, (1024,) * 4),
-    "128 heads, 1 x 8192": (128, (8192,)),
+    "128 heads, 32 x 4096, 2 tokens": (128, (4096,) * 32, 2),
 }
 
 
 def main() -> int:
     parser = options_of(__doc__)
-    parser.add_argument("what", choices=("check", "time", "host"))
-    parser.add_argument("--without", default="")
+    parser.add_argument("what", choices=("check", "compile", "time", "host", "few"))
     options = parser.parse_args()
     os.makedirs("build", exist_ok=True)
     torch.manual_seed(0)
     if options.what == "check":
-        return check(options.without)
-    if options.what == "host":
-        row = {**facts(__doc__), "host_us": host()}
+        return check()
+    if options.what == "compile":
+        compile_all()
+        return 0
+    if options.what in ("host", "few"):
+        row = {**facts(__doc__), "host_us": host(60 if options.what == "host" else 1)}
         print(json.dumps(row["host_us"]), flush=True)
         if options.out:
             options.out.write_text(json.dumps(row, indent=1) + "\n")
-        return 0
-    if options.compile:
-        for heads, tokens in ((128, 1), (16, 1), (64, 1), (128, 2))[int(options.part.split("/")[0]) :: int(options.part.split("/")[1])]:
-            print(heads, tokens, attempt(lambda h=heads, t=tokens: beside(h, (128, 256), t, options.without)), flush=True)
         return 0
     began, rows, about = time.monotonic(), [], facts(__doc__)
     for name, case in CASES.items():
         if options.only not in name or time.monotonic() - began > options.seconds:
             continue
         try:
-            row = {"case": name, **beside(*case, without=options.without)}
+            row = {"case": name, **beside(*case)}
         except Exception as error:
             row = {"case": name, "error": f"{type(error).__name__}: {error}"[:600]}
         torch.cuda.empty_cache()
         rows.append(row)
         times = row.get("kernels_ms", {})
         shared = times.get(f"{VENDOR}, a schedule")
-        shares = {of: f"{1000 * ms:.1f} {100 * shared / ms:.0f}%" if shared else f"{1000 * ms:.1f}" for of, ms in times.items()}
+        shares = {
+            of: f"{1000 * ms:.1f} {100 * shared / ms:.0f}%" if shared else f"{1000 * ms:.1f}"
+            for of, ms in times.items()
+        }
         wrong = [of for of, agrees in row.get("right", {}).items() if not agrees]
         print(f"row {name}: {shares} wrong {wrong} {row.get('failed', '')} alone {row.get('launches_us')} one page {row.get('one_page_ms')} {row.get('error', '')}", flush=True)  # fmt: skip
         if options.out:

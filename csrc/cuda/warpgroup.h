@@ -55,6 +55,19 @@ INLINE void tma_load(u32 to, const TensorMap* map, int column, int row, u32 bar)
                : "r"(to), "l"(map), "r"(bar), "r"(column), "r"(row)
                : "memory");
 }
+// The same of what is read once: L2 gives it up before other things.
+INLINE void tma_load_once(u32 to, const TensorMap* map, int column, int row, u32 bar) {
+  asm volatile(
+      "{\n\t.reg .b64 policy;\n\tcreatepolicy.fractional.L2::evict_first.b64 policy, 1.0;\n\t"
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
+      "[%0], [%1, {%3, %4}], [%2], policy;\n\t}"
+      :
+      : "r"(to), "l"(map), "r"(bar), "r"(column), "r"(row)
+      : "memory");
+}
+INLINE void tma_prefetch(const TensorMap* map, int column, int row) {
+  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" : : "l"(map), "r"(column), "r"(row) : "memory");
+}
 INLINE void tma_prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory"); }
 INLINE void prefetch_line(const char* at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
 

@@ -1,4 +1,4 @@
-"""Gluon kernels for long: random lengths and features, each call repeated, and every repetition has the same bits.
+"""Kernels for sm_90 for long: random lengths and features, each call repeated; every repetition has the same bits.
 
     python -m tests.gluon.soak [--kernels OP/KERNEL ...] [--calls 20000] [--draws 20] [--seconds 120] [--json FILE]
     python -m tests.gluon.soak --together --draws 4
@@ -200,6 +200,8 @@ DRAWS: dict[tuple[str, str], Callable[[random.Random, Scale], dict[str, Any]]] =
     ("fused_moe", "experts_halves"): _experts("plain"),
 }
 
+OF_CUDA = {("mla_attention", "cuda.decode"): _latent(False, False)}  # which is no kernel of Gluon's
+
 
 class Outcome(NamedTuple):
     """Of one draw."""
@@ -211,8 +213,9 @@ class Outcome(NamedTuple):
 
 def soak(op: str, kernel: str, backend: str, seed: int, repeats: int, scale: Scale) -> Outcome:
     """One draw of a kernel, called once and again `repeats` times."""
-    arguments = DRAWS[op, kernel](random.Random(seed), scale)
+    arguments = (DRAWS | OF_CUDA)[op, kernel](random.Random(seed), scale)
     shapes = CASES[op].destinations(arguments)
+    named = kernel if "." in kernel else f"{backend}.{kernel}"
 
     def poisoned() -> dict[str, Tensor]:
         return {
@@ -222,7 +225,7 @@ def soak(op: str, kernel: str, backend: str, seed: int, repeats: int, scale: Sca
 
     def called(results: dict[str, Tensor]) -> dict[str, Tensor]:
         """Those results, and the LSE if the call returns one."""
-        made = getattr(kernelhub, op)(**arguments, **results, backend=f"{backend}.{kernel}")
+        made = getattr(kernelhub, op)(**arguments, **results, backend=named)
         return results | ({"lse": made[1]} if arguments.get("return_lse") else {})
 
     first, again = called(poisoned()), poisoned()
@@ -271,7 +274,8 @@ def _in_a_process(op: str, kernel: str, options: argparse.Namespace) -> dict[str
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kernels", nargs="+", default=["/".join(names) for names in DRAWS], help="OP/KERNEL; all")
+    every = ["/".join(names) for names in (*DRAWS, *OF_CUDA)]
+    parser.add_argument("--kernels", nargs="+", default=every, help="OP/KERNEL; all")
     parser.add_argument("--calls", type=int, default=20_000, help="of each kernel")
     parser.add_argument("--draws", type=int, default=20, help="of lengths and features, for each kernel")
     parser.add_argument("--seconds", type=float, default=120, help="most, of each kernel")

@@ -21,8 +21,20 @@
 // What a page holds past a sequence's end may be NaN: those scores are masked, and those rows of the values are cleared.
 //
 // Defined by the host: HEADS, CAUSAL, HAS_LSE, HAS_SINKS, PREFETCH (0 none, 1 by every tile, 2 half of the rows by each of
-// two tiles). The sinks are float32 (kind 0), bfloat16 (1) or float16 (2).
+// two tiles, 3 and 4 the same by TMA). The sinks are float32 (kind 0), bfloat16 (1) or float16 (2). What may be tuned:
+// SCORED, how many of the nine products of the next even page come before the odd page's left half is released; EARLY,
+// whether the even page's is before warpgroup 0 waits for factors; ONCE, whether L2 is told that pages are read once.
 #include "warpgroup.h"
+
+#ifndef SCORED
+#define SCORED 4
+#endif
+#ifndef EARLY
+#define EARLY 0
+#endif
+#ifndef ONCE
+#define ONCE 0
+#endif
 
 constexpr int LATENT = 512, TILE = 8192, PAGE = 64;
 constexpr int PAIR = 128;  // tokens
@@ -160,7 +172,12 @@ INLINE void load_pages(u32 base, const TensorMap* q_map, const TensorMap* kv_map
       int index = pair * 2 + ODD_PAGE, from = p.num_rows;  // an odd page past the end: TMA fills it with zeros
       if (index < count) {
         from = min(max(pages[index], 0), p.last_page) * p.page_rows;
-        if (PREFETCH && prefetches) {  // half of the rows
+        if (PREFETCH >= 3) {
+          if (prefetches && lane == 0) {
+#pragma unroll
+            for (int i = 0; i < 4 + RIGHT; i++) tma_prefetch(kv_map, RIGHT * 256 + 64 * i, from);
+          }
+        } else if (PREFETCH && prefetches) {  // half of the rows
           const char* line = p.cache + (i64)(from + RIGHT * 32 + lane) * p.row_bytes;
 #pragma unroll
           for (int i = 0; i < 9; i++) prefetch_line(line + i * 128);
@@ -172,7 +189,9 @@ INLINE void load_pages(u32 base, const TensorMap* q_map, const TensorMap* kv_map
         for (int i = 0; i < 4 + RIGHT; i++) {
           u32 full = bar_of(base, FULL + HALF * 5 + i);
           barrier_expect(full, TILE);
-          tma_load(k_tile(base, ODD_PAGE, RIGHT * 4 + i), kv_map, RIGHT * 256 + 64 * i, from, full);
+          u32 to = k_tile(base, ODD_PAGE, RIGHT * 4 + i);
+          if (ONCE) tma_load_once(to, kv_map, RIGHT * 256 + 64 * i, from, full);
+          else tma_load(to, kv_map, RIGHT * 256 + 64 * i, from, full);
         }
       }
       done++;
@@ -202,25 +221,27 @@ INLINE void score_rope(float (&x)[32], const u32 (&rope)[16], u32 base, int page
   for (int i = 0; i < 4; i++) multiply_64(x, rope + 4 * i, k + 2 * i);
 }
 
-// The scores of a page, not waited for; the half that is released first comes first.
-template <int PAGE_OF> INLINE void score(float (&x)[32], const u32 (&rope)[16], u32 base, int done) {
-  constexpr int LEFT = FULL + PAGE_OF * 10, RIGHT = LEFT + 5;
+// The scores of a page, not waited for; the half that is released first comes first. Of the even one products FROM to TO.
+template <int FROM, int TO> INLINE void score_even(float (&x)[32], const u32 (&rope)[16], u32 base, int done) {
   u32 phase = done & 1;
-  if (PAGE_OF) {
-    score_tile<true>(x, base, 1, 4, RIGHT, phase);
 #pragma unroll
-    for (int i = 1; i < 4; i++) score_tile<false>(x, base, 1, 4 + i, RIGHT + i, phase);
-    score_rope(x, rope, base, 1, RIGHT + 4, phase);
-#pragma unroll
-    for (int i = 0; i < 4; i++) score_tile<false>(x, base, 1, i, LEFT + i, phase);
-  } else {
-    score_tile<true>(x, base, 0, 0, LEFT, phase);
-#pragma unroll
-    for (int i = 1; i < 4; i++) score_tile<false>(x, base, 0, i, LEFT + i, phase);
-#pragma unroll
-    for (int i = 0; i < 4; i++) score_tile<false>(x, base, 0, 4 + i, RIGHT + i, phase);
-    score_rope(x, rope, base, 0, RIGHT + 4, phase);
+  for (int i = FROM; i < TO; i++) {
+    if (i == 0) score_tile<true>(x, base, 0, 0, FULL, phase);
+    else if (i < 8) score_tile<false>(x, base, 0, i, FULL + i + i / 4, phase);
+    else score_rope(x, rope, base, 0, FULL + 9, phase);
   }
+  products_end();
+}
+
+INLINE void score_odd(float (&x)[32], const u32 (&rope)[16], u32 base, int done) {
+  constexpr int LEFT = FULL + 10, RIGHT = LEFT + 5;
+  u32 phase = done & 1;
+  score_tile<true>(x, base, 1, 4, RIGHT, phase);
+#pragma unroll
+  for (int i = 1; i < 4; i++) score_tile<false>(x, base, 1, 4 + i, RIGHT + i, phase);
+  score_rope(x, rope, base, 1, RIGHT + 4, phase);
+#pragma unroll
+  for (int i = 0; i < 4; i++) score_tile<false>(x, base, 1, i, LEFT + i, phase);
   products_end();
 }
 
@@ -416,6 +437,11 @@ INLINE void step_even(float (&sums)[128], float (&x)[32], Rows& m, Rows& total, 
   if (tail < PAIR) clear_after(s, tail);
   scale_sums(sums, alpha);
   multiply_values(sums, p, base, k_tile(0, 0, 0));
+  if (EARLY) {
+    products_wait<0>(sums);
+    keep(p);
+    barrier_arrive_warp(bar_of(base, EMPTY + 0));
+  }
   barrier_wait(bar_of(base, SCALED), phase);
   Rows beta = get_rows(s, BETA, row);
   m = get_rows(s, M1, row);
@@ -425,9 +451,11 @@ INLINE void step_even(float (&sums)[128], float (&x)[32], Rows& m, Rows& total, 
   as_operand(x, handed);
   store_probabilities(handed, base + P_EVEN, warp);
   barrier_arrive_warp(bar_of(base, EVEN));
-  products_wait<0>(sums);
-  keep(p);
-  barrier_arrive_warp(bar_of(base, EMPTY + 0));
+  if (!EARLY) {
+    products_wait<0>(sums);
+    keep(p);
+    barrier_arrive_warp(bar_of(base, EMPTY + 0));
+  }
   scale_sums(sums, beta);
   total = {total.upper * beta.upper, total.lower * beta.lower};
   barrier_wait(bar_of(base, ODD), phase);
@@ -481,7 +509,8 @@ template <int GROUP> INLINE void attend(Shared& s, u32 base, const Parameters& p
 #pragma unroll
     for (int i = 0; i < 128; i++) sums[i] = 0.0f;
     Rows m = {LEAST, LEAST}, total = {0.0f, 0.0f};
-    score<GROUP>(x, rope, base, done);
+    if (GROUP == 0) score_even<0, 9>(x, rope, base, done);
+    else score_odd(x, rope, base, done);
     products_wait<0>(x);
     auto masked = [&](int pair) {
       scale_and_mask(x, p.scale, pair * PAIR + GROUP * PAGE, of.keys, unseen, position_upper, position_lower);
@@ -491,13 +520,14 @@ template <int GROUP> INLINE void attend(Shared& s, u32 base, const Parameters& p
       if (GROUP == 0) {
         step_even(sums, x, m, total, s, base, row, warp, done, PAIR);
         done++;
-        score<0>(x, rope, base, done);
+        score_even<0, SCORED>(x, rope, base, done);
         products_wait<1>(sums);
         barrier_arrive_warp(bar_of(base, EMPTY + 2));
+        if (SCORED < 9) score_even<SCORED, 9>(x, rope, base, done);
       } else {
         step_odd(sums, x, m, total, s, base, row, warp, done, PAIR);
         done++;
-        score<1>(x, rope, base, done);
+        score_odd(x, rope, base, done);
       }
       products_wait<0>(x);
     }
@@ -553,7 +583,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   if (group == 2) {
     give_registers<24>();
     int warp = __shfl_sync(~0u, threadIdx.x / WARP % 4, 0);
-    bool all = PREFETCH == 1 || tiles == 1;
+    bool all = PREFETCH == 1 || PREFETCH == 3 || tiles == 1;
     if (warp == 0) load_pages<0, 0>(base, &q_map, &kv_map, p, part, first_row, all || tile % 2 == 0);
     else if (warp == 1) load_pages<0, 1>(base, &q_map, &kv_map, p, part, first_row, all || tile % 2 == 1);
     else if (warp == 2) load_pages<1, 0>(base, &q_map, &kv_map, p, part, first_row, all || tile % 2 == 0);
@@ -567,7 +597,53 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   }
 }
 
-// A warp merges the parts of ROWS rows of a sequence, those of one after the other: weighed by 2^(lse - max), with the sink.
+// A row of a sequence from its parts, weighed by 2^(lse - max), with the sink: a warp does 512 / SLICES of its columns.
+template <int SLICES>
+INLINE void merge_row(bf16* out, float* lse, const float* part_out, const float* part_lse, const void* sinks, int sinks_kind, int head,
+                      int first, int last, i64 apart, int row, int slice) {
+  constexpr int N = 4 / SLICES;
+  int lane = threadIdx.x % WARP;
+  float sums[4 * N], m = LEAST, total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4 * N; i++) sums[i] = 0.0f;
+  // A sequence that begins in a part and goes on is in its second slot.
+  for (int part = first + lane; part <= last; part += WARP) m = fmaxf(m, part_lse[(part * 2 + (part == first)) * apart + row]);
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, step));
+#pragma unroll 4
+  for (int part = first; part <= last; part++) {
+    i64 place = (part * 2 + (part == first)) * apart + row;
+    float weight = exp2_of(part_lse[place] - m);
+    const float4* from = (const float4*)(part_out + place * LATENT) + slice * N * WARP;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+      float4 value = from[i * WARP + lane];
+      sums[4 * i] += value.x * weight;
+      sums[4 * i + 1] += value.y * weight;
+      sums[4 * i + 2] += value.z * weight;
+      sums[4 * i + 3] += value.w * weight;
+    }
+    total += weight;
+  }
+  float kept = 1.0f;
+#if HAS_SINKS
+  float sink = sink_of(sinks, sinks_kind, head), above = fmaxf(m, sink);
+  kept = exp2_of(m - above);
+  total = total * kept + exp2_of(sink - above);
+  m = above;
+#endif
+  bool some = total > 0.0f;
+  float safe = some ? total : 1.0f, share = kept / safe;
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    uint2 made = {narrow_pair(sums[4 * i] * share, sums[4 * i + 1] * share, bf16()),
+                  narrow_pair(sums[4 * i + 2] * share, sums[4 * i + 3] * share, bf16())};
+    *(uint2*)(out + ((slice * N + i) * WARP + lane) * 4) = made;
+  }
+  if (HAS_LSE && lane == 0 && slice == 0) *lse = some ? (m + log2f(safe)) * LN2 : -__int_as_float(0x7F800000);
+}
+
+// Merges the parts of `each_block` rows of a sequence: a warp one row after the other, or all four a single row.
 extern "C" __global__ void __launch_bounds__(128)
     mla_merge(bf16* out, float* lse, const float* part_out, const float* part_lse, const void* sinks, const int* seq_lens,
               int num_seqs, int rows, int parts, int tiles, int room, int each_block, int sinks_kind, i64 o_batch, i64 o_token, i64 o_head,
@@ -582,46 +658,14 @@ extern "C" __global__ void __launch_bounds__(128)
   at = sum_of_warp(at) + SETUP;
   int first = at / each, last = (at + pairs - 1) / each;
   if (keys > 0 && first == last) return;  // `mla_decode` wrote the result
-  for (int row = begin + warp; row < end; row += 4) {
+  if (keys <= 0) last = first - 1;
+  i64 apart = (i64)tiles * 64;
+  bool alone = each_block == 1;
+  for (int row = begin + (alone ? 0 : warp); row < end; row += 4) {
     int token = row / HEADS, head = row % HEADS;
-    float sums[16], m = LEAST, total = 0.0f;
-#pragma unroll
-    for (int i = 0; i < 16; i++) sums[i] = 0.0f;
-    if (keys > 0) {
-      for (int part = first; part <= last; part++) {
-        // A sequence that begins in a part and goes on is in its second slot.
-        i64 place = (i64)(part == first ? part * 2 + 1 : part * 2) * tiles * 64 + row;
-        float of_part = part_lse[place], top = fmaxf(m, of_part), weight = exp2_of(of_part - top), kept = exp2_of(m - top);
-        const float4* from = (const float4*)(part_out + place * LATENT);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-          float4 value = from[i * WARP + lane];
-          sums[4 * i] = sums[4 * i] * kept + value.x * weight;
-          sums[4 * i + 1] = sums[4 * i + 1] * kept + value.y * weight;
-          sums[4 * i + 2] = sums[4 * i + 2] * kept + value.z * weight;
-          sums[4 * i + 3] = sums[4 * i + 3] * kept + value.w * weight;
-        }
-        total = total * kept + weight;
-        m = top;
-      }
-    }
-    float kept = 1.0f;
-#if HAS_SINKS
-    float sink = sink_of(sinks, sinks_kind, head), above = fmaxf(m, sink);
-    kept = exp2_of(m - above);
-    total = total * kept + exp2_of(sink - above);
-    m = above;
-#endif
-    bool some = total > 0.0f;
-    float safe = some ? total : 1.0f, share = kept / safe;
     bf16* to = out + sequence * o_batch + token * o_token + head * o_head;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-      uint2 made = {narrow_pair(sums[4 * i] * share, sums[4 * i + 1] * share, bf16()),
-                    narrow_pair(sums[4 * i + 2] * share, sums[4 * i + 3] * share, bf16())};
-      *(uint2*)(to + (i * WARP + lane) * 4) = made;
-    }
-    if (HAS_LSE && lane == 0)
-      lse[sequence * l_batch + head * l_head + token * l_token] = some ? (m + log2f(safe)) * LN2 : -__int_as_float(0x7F800000);
+    float* of_lse = lse + sequence * l_batch + head * l_head + token * l_token;
+    if (alone) merge_row<4>(to, of_lse, part_out, part_lse, sinks, sinks_kind, head, first, last, apart, row, warp);
+    else merge_row<1>(to, of_lse, part_out, part_lse, sinks, sinks_kind, head, first, last, apart, row, 0);
   }
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ _DECODE = "TT" + "P" * 8 + "f" + "i" * 9 + "q" * 8
 _MERGE = "P" * 6 + "i" * 7 + "q" * 6
 _DECODE_THREADS, _MERGE_THREADS = 384, 128
 _SHARED_BYTES = 231152  # of a block of `mla_decode`
+_ASKS_FROM = 128  # heads, for whose arithmetic a pair of pages takes so long that more of them come ahead
 _SINKS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _WARPS, _MOST_BLOCKS = 4, 2048  # of a block that merges, and blocks that run at once
 
@@ -31,7 +33,8 @@ _WARPS, _MOST_BLOCKS = 4, 2048  # of a block that merges, and blocks that run at
 class Decode(RepeatedMla):
     """Parts of equal work for as many programs as the device runs at once."""
 
-    prefetch = 1  # whether pages are asked for ahead: 0 no, 1 by each tile of rows, 2 half of them by each of two
+    constants: ClassVar[dict[str, int]] = {}  # what differs from the form for so many heads
+    alike = True  # whether sequences may be cut alike
 
     def __init__(self, problem: MlaProblem) -> None:
         super().__init__(problem)
@@ -40,7 +43,8 @@ class Decode(RepeatedMla):
             "CAUSAL": int(problem.causal),
             "HAS_LSE": int(problem.lse),
             "HAS_SINKS": int(problem.sinks),
-            "PREFETCH": self.prefetch,
+            "PREFETCH": int(problem.num_heads >= _ASKS_FROM),
+            **self.constants,
         }
         made = library.library(_SOURCE, constants, problem.device, specific=True)
         self._decode = MappedKernel(made, "mla_decode", _DECODE, _DECODE_THREADS, _SHARED_BYTES, (_PAGE, 64))
@@ -64,7 +68,7 @@ class Decode(RepeatedMla):
         if not kv_cache.shape[0]:  # but there has to be an address
             kv_cache = kv_cache.new_zeros(1, *kv_cache.shape[1:])
         pages, page_rows = rows_of_pages(kv_cache)
-        tiles, parts = cut(rows, step.num_seqs, self.problem.device.num_sms)
+        tiles, parts = cut(rows, step.num_seqs, self.problem.device.num_sms, self.alike)
         slots = 2 * parts * tiles * _ROWS
         part_out = torch.empty(slots, _LATENT, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(slots, dtype=torch.float32, device=q.device)
@@ -75,7 +79,9 @@ class Decode(RepeatedMla):
         kind = 0 if values.sinks is None else _SINKS[values.sinks.dtype]
         lse_of = part_lse if lse is None else lse
         strides = (*strides_of_tokens(result), *strides_of_lse(lse, tokens))
-        each_block = _WARPS * min(4, -(-step.num_seqs * rows // (_WARPS * _MOST_BLOCKS)))
+        each_block = 1  # of few rows four warps merge each
+        if step.num_seqs * rows > _MOST_BLOCKS // 2:
+            each_block = _WARPS * min(4, -(-step.num_seqs * rows // (_WARPS * _MOST_BLOCKS)))
         with on_device_of(q):
             self._decode(
                 tiles * parts,
