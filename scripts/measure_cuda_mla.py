@@ -107,11 +107,14 @@ def check() -> int:
         finite = torch.isfinite(want_lse)
         of_lse = float((lse - want_lse)[finite].abs().max()) if finite.any() else 0.0
         same = bool((torch.isfinite(lse) == finite).all())
-        print(f"check {heads} heads, {tokens} tokens, {lengths[:4]} x {len(lengths)}: {'right' if ok else 'WRONG'}, "
-              f"halves off by {halves}, nan {bool(got.isnan().any())}, lse off by {of_lse:.5f}, {same}", flush=True)  # fmt: skip
+        said = "right" if ok else "WRONG"
+        print(f"check {heads} heads, {tokens} tokens, {lengths[:4]} x {len(lengths)}: {said},", flush=True)
+        print(f"  halves off by {halves}, nan {bool(got.isnan().any())}, lse off by {of_lse:.5f}, {same}", flush=True)
         if not ok:
             rows = off.flatten(0, -2).amax(1)[:128]
-            print("  rows", [round(float(x), 3) for x in rows[:80]], "columns", [round(float(x), 3) for x in off.flatten(0, -2).amax(0)[::16]], flush=True)  # fmt: skip
+            columns = off.flatten(0, -2).amax(0)[::16]
+            print("  rows", [round(float(x), 3) for x in rows[:80]], flush=True)
+            print("  columns", [round(float(x), 3) for x in columns], flush=True)
     print(f"check: {wrong} wrong", flush=True)
     return wrong
 
@@ -153,8 +156,17 @@ def beside(heads: int, lengths: tuple[int, ...], tokens: int = 1) -> dict[str, A
     calls |= {name: functools.partial(launched, of, empty(), table) for name, of in made.items()}
     row = {"calls": count, **measured(calls, count, 12.0, right)}
     right_ones = [name for name in made if row["right"].get(name)]
-    row["launches_us"] = {name: alone(form(name)(problem), functools.partial(launched, out=empty(), of=table, at=0)) for name in right_ones if name in ("cuda", "ahead, 4", "gluon")}  # fmt: skip
-    row["one_page_ms"] = medians({name: functools.partial(launched, made[name], empty(), one) for name in right_ones if name in ("ahead", "ahead, 4", "gluon")}, count, 6.0)  # fmt: skip
+    row["launches_us"] = {
+        name: alone(form(name)(problem), functools.partial(launched, out=empty(), of=table, at=0))
+        for name in right_ones
+        if name in ("cuda", "ahead, 4", "gluon")
+    }
+    in_l2 = {
+        name: functools.partial(launched, made[name], empty(), one)
+        for name in right_ones
+        if name in ("ahead", "ahead, 4", "gluon")
+    }
+    row["one_page_ms"] = medians(in_l2, count, 6.0)
     return row
 
 
@@ -256,7 +268,8 @@ def main() -> int:
             for of, ms in times.items()
         }
         wrong = [of for of, agrees in row.get("right", {}).items() if not agrees]
-        print(f"row {name}: {shares} wrong {wrong} {row.get('failed', '')} alone {row.get('launches_us')} one page {row.get('one_page_ms')} {row.get('error', '')}", flush=True)  # fmt: skip
+        more = [row.get(key, "") for key in ("failed", "launches_us", "one_page_ms", "error")]
+        print(f"row {name}: {shares} wrong {wrong}", *more, flush=True)
         if options.out:
             options.out.write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
     return 0

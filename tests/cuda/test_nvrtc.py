@@ -182,6 +182,7 @@ def test_without_cuda_bindings_or_on_an_old_gpu_the_record_says_what_is_missing(
 
 def test_every_source_is_that_of_a_kernel() -> None:
     assert {path.name for path in nvrtc.SOURCES.glob("*.cu")} == set(CONSTANTS)
+    assert [path.name for path in nvrtc.SOURCES.glob("*/*.cu")] == ["mla_decode.cu"]
     assert {kernel.backend for kernel in kernels.KERNELS} == {"cuda"}
 
 
@@ -190,6 +191,17 @@ def test_nvrtc_compiles_it_for_every_generation(source: str, tmp_path: Path) -> 
     pytest.importorskip("cuda.bindings", reason='without NVRTC nothing is compiled: pip install "cuda-bindings[all]"')
     for device in ("A100", "L40S", "H200", "B200", "RTX5090"):
         assert nvrtc.compiled(source, CONSTANTS[source], simulated(device).capability, tmp_path).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize("features", [{}, {"CAUSAL": 1, "HAS_LSE": 1, "HAS_SINKS": 1}], ids=["plain", "features"])
+@pytest.mark.parametrize("heads", [16, 128])
+def test_nvrtc_compiles_latent_decode_for_hopper(heads: int, features: dict[str, int], tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings", reason='without NVRTC nothing is compiled: pip install "cuda-bindings[all]"')
+    form = {"HEADS": heads, "CAUSAL": 0, "HAS_LSE": 0, "HAS_SINKS": 0, "PREFETCH": int(heads >= 128)} | features
+    made = nvrtc.compiled("sm_90/mla_decode.cu", form, (9, 0), tmp_path, specific=True)
+    assert made.startswith(b"\x7fELF")
+    assert b"mla_decode" in made
+    assert b"mla_merge" in made
 
 
 def test_a_launch_packs_its_values_and_tries_again_where_a_thread_has_no_context(
@@ -279,14 +291,14 @@ def test_launches_overlap_where_the_device_lets_them_and_the_driver_captures_the
 ) -> None:
     seen: list[dict[str, str | int]] = []
     monkeypatch.setattr(library, "_driver_version", lambda: version)
-    monkeypatch.setattr(library, "_library", lambda source, constants, of: seen.append(dict(constants)))
+    monkeypatch.setattr(library, "_library", lambda source, constants, of, specific: seen.append(dict(constants)))
     device = dataclasses.replace(simulated("H200"), capability=capability)
     library.library("topk_indices.cu", {"K": 8}, device)
     library.library("topk_indices.cu", {"K": 8, "OVERLAPS": 0}, device)
     assert seen == [{"K": 8, "OVERLAPS": overlaps}, {"K": 8, "OVERLAPS": 0}]
 
 
-@pytest.mark.parametrize("source", CONSTANTS)
+@pytest.mark.parametrize("source", [*CONSTANTS, "sm_90/mla_decode.cu"])
 def test_every_kernel_first_waits_for_the_launches_before_it(source: str) -> None:
     """A launch may begin while what it reads is still being written, and what it writes still being read."""
     text = (nvrtc.SOURCES / source).read_text()

@@ -1,4 +1,4 @@
-"""Launches of kernels that TMA feeds: descriptors beside their other parameters, and shared memory that is asked for.
+"""Launches of kernels that TMA feeds: descriptors beside their other parameters, and dynamic shared memory.
 
 A kernel's parameters are those of its arguments in order: a descriptor is a tensor map and, as the launcher of
 `csrc/launch` passes it, the sizes and strides of its tensor.
@@ -61,7 +61,7 @@ class MappedKernel:
         self._library, self._name, self.kinds, self._threads = library, name, kinds, threads
         self._shared_bytes, self._box = shared_bytes, tuple(box)
         self._functions: dict[int, Any] = {}
-        self._direct: dict[int, Any] = {}  # the launcher's kernels, or None where it has none
+        self._direct: dict[Hashable, Any] = {}  # the launcher's kernels, or None where it has none
         self._lock = threading.Lock()
         library.will_load(name)
 
@@ -76,7 +76,7 @@ class MappedKernel:
 
     def step(self, programs: int, variant: Hashable | None, *arguments: Any) -> Step | None:
         """A launch like one that was made, to be repeated with other tensors; None if cuda-bindings made it."""
-        direct = self._direct.get(variant)  # type: ignore[arg-type]
+        direct = self._direct.get(variant)
         return None if direct is None else Step(direct, programs, arguments)
 
     def _function_of(self, device: int) -> Any:
