@@ -55,7 +55,7 @@ typedef int (*EncodeFunction)(void* map, int type, uint32_t rank, void* address,
                               const uint64_t* strides, const uint32_t* box, const uint32_t* steps, int interleave,
                               int swizzle, int promotion, int fill);
 
-enum { CAPTURED_ONLY = 2 }; /* of `programmatic` */
+enum { CAPTURED_ONLY = 2, CAPTURED_OR_GRAPH = 3 }; /* of `programmatic`; in a graph of this launcher it is none */
 
 /* Ids of CUlaunchAttributeID. */
 enum { COOPERATIVE = 2, CLUSTER_DIMENSION = 4, CLUSTER_SCHEDULING = 5, PROGRAMMATIC_STREAM = 6, PRIORITY = 8 };

@@ -159,7 +159,7 @@ static int launch_as_graph(Sequence* self, void* stream, uint64_t id, const Laun
   for (int at = 0; at < count; at++) {
     const Kernel* kernel = launches[at].kernel;
     /* Collectives that are programmatic where a caller captures them are not so in a graph of this launcher. */
-    if (self->owner != NULL && kernel->overlaps_captured) continue;
+    if ((self->owner != NULL && kernel->overlaps_captured) || kernel->may_be_node) continue;
     for (uint32_t one = 0; one < launches[at].config.num_attributes; one++) { /* it is none of a node */
       if (kernel->attributes[one].id == PROGRAMMATIC_STREAM) return 0;
     }

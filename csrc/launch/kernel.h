@@ -27,6 +27,7 @@ typedef struct {
   Py_ssize_t num_maps, num_bytes;
   Config config;
   int overlaps_captured; /* the last attribute, a programmatic launch, is for launches that are captured */
+  int may_be_node;       /* of a graph of this launcher, where that attribute is left out */
   Attribute attributes[4];
 } Kernel;
 
@@ -147,7 +148,8 @@ static int kernel_init(PyObject* object, PyObject* args, PyObject* named) {
     *next++ = (Attribute){CLUSTER_SCHEDULING, 0, .value.words = {1}}; /* spread */
   }
   if (programmatic) *next++ = (Attribute){PROGRAMMATIC_STREAM, 0, .value.words = {1}};
-  self->overlaps_captured = programmatic == CAPTURED_ONLY;
+  self->overlaps_captured = programmatic == CAPTURED_ONLY || programmatic == CAPTURED_OR_GRAPH;
+  self->may_be_node = programmatic == CAPTURED_OR_GRAPH;
   self->config.num_attributes = (uint32_t)(next - self->attributes);
   self->function = (void*)(uintptr_t)function;
   Py_INCREF(driver), Py_INCREF(name), Py_INCREF(device), Py_INCREF(owner);

@@ -24,7 +24,7 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
-VERSION = 12  # of the extension's interface, as `launch.c` gives it
+VERSION = 13  # of the extension's interface, as `launch.c` gives it
 # Calls of so many launches or more are launched as CUDA graphs, whose nodes get each call's parameters. Even a graph of
 # one kernel takes the host half of a launch and the GPU no more (benchmarks/results/graphs_h200.json).
 GRAPH_LEAST = 1

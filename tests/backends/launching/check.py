@@ -523,7 +523,7 @@ def latent_decode_of_cuda(stub: Stub) -> None:
     sizes = {"mla_decode": MappedKernel.sizes_of(latent._DECODE), "mla_merge": MappedKernel.sizes_of(latent._MERGE)}
     functions = {"mla_decode": 4321, "mla_merge": 4322}
     of = SimpleNamespace(
-        overlaps=False,
+        overlaps=True,
         will_load=lambda name: None,
         function=lambda name, device: functions[name],
         allow_shared=lambda function, shared_bytes: None,
@@ -550,6 +550,7 @@ def latent_decode_of_cuda(stub: Stub) -> None:
             assert len(anew) == min(count + 1, 2)
             assert (decode.function, decode.grid[0], decode.block[0], decode.shared_bytes) == (4321, 132, 384, 231152)
             assert (merge.function, merge.grid[0], merge.block[0], merge.shared_bytes) == (4322, 40 * 32, 128, 0)
+            assert not decode.attributes + merge.attributes, "they overlap where they are captured"
             given = decode.parameters
             assert [number("i", one) for one in (*given[1:3], *given[6:8])] == [40 * 128, 576, 50 * 64, 576]
             assert [number("q", one) for one in (*given[3:5], *given[8:10])] == [576, 1] * 2

@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 import torch
 
+from kernelhub.backends.shared import direct
 from kernelhub.backends.shared.launches import Shared, sequence
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.runtime import launch as runtime
-from tests.backends.launching.check import on_stub, twice
+from tests.backends.launching.check import latent_decode_of_cuda, on_stub, twice
 from tests.backends.launching.stub import ROOM, Memory, OneDevice, Stub, install, install_launcher
 
 AFTER = 2
@@ -215,6 +216,21 @@ def attributes(stub: Stub) -> None:
     made.launch(*given)
     assert received(stub) == of(given)
     assert not stub.take_graph_calls()
+    for word, graphs in ((2, 0), (3, 1)):  # programmatic where captured; the second, `cuda.decode`'s, else a node
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(direct, "_CAPTURED_ONLY", word)
+            made = as_graph(stub, launch_pdl=True, captured_only=True)
+        given = some()
+        made.launch(*given)
+        assert stub.take_graph_calls().get("cuGraphLaunch", 0) == graphs, word
+        launches = stub.take()
+        assert [one.attributes for one in launches] == [launches[0].attributes] * 2
+        assert not launches[0].attributes
+        stub.capturing.value = 1
+        made.launch(*given)
+        stub.capturing.value = 0
+        assert [[ids[0] for ids in one.attributes] for one in stub.take()] == [[6], [6]]
+        assert "cuGraphLaunch" not in stub.take_graph_calls()
     for least, graphs in ((2, 0), (1, 7)):
         one = one_launch(stub, least)
         stub.take_graph_calls()
@@ -227,6 +243,15 @@ def attributes(stub: Stub) -> None:
         assert one.launch(x) is True
     assert not stub.take_graph_calls(), "one that may wait for other ranks"
     stub.take()
+
+
+def latent_decode(stub: Stub) -> None:
+    """`cuda.decode`'s two launches are a graph with the parameters of plain ones, descriptors included."""
+    install_launcher(stub, 1)
+    before = counts()["launches"]
+    latent_decode_of_cuda(stub)
+    assert counts()["launches"] == before + 2
+    assert counts()["refused"] == 0
 
 
 def collectives(stub: Stub) -> None:
@@ -440,6 +465,7 @@ SCENARIOS = (
     threads,
     forks,
     bounds,
+    latent_decode,
 )
 
 
