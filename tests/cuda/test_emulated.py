@@ -284,8 +284,7 @@ def test_threads_that_share_a_token_have_whole_heads(across: int, heads: int, to
 
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, line: str, fault: str) -> None:
     """Let kernels be compiled from sources with a fault in one of them."""
-    for path in SOURCES.iterdir():
-        shutil.copy(path, tmp_path)
+    shutil.copytree(SOURCES, tmp_path, dirs_exist_ok=True)
     text = (tmp_path / file).read_text()
     assert line in text
     (tmp_path / file).write_text(text.replace(line, fault))
