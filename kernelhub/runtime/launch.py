@@ -25,6 +25,9 @@ from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
 VERSION = 13  # of the extension's interface, as `launch.c` gives it
+# Of a kernel's `programmatic`: only where a caller captures, since it takes the host 1.7 us longer elsewhere; and the
+# launcher may make such launches a graph of its own, in which none is programmatic.
+CAPTURED_ONLY, CAPTURED_OR_GRAPH = 2, 3
 # Calls of so many launches or more are launched as CUDA graphs, whose nodes get each call's parameters. Even a graph of
 # one kernel takes the host half of a launch and the GPU no more (benchmarks/results/graphs_h200.json).
 GRAPH_LEAST = 1

@@ -26,8 +26,6 @@ from kernelhub.runtime.counters import captures
 
 _ALIGNMENT = 8  # of a struct that has an address
 _OVERLAP_FROM = (9, 0)
-CAPTURED_ONLY = 2  # of the launcher: outside of a graph such a launch takes the host 1.7 us longer
-CAPTURED_OR_GRAPH = 3  # and the launcher may make launches a graph of its own, in which none is such
 _CAPTURES_FROM = 12030
 
 
@@ -118,7 +116,7 @@ class Kernel:
                     0,
                     owner=owner,
                     cluster=cluster,
-                    programmatic=CAPTURED_ONLY if self._overlaps else 0,
+                    programmatic=launch.CAPTURED_ONLY if self._overlaps else 0,
                 )
             self._direct[key] = made
         return self._direct[key]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.cuda.library import CAPTURED_OR_GRAPH, LaunchError, Library
+from kernelhub.backends.cuda.library import LaunchError, Library
 from kernelhub.backends.shared.launches import WATCHED, Launch, Step
 from kernelhub.runtime import launch
 from kernelhub.runtime.counters import captures
@@ -103,7 +103,7 @@ class MappedKernel:
                     self._shared_bytes,
                     owner=self._library,
                     maps=((_SWIZZLE_128, _ITEM, _BFLOAT16, 0, self._box),) * self.kinds.count("T"),
-                    programmatic=CAPTURED_OR_GRAPH if self._library.overlaps else 0,
+                    programmatic=launch.CAPTURED_OR_GRAPH if self._library.overlaps else 0,
                 )
             self._direct[device] = made
         return self._direct[device]

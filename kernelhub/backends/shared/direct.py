@@ -38,7 +38,6 @@ _WARP = 32
 _MOST_SHARED = 228 << 10  # beyond it Triton sets another attribute
 _PORTABLE_CLUSTER = 8  # a larger one needs an attribute of the function
 _MAP_BYTES = 128
-_CAPTURED_ONLY = 2  # of the launcher's `programmatic`
 _FLOAT32 = 7  # CU_TENSOR_MAP_DATA_TYPE_FLOAT32, which may be rounded to another type
 # Triton numbers three types of tensor maps unlike the driver.
 _TYPES = {8: 10, 9: 8, 10: 9}
@@ -89,7 +88,7 @@ def direct_launch(
         maps=maps,
         cluster=cluster * metadata.num_ctas,
         cooperative=bool(metadata.launch_cooperative_grid),
-        programmatic=bool(metadata.launch_pdl) * (_CAPTURED_ONLY if captured_only else 1),
+        programmatic=bool(metadata.launch_pdl) * (launch.CAPTURED_ONLY if captured_only else 1),
     )
 
 

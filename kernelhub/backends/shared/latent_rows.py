@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernelhub.backends.shared.operands import contiguous_copy, is_aligned
 
 _ROWS = 64  # of a tile
 _MANY_SEQS = 32  # from which on sequences are cut alike: with 8 of 8192 keys that took 3 % more
-_PAGE, _WIDTH = 64, 576
+_PAGE, _WIDTH, _LATENT = 64, 576, 512
 
 
 def cut(rows: int, num_seqs: int, num_sms: int, alike: bool = True) -> tuple[int, int]:
@@ -26,6 +27,20 @@ def cut(rows: int, num_seqs: int, num_sms: int, alike: bool = True) -> tuple[int
     else:
         parts = most // num_seqs * num_seqs
     return tiles, parts if parts * 20 >= most * 19 else most
+
+
+def sums_of_parts(tiles: int, parts: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Memory for the float32 sums and the LSE of two sequences of each part: that it begins in, and that it ends in."""
+    slots = 2 * parts * tiles * _ROWS
+    out = torch.empty(slots, _LATENT, dtype=torch.float32, device=device)
+    return out, torch.empty(slots, dtype=torch.float32, device=device)
+
+
+def sums_bytes(num_heads: int, num_seqs: int, num_tokens: int, num_sms: int) -> int:
+    """Most bytes of `sums_of_parts`: fewer sequences may have more parts, those of all tiles are no more than this."""
+    rows = -(-num_tokens // max(1, num_seqs)) * num_heads
+    most = max(num_sms, -(-rows // _ROWS))
+    return 2 * most * _ROWS * (_LATENT + 1) * 4
 
 
 def rows_of_queries(q: Tensor, tokens: int, heads: int) -> tuple[Tensor, int]:

@@ -131,7 +131,7 @@ def bind_quantised(
             added = x.new_empty(x.shape) if residual_out is None else residual_out
             if key is not None:
                 all_fresh = out is out_scale is residual_out is None and made is not None
-                calls.learn(key, (*read, whole, made, added), 3, 3 * all_fresh)
+                calls.learn(key, (*read, whole, made, added), 3, 3 if all_fresh else 0)
         assert whole is not None
         assert added is not None
         codes, scales = results.rows(whole, made)

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 import torch
 
-from kernelhub.backends.shared import direct
 from kernelhub.backends.shared.launches import Shared, sequence
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.runtime import launch as runtime
@@ -218,7 +217,7 @@ def attributes(stub: Stub) -> None:
     assert not stub.take_graph_calls()
     for word, graphs in ((2, 0), (3, 1)):  # programmatic where captured; the second, `cuda.decode`'s, else a node
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(direct, "_CAPTURED_ONLY", word)
+            patched.setattr(runtime, "CAPTURED_ONLY", word)
             made = as_graph(stub, launch_pdl=True, captured_only=True)
         given = some()
         made.launch(*given)

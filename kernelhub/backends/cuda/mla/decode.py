@@ -10,7 +10,15 @@ from torch import Tensor
 
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.mapped import MappedKernel, rows_of
-from kernelhub.backends.shared.latent_rows import cut, rows_of_pages, rows_of_queries, strides_of_lse, strides_of_tokens
+from kernelhub.backends.shared.latent_rows import (
+    cut,
+    rows_of_pages,
+    rows_of_queries,
+    strides_of_lse,
+    strides_of_tokens,
+    sums_bytes,
+    sums_of_parts,
+)
 from kernelhub.backends.shared.operands import adjacent, on_device_of
 from kernelhub.backends.shared.repeated_mla import RepeatedMla
 from kernelhub.ops.attention.adapter import PagedStep
@@ -19,8 +27,7 @@ from kernelhub.ops.mla.attention.problem import MlaProblem
 
 _SOURCE = "sm_90/mla_decode.cu"
 _LOG2E = math.log2(math.e)
-_ROWS, _PAGE = 64, 64  # of a tile, and of a page
-_LATENT, _WIDTH = 512, 576
+_PAGE = 64
 _DECODE = "TT" + "P" * 8 + "f" + "i" * 9 + "q" * 8
 _MERGE = "P" * 6 + "i" * 7 + "q" * 6
 _DECODE_THREADS, _MERGE_THREADS = 384, 128
@@ -69,9 +76,7 @@ class Decode(RepeatedMla):
             kv_cache = kv_cache.new_zeros(1, *kv_cache.shape[1:])
         pages, page_rows = rows_of_pages(kv_cache)
         tiles, parts = cut(rows, step.num_seqs, self.problem.device.num_sms, self.alike)
-        slots = 2 * parts * tiles * _ROWS
-        part_out = torch.empty(slots, _LATENT, dtype=torch.float32, device=q.device)
-        part_lse = torch.empty(slots, dtype=torch.float32, device=q.device)
+        part_out, part_lse = sums_of_parts(tiles, parts, q.device)
         in_vectors = out.stride(-1) == 1 and not (out.data_ptr() & 7 or any(s % 4 for s in out.stride()[:-1]))
         result = out if in_vectors else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         lengths, table = adjacent(step.seq_lens), adjacent(step.block_table)
@@ -130,7 +135,4 @@ class Decode(RepeatedMla):
                 out.copy_(result)
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
-        rows = -(-num_tokens // max(1, num_seqs)) * self.problem.num_heads
-        # Fewer sequences may have more parts: see `cut`, whose parts of all tiles are no more than this.
-        most = max(self.problem.device.num_sms, -(-rows // _ROWS))
-        return 2 * most * _ROWS * (_LATENT + 1) * 4
+        return sums_bytes(self.problem.num_heads, num_seqs, num_tokens, self.problem.device.num_sms)

@@ -20,6 +20,8 @@ from kernelhub.backends.shared.latent_rows import (
     rows_of_queries,
     strides_of_lse,
     strides_of_tokens,
+    sums_bytes,
+    sums_of_parts,
 )
 from kernelhub.backends.shared.operands import adjacent, aligned, on_device_of
 from kernelhub.backends.shared.repeated_mla import RepeatedMla
@@ -68,9 +70,7 @@ class Decode(RepeatedMla):
             kv_cache = kv_cache.new_zeros(1, *kv_cache.shape[1:])
         pages, units = self._pages(kv_cache)
         tiles, parts = self._cut(rows, step.num_seqs)
-        slots = 2 * parts * tiles * _ROWS
-        part_out = torch.empty(slots, _LATENT, dtype=torch.float32, device=q.device)
-        part_lse = torch.empty(slots, dtype=torch.float32, device=q.device)
+        part_out, part_lse = sums_of_parts(tiles, parts, q.device)
         result = out if out.stride(-1) == 1 else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         lengths, table = adjacent(step.seq_lens), adjacent(step.block_table)
         sinks = part_lse if values.sinks is None else values.sinks
@@ -125,10 +125,7 @@ class Decode(RepeatedMla):
                 out.copy_(result)
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
-        rows = -(-num_tokens // max(1, num_seqs)) * self.problem.num_heads
-        # Fewer sequences may have more parts: see `_cut`, whose parts of all tiles are no more than this.
-        most = max(self.problem.device.num_sms, -(-rows // _ROWS))
-        return 2 * most * _ROWS * (_LATENT + 1) * 4
+        return sums_bytes(self.problem.num_heads, num_seqs, num_tokens, self.problem.device.num_sms)
 
     def _form(self, rows: int) -> tuple[Launcher, int]:
         """The launcher for so many rows of a sequence, and how many of them it loads at once."""

@@ -13,6 +13,7 @@ from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.gluon.mla.listed import listed_kernel
 from kernelhub.backends.gluon.mla.listed_float8 import listed_float8_kernel
 from kernelhub.backends.gluon.mla.merge import merge_kernel
+from kernelhub.backends.shared.latent_rows import sums_of_parts
 from kernelhub.backends.shared.operands import adjacent, aligned, contiguous_copy, on_device_of
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
@@ -65,9 +66,7 @@ class Listed(MlaAdapter):
         cache, units = self._rows(aligned(kv_cache))
         lists, lengths, table = adjacent(topk_indices), adjacent(step.seq_lens), adjacent(step.block_table)
         room, tiles, parts = lists.shape[1], self._tiles, self._parts
-        slots = 2 * parts * tiles * _ROWS
-        part_out = torch.empty(slots, _LATENT, dtype=torch.float32, device=q.device)
-        part_lse = torch.empty(slots, dtype=torch.float32, device=q.device)
+        part_out, part_lse = sums_of_parts(tiles, parts, q.device)
         result, result_lse = _flat_out(out, count, heads), _flat_lse(lse, count, heads, tokens)
         offsets = counted = step.cu_seqlens_q if problem.ragged else None
         if offsets is not None:
