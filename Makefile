@@ -4,7 +4,7 @@ FUZZ_SECONDS ?= 600
 FUZZ_SEED ?= $(shell date +%j)
 FUZZ_JOBS ?= 2
 FUZZ_DEVICE ?= cpu
-SOURCES := $(wildcard csrc/*/*.c csrc/*/*.cpp csrc/*/*.h csrc/*/*.cu)
+SOURCES := $(shell find csrc -regex ".*\.\(c\|cpp\|h\|cu\)")
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
 .PHONY: demo test full ahead sweep faults fuzz lint bench docs site dist wheels golden verification test-matrix gpu

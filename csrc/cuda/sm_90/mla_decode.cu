@@ -1,4 +1,5 @@
-// Decode of latent attention over pages of 64 tokens: 64 rows of queries, two warpgroups that multiply, four warps that load.
+// Decode of latent attention over pages of 64 tokens: 64 rows of queries, two warpgroups that multiply, four warps that
+// load.
 //
 // Rows are (query token, head) of a sequence, flattened. Pages come in pairs. Warpgroup 0 scores the even page and holds
 // the left 256 columns of the sums, warpgroup 1 the odd page and the right 256. Each hands its probabilities to the other
@@ -37,9 +38,9 @@
 #endif
 
 constexpr int LATENT = 512, TILE = 8192, PAGE = 64;
-constexpr int PAIR = 128;  // tokens
-constexpr int SETUP = 2;   // pairs' worth of time to begin and end a sequence
-constexpr int FEWEST = 2;  // the shortest part
+constexpr int PAIR = 128;        // tokens
+constexpr int SETUP = 2;         // pairs' worth of time to begin and end a sequence
+constexpr int FEWEST = 2;        // the shortest part
 constexpr float LEAST = -1e30f;  // below every score, and finite
 constexpr float LN2 = 0.6931471805599453f;
 #if HAS_SINKS
@@ -48,7 +49,9 @@ constexpr float LOG2E = 1.4426950408889634f;
 
 #if HAS_SINKS
 INLINE float sink_of(const void* sinks, int kind, int head) {
-  float sink = kind == 0 ? ((const float*)sinks)[head] : kind == 1 ? widened(((const bf16*)sinks)[head]) : widened(((const f16*)sinks)[head]);
+  float sink = kind == 0   ? ((const float*)sinks)[head]
+               : kind == 1 ? widened(((const bf16*)sinks)[head])
+                           : widened(((const f16*)sinks)[head]);
   return sink * LOG2E;
 }
 #endif
@@ -128,7 +131,8 @@ struct Shared {
   u64 barriers[BARRIERS];
 };
 
-static_assert(sizeof(Shared) == 28 * TILE + VECTORS * 256 + BARRIERS * 8 && sizeof(Shared) == 231152, "the adapter asks for so much");
+static_assert(sizeof(Shared) == 28 * TILE + VECTORS * 256 + BARRIERS * 8 && sizeof(Shared) == 231152,
+              "the adapter asks for so much");
 
 struct Parameters {
   bf16* out;
@@ -267,7 +271,8 @@ struct Rows {
 };
 
 // Scores in units of log2, -inf where a row does not see a key.
-INLINE void scale_and_mask(float (&x)[32], float scale, int key, int keys, int unseen, int position_upper, int position_lower) {
+INLINE void scale_and_mask(float (&x)[32], float scale, int key, int keys, int unseen, int position_upper,
+                           int position_lower) {
 #pragma unroll
   for (int i = 0; i < 32; i++) x[i] *= scale;
   if (key + PAGE > unseen) {
@@ -381,8 +386,8 @@ INLINE void clear_after(Shared& s, int tail) {
 // --- results
 
 template <int RIGHT>
-INLINE void store_rows(const float (&sums)[128], Rows m, Rows total, const Parameters& p, int sequence, int first_row, int row,
-                       bool whole, i64 place) {
+INLINE void store_rows(const float (&sums)[128], Rows m, Rows total, const Parameters& p, int sequence, int first_row,
+                       int row, bool whole, i64 place) {
   int lane = threadIdx.x % WARP;
 #pragma unroll
   for (int lower = 0; lower < 2; lower++) {
@@ -422,8 +427,8 @@ INLINE void store_rows(const float (&sums)[128], Rows m, Rows total, const Param
 // --- the warpgroups that multiply
 
 // Warpgroup 0: a pair of pages, whose scores x are done; the last product is not waited for.
-INLINE void step_even(float (&sums)[128], float (&x)[32], Rows& m, Rows& total, Shared& s, u32 base, int row, int warp, int done,
-                      int tail) {
+INLINE void step_even(float (&sums)[128], float (&x)[32], Rows& m, Rows& total, Shared& s, u32 base, int row, int warp,
+                      int done, int tail) {
   u32 phase = done & 1;
   Rows top = largest(x), m0 = {fmaxf(m.upper, top.upper), fmaxf(m.lower, top.lower)};
   Rows alpha = {exp2_of(m.upper - m0.upper), exp2_of(m.lower - m0.lower)};
@@ -463,8 +468,8 @@ INLINE void step_even(float (&sums)[128], float (&x)[32], Rows& m, Rows& total, 
 }
 
 // The same for warpgroup 1; all its products are done.
-INLINE void step_odd(float (&sums)[128], float (&x)[32], Rows& m, Rows& total, Shared& s, u32 base, int row, int warp, int done,
-                      int tail) {
+INLINE void step_odd(float (&sums)[128], float (&x)[32], Rows& m, Rows& total, Shared& s, u32 base, int row, int warp,
+                     int done, int tail) {
   u32 phase = done & 1;
   Rows top = largest(x);
   barrier_wait(bar_of(base, BEGUN), phase);
@@ -492,7 +497,8 @@ INLINE void step_odd(float (&sums)[128], float (&x)[32], Rows& m, Rows& total, S
   barrier_arrive_warp(bar_of(base, EMPTY + 1));
 }
 
-template <int GROUP> INLINE void attend(Shared& s, u32 base, const Parameters& p, const Part& part, int first_row, i64 place, int slot_rows) {
+template <int GROUP>
+INLINE void attend(Shared& s, u32 base, const Parameters& p, const Part& part, int first_row, i64 place, int slot_rows) {
   int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP % 4, row = 16 * warp + lane / 4;
   int done = 0, walked = 0, at = part.first_at;
   float sums[128], x[32];
@@ -554,16 +560,17 @@ template <int GROUP> INLINE void attend(Shared& s, u32 base, const Parameters& p
 }
 
 extern "C" __global__ void __launch_bounds__(384, 1)
-    mla_decode(TENSOR_MAP(q_map), TENSOR_MAP(kv_map), bf16* out, float* lse, float* part_out, float* part_lse, const void* sinks,
-               const int* block_table, const int* seq_lens, const char* cache, float scale, int num_seqs, int tokens, int q_rows,
-               int page_rows, int num_rows, int last_page, int room, int tiles, int sinks_kind, i64 stride_table, i64 row_bytes, i64 o_batch,
-               i64 o_token, i64 o_head, i64 l_batch, i64 l_head, i64 l_token) {
+    mla_decode(TENSOR_MAP(q_map), TENSOR_MAP(kv_map), bf16* out, float* lse, float* part_out, float* part_lse,
+               const void* sinks, const int* block_table, const int* seq_lens, const char* cache, float scale, int num_seqs,
+               int tokens, int q_rows, int page_rows, int num_rows, int last_page, int room, int tiles, int sinks_kind,
+               i64 stride_table, i64 row_bytes, i64 o_batch, i64 o_token, i64 o_head, i64 l_batch, i64 l_head, i64 l_token) {
   follow_launches();
   extern __shared__ __align__(1024) char memory[];
   Shared& s = *(Shared*)memory;
   u32 base = shared_address(memory);
-  Parameters p = {out,       lse,       part_out, part_lse, sinks,   block_table, seq_lens, cache,  scale,  tokens, q_rows,
-                  page_rows, num_rows,  last_page, room, sinks_kind, stride_table, row_bytes, o_batch, o_token, o_head, l_batch, l_head, l_token};
+  Parameters p = {out,          lse,       part_out, part_lse,  sinks,    block_table, seq_lens, cache,
+                  scale,        tokens,    q_rows,   page_rows, num_rows, last_page,   room,     sinks_kind,
+                  stride_table, row_bytes, o_batch,  o_token,   o_head,   l_batch,     l_head,   l_token};
   int tile = blockIdx.x % tiles, program = blockIdx.x / tiles, parts = gridDim.x / tiles;
   int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
   if (threadIdx.x == 0) {
@@ -599,15 +606,16 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 
 // A row of a sequence from its parts, weighed by 2^(lse - max), with the sink: a warp does 512 / SLICES of its columns.
 template <int SLICES>
-INLINE void merge_row(bf16* out, float* lse, const float* part_out, const float* part_lse, const void* sinks, int sinks_kind, int head,
-                      int first, int last, i64 apart, int row, int slice) {
+INLINE void merge_row(bf16* out, float* lse, const float* part_out, const float* part_lse, const void* sinks, int sinks_kind,
+                      int head, int first, int last, i64 apart, int row, int slice) {
   constexpr int N = 4 / SLICES;
   int lane = threadIdx.x % WARP;
   float sums[4 * N], m = LEAST, total = 0.0f;
 #pragma unroll
   for (int i = 0; i < 4 * N; i++) sums[i] = 0.0f;
   // A sequence that begins in a part and goes on is in its second slot.
-  for (int part = first + lane; part <= last; part += WARP) m = fmaxf(m, part_lse[(part * 2 + (part == first)) * apart + row]);
+  for (int part = first + lane; part <= last; part += WARP)
+    m = fmaxf(m, part_lse[(part * 2 + (part == first)) * apart + row]);
 #pragma unroll
   for (int step = 16; step > 0; step /= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, step));
 #pragma unroll 4
@@ -646,8 +654,8 @@ INLINE void merge_row(bf16* out, float* lse, const float* part_out, const float*
 // Merges the parts of `each_block` rows of a sequence: a warp one row after the other, or all four a single row.
 extern "C" __global__ void __launch_bounds__(128)
     mla_merge(bf16* out, float* lse, const float* part_out, const float* part_lse, const void* sinks, const int* seq_lens,
-              int num_seqs, int rows, int parts, int tiles, int room, int each_block, int sinks_kind, i64 o_batch, i64 o_token, i64 o_head,
-              i64 l_batch, i64 l_head, i64 l_token) {
+              int num_seqs, int rows, int parts, int tiles, int room, int each_block, int sinks_kind, i64 o_batch,
+              i64 o_token, i64 o_head, i64 l_batch, i64 l_head, i64 l_token) {
   follow_launches();
   int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   int blocks = (rows + each_block - 1) / each_block;  // of a sequence
