@@ -47,9 +47,7 @@ FORMS: dict[str, dict[str, int]] = {
     "ahead": {"PREFETCH": 1, "SCORED": 9},
     "ahead, 4": {"PREFETCH": 1, "SCORED": 4},
     "ahead, 1": {"PREFETCH": 1, "SCORED": 1},
-    "ahead, 4, early": {"PREFETCH": 1, "SCORED": 4, "EARLY": 1},
     "ahead, 4, once": {"PREFETCH": 1, "SCORED": 4, "ONCE": 1},
-    "half by TMA, 4": {"PREFETCH": 4, "SCORED": 4},
     "none, 4": {"PREFETCH": 0, "SCORED": 4},
     "none, 4, once": {"PREFETCH": 0, "SCORED": 4, "ONCE": 1},
 }

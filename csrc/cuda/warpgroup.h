@@ -64,12 +64,6 @@ INLINE void tma_load_once(u32 to, const TensorMap* map, int column, int row, u32
       : "r"(to), "l"(map), "r"(bar), "r"(column), "r"(row)
       : "memory");
 }
-INLINE void tma_prefetch(const TensorMap* map, int column, int row) {
-  asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];"
-               :
-               : "l"(map), "r"(column), "r"(row)
-               : "memory");
-}
 INLINE void tma_prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory"); }
 INLINE void prefetch_line(const char* at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
 

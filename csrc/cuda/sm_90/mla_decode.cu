@@ -21,17 +21,13 @@
 //
 // What a page holds past a sequence's end may be NaN: those scores are masked, and those rows of the values are cleared.
 //
-// Defined by the host: HEADS, CAUSAL, HAS_LSE, HAS_SINKS, PREFETCH (0 none, 1 by every tile, 2 half of the rows by each of
-// two tiles, 3 and 4 the same by TMA). The sinks are float32 (kind 0), bfloat16 (1) or float16 (2). What may be tuned:
-// SCORED, how many of the nine products of the next even page come before the odd page's left half is released; EARLY,
-// whether the even page's is before warpgroup 0 waits for factors; ONCE, whether L2 is told that pages are read once.
+// Defined by the host: HEADS, CAUSAL, HAS_LSE, HAS_SINKS, PREFETCH (whether L2 is asked for pages ahead). The sinks are
+// float32 (kind 0), bfloat16 (1) or float16 (2). What may be tuned: SCORED, how many of the nine products of the next even
+// page come before the odd page's left half is released; ONCE, whether L2 is told that pages are read once.
 #include "warpgroup.h"
 
 #ifndef SCORED
 #define SCORED 4
-#endif
-#ifndef EARLY
-#define EARLY 0
 #endif
 #ifndef ONCE
 #define ONCE 0
@@ -155,7 +151,7 @@ INLINE u32 bar_of(u32 base, int at) { return base + BARS + 8 * at; }
 
 template <int ODD_PAGE, int RIGHT>
 INLINE void load_pages(u32 base, const TensorMap* q_map, const TensorMap* kv_map, const Parameters& p, const Part& part,
-                       int row, bool prefetches) {
+                       int row) {
   constexpr int HALF = ODD_PAGE * 2 + RIGHT;
   int lane = threadIdx.x % WARP, done = 0, walked = 0, at = part.first_at;
   for (int sequence = part.first; sequence < part.last; sequence++) {
@@ -176,12 +172,7 @@ INLINE void load_pages(u32 base, const TensorMap* q_map, const TensorMap* kv_map
       int index = pair * 2 + ODD_PAGE, from = p.num_rows;  // an odd page past the end: TMA fills it with zeros
       if (index < count) {
         from = min(max(pages[index], 0), p.last_page) * p.page_rows;
-        if (PREFETCH >= 3) {
-          if (prefetches && lane == 0) {
-#pragma unroll
-            for (int i = 0; i < 4 + RIGHT; i++) tma_prefetch(kv_map, RIGHT * 256 + 64 * i, from);
-          }
-        } else if (PREFETCH && prefetches) {  // half of the rows
+        if (PREFETCH) {  // half of the rows
           const char* line = p.cache + (i64)(from + RIGHT * 32 + lane) * p.row_bytes;
 #pragma unroll
           for (int i = 0; i < 9; i++) prefetch_line(line + i * 128);
@@ -442,11 +433,6 @@ INLINE void step_even(float (&sums)[128], float (&x)[32], Rows& m, Rows& total, 
   if (tail < PAIR) clear_after(s, tail);
   scale_sums(sums, alpha);
   multiply_values(sums, p, base, k_tile(0, 0, 0));
-  if (EARLY) {
-    products_wait<0>(sums);
-    keep(p);
-    barrier_arrive_warp(bar_of(base, EMPTY + 0));
-  }
   barrier_wait(bar_of(base, SCALED), phase);
   Rows beta = get_rows(s, BETA, row);
   m = get_rows(s, M1, row);
@@ -456,11 +442,9 @@ INLINE void step_even(float (&sums)[128], float (&x)[32], Rows& m, Rows& total, 
   as_operand(x, handed);
   store_probabilities(handed, base + P_EVEN, warp);
   barrier_arrive_warp(bar_of(base, EVEN));
-  if (!EARLY) {
-    products_wait<0>(sums);
-    keep(p);
-    barrier_arrive_warp(bar_of(base, EMPTY + 0));
-  }
+  products_wait<0>(sums);
+  keep(p);
+  barrier_arrive_warp(bar_of(base, EMPTY + 0));
   scale_sums(sums, beta);
   total = {total.upper * beta.upper, total.lower * beta.lower};
   barrier_wait(bar_of(base, ODD), phase);
@@ -590,11 +574,10 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   if (group == 2) {
     give_registers<24>();
     int warp = __shfl_sync(~0u, threadIdx.x / WARP % 4, 0);
-    bool all = PREFETCH == 1 || PREFETCH == 3 || tiles == 1;
-    if (warp == 0) load_pages<0, 0>(base, &q_map, &kv_map, p, part, first_row, all || tile % 2 == 0);
-    else if (warp == 1) load_pages<0, 1>(base, &q_map, &kv_map, p, part, first_row, all || tile % 2 == 1);
-    else if (warp == 2) load_pages<1, 0>(base, &q_map, &kv_map, p, part, first_row, all || tile % 2 == 0);
-    else load_pages<1, 1>(base, &q_map, &kv_map, p, part, first_row, all || tile % 2 == 1);
+    if (warp == 0) load_pages<0, 0>(base, &q_map, &kv_map, p, part, first_row);
+    else if (warp == 1) load_pages<0, 1>(base, &q_map, &kv_map, p, part, first_row);
+    else if (warp == 2) load_pages<1, 0>(base, &q_map, &kv_map, p, part, first_row);
+    else load_pages<1, 1>(base, &q_map, &kv_map, p, part, first_row);
   } else if (group == 0) {
     take_registers<240>();
     attend<0>(s, base, p, part, first_row, place, slot_rows);

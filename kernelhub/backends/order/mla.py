@@ -27,6 +27,7 @@ _LISTED = ("flash_mla.sparse", "flashinfer.mla_trtllm_listed")
 _HOPPER_DECODE = (
     "flash_mla.dense",
     "flash_mla.sparse",
+    "cuda.decode",
     "gluon.decode",
     "gluon.decode_fp8",
     "gluon.decode_listed",
@@ -42,6 +43,7 @@ _HOPPER_DECODE = (
 _BEFORE_LISTED_FP8 = (
     "flash_mla.dense",
     "flash_mla.sparse",
+    "cuda.decode",
     "gluon.decode",
     "gluon.decode_fp8",
     "gluon.decode_listed",
@@ -114,6 +116,9 @@ MLA_ATTENTION = (
     # (gluon_goals_h200.json), gluon.decode and flash_mla.dense take: 16 heads, 64 x 4096 0.103 and 0.088 ms, 32 x 8192
     # 0.104 and 0.086, 128 x 2048 0.099 and 0.085, 128 x 8192 0.384 and 0.298; 128 heads, 64 x 4096 0.166 and 0.126, 32
     # x 1024 0.0419 and 0.0393, 8 x 8192 0.0551 and 0.0497. A call alone, 16 heads, 64 x 4096: 0.103 and 0.117.
+    # One run (cuda_mla_h200.json), cuda.decode, gluon.decode and flash_mla.dense with one schedule: 128 heads, 64 x
+    # 4096 0.146, 0.184 and 0.135 ms, 32 x 1024 0.0359, 0.0417 and 0.0393, 1 x 8192 0.0224, 0.0250 and 0.0274; 16
+    # heads, 64 x 4096 0.094, 0.110 and 0.091, 4 x 1024 0.0146, 0.0178 and 0.0147.
     Line("hopper", "decode", _HOPPER_DECODE, _H200),
     Line(
         "hopper",
