@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import functools
 import importlib
 import os
@@ -25,6 +26,8 @@ from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, KernelhubError, KernelUnavailable, NoKernel
 
 _INTERRUPTED = 130  # what a shell reports for a program ended by Ctrl-C
+_REQUIRED = "torch", "packaging"
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}  # where the output goes to a file
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return complete({name: command.summary for name, command in COMMANDS.items()})
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_closed_streams()
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -97,10 +101,45 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, 2)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:
-        # The reader closed the pipe, as `head` does. Python flushes stdout once more at exit, which must not fail.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
+        _discard_output()
         return 0
+    except ImportError as error:
+        package = (error.name or "torch").partition(".")[0]  # a library that torch lacks has no name here
+        loaded = sys.modules.get("torch") is not None and package not in _REQUIRED
+        if loaded or package == "kernelhub":
+            raise
+        remedy = f"kernelhub requires it: install it for {sys.executable}"
+        return _fail(ConfigurationError(f"{package} cannot be imported: {error}; {remedy}"), 2)
+    except OSError as error:
+        if error.errno not in _UNWRITABLE or error.filename is not None:
+            raise
+        _discard_output()
+        message = f"the output cannot be written: {error.strerror}; free space, or send it to another place"
+        return _fail(ConfigurationError(message), 2)
+
+
+def _open_closed_streams() -> None:
+    """Let streams that the caller closed, as `2>&-` does, lead to /dev/null.
+
+    Otherwise Python has None in their place, and the next file that is opened takes the number of such a stream.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is not None:
+            continue
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+        setattr(sys, name, open(os.devnull, "w" if number else "r", encoding="utf-8"))  # noqa: SIM115  # until exit
+
+
+def _discard_output() -> None:
+    """Let stdout lead to /dev/null: Python flushes it once more at exit, which must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: list[str]) -> int:

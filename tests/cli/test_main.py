@@ -180,6 +180,41 @@ class TestErrors:
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
         assert (done.stdout, done.stderr) == ("{\n", "")
 
+    @pytest.mark.parametrize(
+        "words", ["env --json", "env", "--version", "lock --model llama-3.1-8b --device H200 --out -"]
+    )
+    def test_an_output_on_a_full_disk_is_one_message_and_exit_2(self, words):
+        done = _in_a_shell(f"{words} > /dev/full")
+        assert done.returncode == 2
+        assert done.stderr.count("\n") == 1
+        assert "the output cannot be written: No space left on device" in done.stderr
+
+    @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+    @pytest.mark.parametrize("words", ["env --json", "backends"])
+    def test_streams_that_a_service_has_closed_change_nothing_else(self, words, closed):
+        done = _in_a_shell(f"{words} {closed}")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert bool(done.stdout) is (">&-" not in closed.split())
+
+    @pytest.mark.parametrize("package", ["torch", "packaging"])
+    def test_a_required_package_that_is_missing_is_one_message_and_exit_2(self, ask_shell, package):
+        answer = ask_shell("backends", before=f"sys.modules[{package!r}] = None")
+        assert (answer.code, answer.out) == (2, "")
+        assert answer.err.startswith(f"kernelhub: {package} cannot be imported: ")
+        assert answer.err.count("\n") == 1
+        assert f"install it for {sys.executable}" in answer.err
+
+    def test_an_import_error_of_our_own_is_not_taken_for_that(self, ask_shell):
+        answer = ask_shell("backends", before="sys.modules['kernelhub.cli.here'] = None")
+        assert answer.code == 1
+        assert "Traceback" in answer.err
+
+
+def _in_a_shell(words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m kernelhub {words}"], capture_output=True, text=True, timeout=120
+    )
+
 
 def test_as_a_module_it_is_the_same_command(ask_shell):
     answer = ask_shell("--version")
