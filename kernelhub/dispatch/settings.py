@@ -131,10 +131,12 @@ def _some_of(words: Sequence[str]) -> Callable[[str], Names]:
     return parse
 
 
-def _parse_folder(text: str) -> Path:
-    if os.path.expanduser(text).startswith("~"):
+def _parse_path(text: str) -> Path:
+    """A path; what starts no shell, such as a service's unit, leaves ``~`` in it."""
+    expanded = os.path.expanduser(text)
+    if expanded.startswith("~"):
         raise ValueError(f"{text!r} is not in the home folder of a known user")
-    return Path(text)
+    return Path(expanded)
 
 
 def _parse_names(text: str, between: str = ",") -> Names:
@@ -158,14 +160,14 @@ VARIABLES = {
         Variable("KERNELHUB_DISABLE", parse_overrides, (), _OVERRIDES, "Never run these."),
         Variable(
             "KERNELHUB_CONFIG",
-            Path,
+            _parse_path,
             None,
             "path of a TOML file",
             "Read prefer, disable and flags from a file.",
         ),
         Variable(
             "KERNELHUB_CACHE_DIR",
-            _parse_folder,
+            _parse_path,
             None,
             "path of a folder",
             "Store compiled kernels in this folder, not in ~/.cache.",
@@ -337,7 +339,9 @@ VARIABLES = {
             "0 or 1",
             "0: kernelhub's backend of vLLM lets vLLM's kernel write the KV cache, not write_kv_cache.",
         ),
-        Variable("KERNELHUB_LOCK", Path, None, "path of a lock file", "Run the kernels of this lock file, or fail."),
+        Variable(
+            "KERNELHUB_LOCK", _parse_path, None, "path of a lock file", "Run the kernels of this lock file, or fail."
+        ),
         Variable(
             "KERNELHUB_LOCK_MISSING",
             _one_of(("auto", "error")),
@@ -412,7 +416,7 @@ def read_settings(environ: Mapping[str, str] | None = None) -> Settings:
             trust=values["KERNELHUB_TRUST"].value,
         ),
         file=Layer() if path is None else read_file(path),
-        lock=None if lock is None else read_lock(lock),
+        lock=None if lock is None else _lock_of(lock),
     )
 
 
@@ -438,8 +442,16 @@ def _meant(name: str) -> str:
     )
 
 
+def _lock_of(path: Path) -> Lock:
+    try:
+        return read_lock(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"KERNELHUB_LOCK: {error}") from None
+
+
 def _setting(variable: Variable, text: str | None) -> Setting:
-    if text is None:
+    """The value of a text; an empty one, as compose files and units set, is the same as none."""
+    if text is None or not text.strip():
         return Setting(variable, variable.default, "default", None)
     try:
         return Setting(variable, variable.parse(text), "environment", text)

@@ -244,4 +244,4 @@ def test_env_lists_a_lock_file_that_cannot_be_read(ask, monkeypatch, path):
     monkeypatch.setenv("KERNELHUB_LOCK", str(path))
     answer = ask("env")
     assert answer.code == 2
-    assert f"wrong: lock file {path}: No such file" in answer.out
+    assert f"wrong: KERNELHUB_LOCK: lock file {path}: No such file" in answer.out

@@ -263,7 +263,7 @@ class TestMissing:
         with caplog.at_level(logging.WARNING, "kernelhub.fallback"):
             assert call(causal=False) != ""
             call(causal=False, softcap=1.0)
-        (record,) = caplog.records
+        (record,) = (one for one in caplog.records if one.name == "kernelhub.fallback")
         assert f"{path} (for {CPU.name}, {CPU.arch}) has no entry for" in record.getMessage()
         assert "KERNELHUB_LOCK_MISSING=error" in record.getMessage()
 

@@ -110,6 +110,25 @@ class TestEnvironment:
         assert read_settings({"KERNELHUB_STRICT": "0"}).environment.strict is False
         assert read_settings({}).environment.strict is None
 
+    @pytest.mark.parametrize("text", ["", " ", "\t\n"])
+    @pytest.mark.fault("wrong_variable")
+    def test_an_empty_variable_is_the_same_as_none(self, text: str) -> None:
+        silent, blank = read_settings({}), read_settings(dict.fromkeys(VARIABLES, text))
+        assert blank.values == silent.values
+        assert (blank.lock, blank.environment.strict) == (None, None)
+
+    @pytest.mark.parametrize("name", ["KERNELHUB_CONFIG", "KERNELHUB_LOCK"])
+    @pytest.mark.fault("wrong_variable")
+    def test_a_file_that_cannot_be_read_is_named_with_its_variable(
+        self, name: str, tmp_path: Path, monkeypatch
+    ) -> None:
+        monkeypatch.setenv("HOME", str(tmp_path))
+        for text, path in ((str(tmp_path / "absent"), tmp_path / "absent"), ("~/other", tmp_path / "other")):
+            with pytest.raises(ConfigurationError, match=f"^{name}.*{path}: No such file"):
+                read_settings({name: text})
+        with pytest.raises(ConfigurationError, match=f"{name}: '~nobody-here/x' is not in the home folder of a known"):
+            read_settings({name: "~nobody-here/x"})
+
     def test_every_variable_is_documented(self) -> None:
         for variable in VARIABLES.values():
             assert variable.doc.endswith(".")

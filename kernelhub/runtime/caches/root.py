@@ -155,7 +155,7 @@ def places(environ: Mapping[str, str] | None = None) -> tuple[Place, ...]:
     """The candidate places, best first, without reading the disk."""
     environ = os.environ if environ is None else environ
     result = []
-    if environ.get(VARIABLE):
+    if environ.get(VARIABLE, "").strip():
         shared = environ.get(SHARED, "").strip().lower() in _ON
         result.append(Place(absolute(environ[VARIABLE]) or Path(environ[VARIABLE]), VARIABLE, shared))
     home = home_folder(environ)
@@ -189,7 +189,7 @@ def home_folder(environ: Mapping[str, str] | None = None) -> Path | None:
 
 def usable(*, executable: bool = False) -> Iterator[Place]:
     """Writable places, best first. Faults of skipped places are reported as they are skipped."""
-    if home_folder() is None and not os.environ.get(VARIABLE):
+    if home_folder() is None and not os.environ.get(VARIABLE, "").strip():
         say("cache_no_home", "HOME", "neither HOME nor this user's account gives a home")
     for place in places():
         finding = judged(place, executable)
