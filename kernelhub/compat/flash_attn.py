@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernelhub.ops.arguments import refuse
+from kernelhub.ops.arguments import check_is_tensor, describe, dtype_name, refuse
 from kernelhub.ops.attention.attention import attention
 from kernelhub.ops.attention.paged_attention import paged_attention
+from kernelhub.ops.kv_cache.op import write_kv_cache
+from kernelhub.ops.values import values_to_check
 
 __all__ = ["flash_attn_func", "flash_attn_varlen_func", "flash_attn_with_kvcache"]
 
@@ -67,7 +69,7 @@ def flash_attn_func(
         torch.Size([2, 16, 8, 64])
     """
     _inference("flash_attn_func", dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    features = _features(causal, window_size, softcap, softmax_scale)
+    features = _features("flash_attn_func", causal, window_size, softcap, softmax_scale)
     result = attention(q, k, v, return_lse=return_attn_probs, **features)
     return (*result, None) if return_attn_probs else result
 
@@ -111,11 +113,13 @@ def flash_attn_varlen_func(
         InvalidArgument: an argument is not supported; the message names it.
         NoKernel: no kernel supports the call.
     """
-    _inference("flash_attn_varlen_func", dropout_p=dropout_p, alibi_slopes=alibi_slopes)
-    features = _features(causal, window_size, softcap, softmax_scale) | {"return_lse": return_attn_probs}
+    op = "flash_attn_varlen_func"
+    _inference(op, dropout_p=dropout_p, alibi_slopes=alibi_slopes)
+    features = _features(op, causal, window_size, softcap, softmax_scale) | {"return_lse": return_attn_probs}
     if block_table is None:
         result = attention(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, **features)
     else:
+        check_is_tensor(op, "cu_seqlens_k", cu_seqlens_k)
         lens = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
         result = paged_attention(q, k, v, block_table, lens, cu_seqlens_q, max_seqlen_q, **features)
     return (*result, None) if return_attn_probs else result
@@ -175,25 +179,30 @@ def flash_attn_with_kvcache(
         rotary_sin=rotary_sin,
         cache_leftpad=cache_leftpad,
     )
+    _check_form(op, "q", q)
+    _check_form(op, "k_cache", k_cache)
+    _check_form(op, "v_cache", v_cache)
     batch, tokens = q.shape[:2]
     if block_table is None:  # each row of the cache is a page
-        rows = torch.arange(batch, device=q.device) if cache_batch_idx is None else cache_batch_idx
-        block_table = rows.to(torch.int32)[:, None].contiguous()
-        lens = k_cache.shape[1] if cache_seqlens is None else cache_seqlens
+        block_table = _rows(op, cache_batch_idx, k_cache, q)
     elif cache_batch_idx is not None:
         refuse(op, "cache_batch_idx", "is given with block_table", "pass the rows of block_table in that order")
     elif cache_seqlens is None:
         refuse(op, "cache_seqlens", "is missing with block_table", "pass the number of tokens of each sequence")
     else:
-        lens = cache_seqlens
-    if not isinstance(lens, Tensor):
-        lens = torch.full((batch,), lens, dtype=torch.int32, device=q.device)
+        _check_table(op, block_table, batch)
     if (k is None) != (v is None):
         refuse(op, "k" if k is None else "v", "is missing", "pass k and v, or neither")
+    if cache_seqlens is None and k is not None:
+        refuse(op, "cache_seqlens", "is missing with k", "pass the number of tokens before those of k")
+    lens = _lengths(op, k_cache.shape[1] if cache_seqlens is None else cache_seqlens, batch, q)
     if k is not None and v is not None:
+        _check_new(op, "k", k, k_cache, batch, k.shape[1] if isinstance(k, Tensor) and k.ndim == 4 else None)
+        _check_new(op, "v", v, v_cache, batch, k.shape[1])
+        _check_room(op, lens, k.shape[1], block_table, k_cache)
         _append(k_cache, v_cache, k, v, block_table, lens)
         lens = lens + k.shape[1]
-    features = _features(causal, window_size, softcap, softmax_scale) | {"return_lse": return_softmax_lse}
+    features = _features(op, causal, window_size, softcap, softmax_scale) | {"return_lse": return_softmax_lse}
     one = tokens == 1
     result = paged_attention(q[:, 0] if one else q, k_cache, v_cache, block_table, lens, **features)
     if not return_softmax_lse:
@@ -202,16 +211,85 @@ def flash_attn_with_kvcache(
     return (out[:, None], lse.transpose(0, 1)[..., None]) if one else (out, lse)
 
 
+def _check_form(op: str, parameter: str, given: Any) -> None:
+    """It is a tensor of four dimensions."""
+    check_is_tensor(op, parameter, given)
+    if given.ndim != 4:
+        wanted = "[B, S, H, D]" if parameter == "q" else "[B, SK, KH, D], or [num_pages, page_size, KH, D] of pages"
+        refuse(op, parameter, f"has shape {list(given.shape)}", f"give {wanted}")
+
+
+def _rows(op: str, cache_batch_idx: Any, k_cache: Tensor, q: Tensor) -> Tensor:
+    """The row of the cache of each sequence, as a table of one page a sequence."""
+    batch = q.shape[0]
+    if cache_batch_idx is None:
+        if k_cache.shape[0] < batch:
+            refuse(op, "k_cache", f"has {k_cache.shape[0]} rows", f"give one for each of {batch} sequences")
+        return torch.arange(batch, dtype=torch.int32, device=q.device)[:, None]
+    check_is_tensor(op, "cache_batch_idx", cache_batch_idx)
+    if cache_batch_idx.dtype not in (torch.int32, torch.int64) or cache_batch_idx.shape != (batch,):
+        refuse(op, "cache_batch_idx", f"is {describe(cache_batch_idx)}", f"give int32 [{batch}]")
+    given = values_to_check(cache_batch_idx)
+    for sequence, row in enumerate([] if given is None else given.tolist()):
+        if not 0 <= row < k_cache.shape[0]:
+            problem = f"is {row} for sequence {sequence}"
+            refuse(op, "cache_batch_idx", problem, f"k_cache has rows 0 to {k_cache.shape[0] - 1}")
+    made: Tensor = cache_batch_idx.to(torch.int32)[:, None].contiguous()
+    return made
+
+
+def _check_table(op: str, block_table: Any, batch: int) -> None:
+    check_is_tensor(op, "block_table", block_table)
+    table: Tensor = block_table
+    if table.dtype is not torch.int32 or table.ndim != 2 or table.shape[0] != batch:
+        refuse(op, "block_table", f"is {describe(table)}", f"give int32 [{batch}, max_pages]")
+
+
+def _lengths(op: str, cache_seqlens: Any, batch: int, q: Tensor) -> Tensor:
+    """The tokens of each sequence as a tensor."""
+    if isinstance(cache_seqlens, Tensor):
+        if cache_seqlens.dtype is not torch.int32 or cache_seqlens.shape != (batch,):
+            refuse(op, "cache_seqlens", f"is {describe(cache_seqlens)}", f"give int32 [{batch}], or one int")
+        return cache_seqlens
+    if not isinstance(cache_seqlens, int) or isinstance(cache_seqlens, bool):
+        refuse(op, "cache_seqlens", f"is {cache_seqlens!r}", f"give int32 [{batch}], or one int")
+    return torch.full((batch,), cache_seqlens, dtype=torch.int32, device=q.device)
+
+
+def _check_new(op: str, parameter: str, new: Any, cache: Tensor, batch: int, tokens: int | None) -> None:
+    """New tokens have the form of the cache: nothing is broadcast."""
+    check_is_tensor(op, parameter, new)
+    wanted = (batch, new.shape[1] if tokens is None and new.ndim > 1 else tokens, *cache.shape[2:])
+    if new.shape != wanted:
+        refuse(op, parameter, f"has shape {list(new.shape)}", f"give {[batch, tokens or 'SN', *cache.shape[2:]]}")
+    if new.dtype is not cache.dtype:
+        refuse(op, parameter, f"has dtype {dtype_name(new.dtype)}", f"{parameter}_cache has {dtype_name(cache.dtype)}")
+
+
+def _check_room(op: str, lens: Tensor, tokens: int, block_table: Tensor, k_cache: Tensor) -> None:
+    """New tokens fit behind the others; of lengths on a GPU only KERNELHUB_CHECK=1 finds that out."""
+    given, room = values_to_check(lens), block_table.shape[1] * k_cache.shape[1]
+    for sequence, length in enumerate([] if given is None else given.tolist()):
+        if length < 0 or length + tokens > room:
+            problem = f"is {length} for sequence {sequence}, before {tokens} new tokens"
+            refuse(op, "cache_seqlens", problem, f"give 0 to {room - tokens}: a sequence has room for {room} tokens")
+
+
 def _append(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, block_table: Tensor, lens: Tensor) -> None:
-    """Write new tokens after those that each sequence has in its pages."""
+    """Write new tokens after those that each sequence has in its pages; those past its pages are not written."""
+    size, columns = k_cache.shape[1], block_table.shape[1]
     at = lens[:, None].long() + torch.arange(k.shape[1], device=k.device)
-    pages = block_table.long().gather(1, at // k_cache.shape[1])
-    k_cache[pages, at % k_cache.shape[1]] = k
-    v_cache[pages, at % k_cache.shape[1]] = v
+    column = at // size
+    pages = block_table.long().gather(1, column.clamp(0, columns - 1))
+    inside = (column >= 0) & (column < columns) & (pages >= 0) & (pages < k_cache.shape[0])
+    slots = torch.where(inside, pages * size + at % size, -1)
+    write_kv_cache(k.flatten(0, 1), v.flatten(0, 1), k_cache, v_cache, slots.flatten())
 
 
-def _features(causal: bool, window_size: Sides, softcap: float, softmax_scale: float | None) -> dict[str, Any]:
+def _features(op: str, causal: bool, window_size: Any, softcap: float, softmax_scale: float | None) -> dict[str, Any]:
     """The parameters of both ops."""
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        refuse(op, "window_size", f"is {window_size!r}", "give (left, right); -1 is no limit")
     window = None if tuple(window_size) == (-1, -1) else tuple(window_size)
     return {"causal": causal, "window": window, "softcap": softcap or None, "scale": softmax_scale}
 

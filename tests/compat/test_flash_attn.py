@@ -202,6 +202,95 @@ def test_new_tokens_are_written_first(pages) -> None:
         close(out[i], expected(q[i], keys, values, causal=True)[0])
 
 
+def split(joined: Tensor) -> tuple[Tensor, Tensor]:
+    return joined[:, 0], joined[:, 1]
+
+
+def halves(joined: Tensor) -> tuple[Tensor, Tensor]:
+    return joined[..., :32], joined[..., 32:]
+
+
+@pytest.mark.parametrize(
+    ("shape", "views"), [((2, 2, 40, 2, 32), split), ((2, 40, 2, 64), halves)], ids=["axis", "row"]
+)
+def test_new_tokens_are_written_into_caches_that_are_views(shape, views) -> None:
+    torch.manual_seed(0)
+    joined = torch.full(shape, float("nan"))
+    k_cache, v_cache = views(joined)
+    old, new = torch.randn(2, 2, 7, 2, 32), torch.randn(2, 2, 3, 2, 32)
+    k_cache[:, :7], v_cache[:, :7] = old
+    q = torch.randn(2, 3, 4, 32)
+    out = flash_attn_with_kvcache(q, k_cache, v_cache, *new, cache_seqlens=7, causal=True)
+    for i in range(2):
+        keys, values = (torch.cat([old[n, i], new[n, i]]) for n in range(2))
+        close(out[i], expected(q[i], keys, values, causal=True)[0])
+    assert torch.equal(k_cache[:, 7:10], new[0])
+    assert torch.equal(v_cache[:, 7:10], new[1])
+    assert bool(joined.isnan().any())
+
+
+NOW = torch.ones(2, 1, 2, 32)
+INDEX = torch.tensor
+
+
+@pytest.mark.parametrize(
+    ("given", "parameter", "part"),
+    [
+        ({"k": NOW, "v": NOW}, "cache_seqlens", "is missing with k"),
+        ({"k": NOW, "v": NOW, "cache_seqlens": 24}, "cache_seqlens", "is 24 for sequence 0, before.*give 0 to 23"),
+        ({"k": NOW, "v": NOW, "cache_seqlens": -1}, "cache_seqlens", "-1 for sequence 0"),
+        ({"k": NOW[:, :, :1], "v": NOW[:, :, :1], "cache_seqlens": 3}, "k", r"\[2, 1, 1, 32\]; give \[2, 1, 2, 32\]"),
+        ({"k": NOW[:1], "v": NOW[:1], "cache_seqlens": 3}, "k", r"\[1, 1, 2, 32\]; give \[2, 1, 2, 32\]"),
+        ({"k": NOW.repeat(1, 3, 1, 1), "v": NOW, "cache_seqlens": 3}, "v", r"give \[2, 3, 2, 32\]"),
+        ({"k": NOW.half(), "v": NOW.half(), "cache_seqlens": 3}, "k", "float16; k_cache has float32"),
+        ({"k": 1, "v": 1, "cache_seqlens": 3}, "k", "is int"),
+        ({"cache_seqlens": 3.5}, "cache_seqlens", "3.5; give int32"),
+        ({"cache_seqlens": True}, "cache_seqlens", "True; give int32"),
+        ({"cache_seqlens": [3, 4]}, "cache_seqlens", "give int32"),
+        ({"cache_seqlens": INDEX([3, 4])}, "cache_seqlens", "int64"),
+        ({"cache_seqlens": INDEX([3], dtype=torch.int32)}, "cache_seqlens", r"int32 \[1\]; give int32 \[2\]"),
+        ({"cache_batch_idx": INDEX([0.0, 1.7])}, "cache_batch_idx", "float32"),
+        ({"cache_batch_idx": INDEX([0, 1, 1])}, "cache_batch_idx", r"int64 \[3\]; give int32 \[2\]"),
+        ({"cache_batch_idx": INDEX([0, -1]), "k": NOW, "v": NOW, "cache_seqlens": 3}, "cache_batch_idx", "-1 for"),
+        ({"block_table": INDEX([0, 1], dtype=torch.int32), "cache_seqlens": 3}, "block_table", r"int32 \[2, max_pages"),
+        ({"block_table": INDEX([[0.0], [1.0]]), "cache_seqlens": 3}, "block_table", "float32"),
+        ({"q": torch.ones(3, 1, 4, 32)}, "k_cache", "has 2 rows; give one for each of 3 sequences"),
+        ({"q": torch.ones(2, 4, 32)}, "q", r"give \[B, S, H, D\]"),
+        ({"q": None}, "q", "is NoneType"),
+        ({"window_size": 4}, "window_size", r"is 4; give \(left, right\)"),
+        ({"window_size": None}, "window_size", "is None"),
+    ],
+)  # fmt: skip
+def test_wrong_operands_of_a_cache_are_named_and_nothing_is_written(given, parameter, part) -> None:
+    caches = torch.full((2, 2, 24, 2, 32), 7.0)
+    call = {"q": torch.ones(2, 1, 4, 32), "k_cache": caches[0], "v_cache": caches[1]} | given
+    with pytest.raises(InvalidArgument, match=part) as caught:
+        flash_attn_with_kvcache(**call)
+    assert (caught.value.op, caught.value.parameter) == ("flash_attn_with_kvcache", parameter)
+    assert bool((caches == 7).all())
+
+
+def test_new_tokens_without_a_page_are_written_nowhere(monkeypatch) -> None:
+    caches = torch.full((2, 3, 16, 2, 32), 7.0)
+    table = torch.tensor([[0, -1], [1, -1]], dtype=torch.int32)
+    lens = torch.tensor([16, 3], dtype=torch.int32)
+    with pytest.raises(InvalidArgument, match="names page -1"):
+        flash_attn_with_kvcache(torch.ones(2, 1, 4, 32), *caches, NOW, NOW, cache_seqlens=lens, block_table=table)
+    assert bool((caches[:, [0, 2]] == 7).all())
+    # As on a GPU, where nobody looks at lengths: those past the table are not written either.
+    flash_attn._append(*caches, NOW, NOW, table, torch.tensor([-1, 32], dtype=torch.int32))
+    assert int((caches != 7).sum()) == 2 * NOW[0].numel()
+
+
+@pytest.mark.parametrize("given", [None, [0, 2]])
+def test_offsets_of_pages_are_named_if_they_are_none(given) -> None:
+    offsets, pages = torch.tensor([0, 2], dtype=torch.int32), torch.ones(1, 16, 2, 32)
+    with pytest.raises(InvalidArgument, match="flash_attn_varlen_func: cu_seqlens_k is"):
+        flash_attn_varlen_func(
+            torch.ones(2, 4, 32), pages, pages, offsets, given, 2, 2, block_table=torch.zeros(1, 1, dtype=torch.int32)
+        )
+
+
 def test_a_number_stands_for_all_lengths() -> None:
     q, k_cache, v_cache = torch.randn(2, 1, 4, 32), *torch.randn(2, 2, 24, 2, 32)
     whole = flash_attn_with_kvcache(q, k_cache, v_cache)
