@@ -9,7 +9,23 @@ from typing import Any, Protocol
 
 
 class KernelhubError(Exception):
-    """Base of every exception raised by kernelhub itself."""
+    """Base of every exception raised by kernelhub itself.
+
+    All can be copied and pickled, as pools of processes do with the exceptions of their workers.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without a call of `__init__`, whose parameters are not `args`."""
+        reduced = super().__reduce__()
+        assert isinstance(reduced, tuple)
+        return _again, reduced[:2], *reduced[2:]
+
+
+def _again(kind: type[KernelhubError], arguments: tuple[Any, ...]) -> KernelhubError:
+    error = kind.__new__(kind, *arguments)
+    if not error.args:  # those of an OSError are set by its `__init__`
+        error.args = arguments
+    return error
 
 
 class InvalidArgument(KernelhubError, ValueError):

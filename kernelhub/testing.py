@@ -47,6 +47,9 @@ class WrongResult(AssertionError):
         self.code = code
         super().__init__(text)
 
+    def __reduce__(self) -> tuple[type[WrongResult], tuple[str, str]]:
+        return WrongResult, (self.code, str(self))
+
 
 @dataclass(frozen=True)
 class KernelCase:
