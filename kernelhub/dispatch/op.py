@@ -31,7 +31,7 @@ from kernelhub.dispatch.policy import Layers, Names, Policy, requested_names
 from kernelhub.dispatch.problem import ProblemT
 from kernelhub.dispatch.select import no_kernel
 from kernelhub.dispatch.selection import Selection
-from kernelhub.dispatch.shapes import standing_in
+from kernelhub.dispatch.shapes import parsing, standing_in
 from kernelhub.dispatch.whole_calls import calls_of
 from kernelhub.errors import InvalidArgument, NoKernel
 
@@ -244,7 +244,7 @@ class Op(Generic[ProblemT]):
         if type(backend) is list:
             backend = tuple(backend)
         shapes: frozenset[str] = frozenset()
-        with standing_in(self.function, args, kwargs) as stand_ins:
+        with standing_in(self.function, args, kwargs) as stand_ins, parsing():
             if stand_ins is not None:
                 args, kwargs, shapes = (), stand_ins.arguments, stand_ins.parameters
             parsed: ParsedCall = self.function(*args, **kwargs, backend=DryRun(backend))

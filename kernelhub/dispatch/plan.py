@@ -7,8 +7,8 @@ configuration. Plan classes of attention add `begin`, which takes the metadata o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, ParamSpec, Protocol, TypeVar, cast, runtime_checkable
 
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.explain import explain
@@ -42,14 +42,16 @@ class Plan:
         run: the call; the op's plan class documents its arguments.
         adapter: adapter of the selected kernel, made for the problem.
         bound: the bound selection.
+        keeps: parameters whose tensors of `prepare` each run reads.
         weights: parameters of `run` that default to the values given to `prepare`.
     """
 
     weights: ClassVar[tuple[str, ...]] = ()
-    __slots__ = ("__weakref__", "adapter", "bound", "run", "selection")
+    __slots__ = ("__weakref__", "adapter", "bound", "keeps", "run", "selection")
 
-    def __init__(self, bound: Bound, run: Callable[..., Any]) -> None:
+    def __init__(self, bound: Bound, run: Callable[..., Any], keeps: Sequence[str] = ()) -> None:
         self.bound = bound
+        self.keeps = tuple(keeps)
         self.selection: Selection[Any] = bound.selection
         self.adapter: Any = bound.adapter
         self.run: Callable[..., Any] = run
@@ -92,6 +94,22 @@ class Plan:
     def fingerprint(self) -> str:
         """Text that is equal in two processes exactly if both run the same kernel; see `dispatch.fingerprint`."""
         return str(HUB.fingerprint_of(self.selection))
+
+    def __copy__(self) -> Plan:
+        return self
+
+    def __deepcopy__(self, copied: dict[int, Any]) -> Plan:
+        """Itself, as nothing of it changes: so that a module that has plans can be copied.
+
+        Raises:
+            TypeError: it keeps tensors. A copied module has its own, which this plan would not read.
+        """
+        if self.keeps:
+            raise TypeError(f"{self!r} keeps {', '.join(self.keeps)}: prepare another plan for those of the copy")
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{self!r} belongs to this process: pickle its arguments, and prepare a plan there")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.kernel} {self.fingerprint}>"

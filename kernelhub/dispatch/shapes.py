@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,26 @@ from torch import Tensor
 
 _ORDINARY = (Tensor, torch.nn.Parameter)
 STANDING_IN: set[int] = set()  # ids of the tensors that replace meta tensors, while an op parses a call
+
+
+class _Parsing(threading.local):
+    """Whether this thread parses a call, which launches nothing: its tensors need no memory."""
+
+    now = False
+
+
+PARSING = _Parsing()
+
+
+@contextlib.contextmanager
+def parsing() -> Iterator[None]:
+    """A call inside is only parsed."""
+    before = PARSING.now
+    PARSING.now = True
+    try:
+        yield
+    finally:
+        PARSING.now = before
 
 
 @dataclass

@@ -30,6 +30,13 @@ def refuse(op: str, parameter: str, problem: str, fix: str) -> NoReturn:
     raise InvalidArgument(op, parameter, problem, fix)
 
 
+class NotPlain(InvalidArgument):
+    """The refusal of a tensor of a class like torch's FakeTensor, whose elements only torch's operators reach.
+
+    A plan's run is made as the op's operator instead.
+    """
+
+
 def check_is_tensor(op: str, parameter: str, given: Any) -> None:
     """It is a tensor at all."""
     if not isinstance(given, Tensor):

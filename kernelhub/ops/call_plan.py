@@ -6,14 +6,18 @@ import functools
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from textwrap import indent
 from typing import Any, ClassVar, TypeVar
+
+from torch import Tensor
 
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, Op, ParsedCall
 from kernelhub.dispatch.plan import Plan, traced_as
 from kernelhub.dispatch.whole_calls import Runs
-from kernelhub.ops.arguments import refuse
+from kernelhub.ops.arguments import NotPlain, refuse
+from kernelhub.ops.packed import PackedWeight
 
 Fixed = Mapping[str, Callable[[Any], Any]]  # parameter -> its value, of the problem
 PlanT = TypeVar("PlanT", bound="CallPlan")
@@ -69,10 +73,12 @@ class CallPlan(Plan):
         weights_of = _weights_of(name, self.weights, kept)
         make = _written(op.function, self.call, tuple(fixed), self.weights, self.repeats)
         called = run or bound.run
-        given = (called, op.function, backend or bound.selection.selected, kept, weights_of)
+        given = (called, op.traced, backend or bound.selection.selected, kept, weights_of)
         run, traced = make(*given, HUB, Runs(bound, called), **fixed)
         run.__qualname__ = f"{name}.run"
-        super().__init__(bound, traced_as(run, traced))
+        held = fixed | (dict(zip(self.weights, kept, strict=True)) if kept else {})
+        keeps = [name for name, value in held.items() if isinstance(value, Tensor | PackedWeight)]
+        super().__init__(bound, traced_as(run, traced), keeps)
 
 
 def prepares(op: Op[Any], plan: type[PlanT]) -> Callable[..., PlanT]:
@@ -119,6 +125,7 @@ def _written(
     )
     head += "".join(f", {name}=None" for name in beside)
     passed = ", ".join(f"{item.name}={item.name}" for item in all_of)
+    names_of_run = [*(item.name for item in open_), *beside]
     names = ", ".join(weights)
     none = " is ".join(weights) + " is None"
     taken, launch = "", f"        return bound_run({call})\n"
@@ -134,7 +141,10 @@ def _written(
     source = (
         f"def make({', '.join(('bound_run', 'op', 'kernel', 'kept', 'weights_of', 'hub', 'runs', *fixed))}):\n"
         f"    def run({head}):\n"
-        f"{'' if beside else taken}{launch}"
+        "        try:\n"
+        f"{indent('' if beside else taken, '    ')}{indent(launch, '    ')}"
+        "        except NotPlain:\n"
+        f"            return traced({', '.join(f'{name}={name}' for name in names_of_run)})\n"
         "\n"
         f"    def traced({head}):\n"
         f"{taken}"
@@ -143,7 +153,10 @@ def _written(
         "    return run, traced\n"
     )
     name = f"<plan of {function.__name__}>"
-    made: dict[str, Any] = {"__name__": __name__}  # by which `runtime.lines` finds the plan's own frame
+    made: dict[str, Any] = {
+        "NotPlain": NotPlain,
+        "__name__": __name__,
+    }  # by which `runtime.lines` finds the plan's own frame
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     exec(compile(source, name, "exec"), made)
     make: Callable[..., Any] = made["make"]

@@ -16,11 +16,20 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from kernelhub.dispatch.forms import python_value
-from kernelhub.ops.arguments import check_has_memory, check_is_tensor, check_wants_no_gradient, dtype_name, refuse
+from kernelhub.dispatch.shapes import PARSING
+from kernelhub.ops.arguments import (
+    NotPlain,
+    check_has_memory,
+    check_is_tensor,
+    check_wants_no_gradient,
+    dtype_name,
+    refuse,
+)
 
 _MOST_INDEX = 2**31 - 1
 _STRIDED = torch.strided
 _APART = "give one whose elements do not overlap"
+PLAIN_DISPATCH = Tensor.__torch_dispatch__  # of classes whose tensors have memory of their own
 tracing_state = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
@@ -31,12 +40,16 @@ def check_operand(op: str, parameter: str, given: Any) -> None:
 
     Raises:
         InvalidArgument: it is no tensor, or a sparse, nested, quantised, meta, functorch or lazily negated one.
+        NotPlain: its memory is not its own, as that of torch's FakeTensor, DTensor and AsyncCollectiveTensor.
     """
     if not isinstance(given, Tensor):
         check_is_tensor(op, parameter, given)
     tensor: Tensor = given
     if tensor.is_nested:
         refuse(op, parameter, "is a nested tensor", "give its values with cu_seqlens, or a padded tensor")
+    if type(tensor).__torch_dispatch__ is not PLAIN_DISPATCH and not PARSING.now:
+        kind = type(tensor).__name__
+        raise NotPlain(op, parameter, f"is a {kind}", f"give a plain tensor, or a {kind} for each operand")
     if tensor.layout is not _STRIDED:
         refuse(op, parameter, f"has layout {tensor.layout}", f"give a dense tensor: {parameter}.to_dense()")
     if tensor.is_quantized:

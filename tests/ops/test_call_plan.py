@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import traceback
 
 import pytest
@@ -30,3 +32,31 @@ def test_run_takes_what_the_plan_does_not_fix() -> None:
     plan = kernelhub.route_experts.prepare(logits, 2, scaling_factor=2.5, renormalize=True)
     assert list(inspect.signature(plan.run).parameters) == ["logits", "correction_bias", "out_weights", "out_ids"]
     assert plan.run(logits)[0].sum(-1).tolist() == [2.5, 2.5]
+
+
+class TestCopies:
+    """A module that has a plan is copied, or its plan says what to do."""
+
+    def test_a_copied_module_runs_the_same_plan(self) -> None:
+        q, k, v = torch.randn(3, 1, 5, 4, 16)
+        module = torch.nn.Linear(3, 3)
+        module.plan = kernelhub.attention.prepare(q, k, v, causal=True)
+        assert torch.equal(copy.deepcopy(module).plan.run(q, k, v), module.plan.run(q, k, v))
+        assert copy.copy(module.plan) is module.plan
+
+    def test_a_plan_that_keeps_tensors_is_not_shared_with_a_copy(self) -> None:
+        q, k, v = torch.randn(3, 1, 5, 4, 16)
+        x, w13, w2 = torch.randn(3, 16), torch.randn(2, 32, 16), torch.randn(2, 16, 16)
+        weights, ids = kernelhub.route_experts(torch.randn(3, 2), 1)
+        for plan, kept in (
+            (kernelhub.attention.prepare(q, k, v, sinks=torch.zeros(4)), "sinks"),
+            (kernelhub.fused_moe.prepare(x, w13, w2, weights, ids), "w13, w2"),
+        ):
+            assert copy.copy(plan) is plan
+            with pytest.raises(TypeError, match=f"keeps {kept}: prepare another plan"):
+                copy.deepcopy(plan)
+
+    def test_a_plan_is_not_pickled(self) -> None:
+        plan = kernelhub.route_experts.prepare(torch.zeros(2, 8), 2)
+        with pytest.raises(TypeError, match="belongs to this process: pickle its arguments"):
+            pickle.dumps(plan)

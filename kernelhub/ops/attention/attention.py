@@ -15,7 +15,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish, traced_as
-from kernelhub.ops.arguments import lse_shape
+from kernelhub.ops.arguments import NotPlain, lse_shape
 from kernelhub.ops.attention.adapter import AttentionAdapter, DenseStep, lent, plan_step
 from kernelhub.ops.attention.arguments import (
     KEPT,
@@ -174,6 +174,9 @@ class AttentionPlan(CallPlan):
                     tick()
                     launch(q, k, v, step, values, out, None)
                 return out
+            except NotPlain:
+                by_operator: Tensor = traced(q, k, v, out)
+                return by_operator
             except Exception as error:
                 blame(error, q, k, v, out)
                 failed(launch, error)
@@ -193,6 +196,9 @@ class AttentionPlan(CallPlan):
                     tick()
                     launch(q, k, v, step, values, out, lse)
                 return out, lse
+            except NotPlain:
+                by_operator: tuple[Tensor, Tensor] = traced(q, k, v, out)
+                return by_operator
             except Exception as error:
                 blame(error, q, k, v, out)
                 failed(launch, error)

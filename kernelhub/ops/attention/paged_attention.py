@@ -19,7 +19,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, Before, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish, traced_as
-from kernelhub.ops.arguments import lse_shape
+from kernelhub.ops.arguments import NotPlain, lse_shape
 from kernelhub.ops.attention.adapter import AttentionAdapter, PagedStep, lent
 from kernelhub.ops.attention.arguments import (
     KEPT,
@@ -143,6 +143,9 @@ class PagedAttentionPlan(PagedPlan):
                         if kept:
                             self._again = found
                 return out
+            except NotPlain:
+                by_operator: Tensor = traced(q, k_cache, v_cache, out)
+                return by_operator
             except Exception as error:
                 blame(error, q, k_cache, v_cache, out)
                 failed(launch, error)
@@ -183,6 +186,9 @@ class PagedAttentionPlan(PagedPlan):
                         if kept:
                             self._again = found
                 return out, lse
+            except NotPlain:
+                by_operator: tuple[Tensor, Tensor] = traced(q, k_cache, v_cache, out)
+                return by_operator
             except Exception as error:
                 blame(error, q, k_cache, v_cache, out)
                 failed(launch, error)

@@ -21,7 +21,7 @@ from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, Before, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish, traced_as
 from kernelhub.errors import InvalidArgument, KernelhubError
-from kernelhub.ops.arguments import lse_shape
+from kernelhub.ops.arguments import NotPlain, lse_shape
 from kernelhub.ops.attention.adapter import PagedStep, lent
 from kernelhub.ops.attention.arguments import check_bound, same_device
 from kernelhub.ops.attention.operands import check_step_device, refuse_batch
@@ -147,6 +147,8 @@ class MlaAttentionPlan(PagedPlan):
                     if learn is not None:
                         again = self._again = learn(step, plain)
                 return out if lse is None else (out, lse)
+            except NotPlain:
+                return traced(q, kv_cache, topk_indices, out=out)
             except Exception as error:
                 failed(launch, error)
                 operands.blame(error, step, q, kv_cache, topk_indices, out)

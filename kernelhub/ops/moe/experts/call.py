@@ -30,7 +30,7 @@ from kernelhub.ops.moe.experts.problem import (
     ExpertsProblem,
 )
 from kernelhub.ops.moe.experts.weights import Matrix, format_of, given_matrix
-from kernelhub.ops.operands import is_plain_view, may_overlap, span_of, tracing_state
+from kernelhub.ops.operands import PLAIN_DISPATCH, is_plain_view, may_overlap, span_of, tracing_state
 from kernelhub.ops.packed import PackedWeight
 from kernelhub.probes.device import facts_of
 
@@ -410,7 +410,9 @@ def _form_of_layer(given: Operands, device: int, start: int, size: int) -> tuple
         if part is None:
             add(None)
             continue
-        if not isinstance(part, Tensor) or (part.requires_grad and is_grad_enabled()):
+        if not isinstance(part, Tensor) or type(part).__torch_dispatch__ is not PLAIN_DISPATCH:
+            return None
+        if part.requires_grad and is_grad_enabled():
             return None
         if not (part.is_cpu if device < 0 else part.get_device() == device and part.is_cuda):
             return None
