@@ -47,9 +47,9 @@ FORMS: dict[str, dict[str, int]] = {
     "ahead": {"PREFETCH": 1, "SCORED": 9},
     "ahead, 4": {"PREFETCH": 1, "SCORED": 4},
     "ahead, 1": {"PREFETCH": 1, "SCORED": 1},
-    "ahead, 4, once": {"PREFETCH": 1, "SCORED": 4, "ONCE": 1},
-    "none, 4": {"PREFETCH": 0, "SCORED": 4},
-    "none, 4, once": {"PREFETCH": 0, "SCORED": 4, "ONCE": 1},
+    "ahead, 4, once": {"PREFETCH": 1, "SCORED": 4, "ONCE": 99},
+    "none, 4": {"PREFETCH": 0, "SCORED": 4, "ONCE": 0},
+    "none, 4, once": {"PREFETCH": 0, "SCORED": 4, "ONCE": 99},
 }
 UNEVEN = "ahead, 4, uneven"  # as many parts as the GPU runs at once, whatever the sequences
 

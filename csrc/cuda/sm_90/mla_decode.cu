@@ -23,14 +23,14 @@
 //
 // Defined by the host: HEADS, CAUSAL, HAS_LSE, HAS_SINKS, PREFETCH (whether L2 is asked for pages ahead). The sinks are
 // float32 (kind 0), bfloat16 (1) or float16 (2). What may be tuned: SCORED, how many of the nine products of the next even
-// page come before the odd page's left half is released; ONCE, whether L2 is told that pages are read once.
+// page come before the odd page's left half is released; ONCE, up to how many tiles L2 is told that pages are read once.
 #include "warpgroup.h"
 
 #ifndef SCORED
 #define SCORED 4
 #endif
 #ifndef ONCE
-#define ONCE 0
+#define ONCE 1
 #endif
 
 constexpr int LATENT = 512, TILE = 8192, PAGE = 64;
@@ -151,7 +151,7 @@ INLINE u32 bar_of(u32 base, int at) { return base + BARS + 8 * at; }
 
 template <int ODD_PAGE, int RIGHT>
 INLINE void load_pages(u32 base, const TensorMap* q_map, const TensorMap* kv_map, const Parameters& p, const Part& part,
-                       int row) {
+                       int row, bool once) {
   constexpr int HALF = ODD_PAGE * 2 + RIGHT;
   int lane = threadIdx.x % WARP, done = 0, walked = 0, at = part.first_at;
   for (int sequence = part.first; sequence < part.last; sequence++) {
@@ -185,7 +185,7 @@ INLINE void load_pages(u32 base, const TensorMap* q_map, const TensorMap* kv_map
           u32 full = bar_of(base, FULL + HALF * 5 + i);
           barrier_expect(full, TILE);
           u32 to = k_tile(base, ODD_PAGE, RIGHT * 4 + i);
-          if (ONCE) tma_load_once(to, kv_map, RIGHT * 256 + 64 * i, from, full);
+          if (once) tma_load_once(to, kv_map, RIGHT * 256 + 64 * i, from, full);
           else tma_load(to, kv_map, RIGHT * 256 + 64 * i, from, full);
         }
       }
@@ -574,10 +574,10 @@ extern "C" __global__ void __launch_bounds__(384, 1)
   if (group == 2) {
     give_registers<24>();
     int warp = __shfl_sync(~0u, threadIdx.x / WARP % 4, 0);
-    if (warp == 0) load_pages<0, 0>(base, &q_map, &kv_map, p, part, first_row);
-    else if (warp == 1) load_pages<0, 1>(base, &q_map, &kv_map, p, part, first_row);
-    else if (warp == 2) load_pages<1, 0>(base, &q_map, &kv_map, p, part, first_row);
-    else load_pages<1, 1>(base, &q_map, &kv_map, p, part, first_row);
+    if (warp == 0) load_pages<0, 0>(base, &q_map, &kv_map, p, part, first_row, tiles <= ONCE);
+    else if (warp == 1) load_pages<0, 1>(base, &q_map, &kv_map, p, part, first_row, tiles <= ONCE);
+    else if (warp == 2) load_pages<1, 0>(base, &q_map, &kv_map, p, part, first_row, tiles <= ONCE);
+    else load_pages<1, 1>(base, &q_map, &kv_map, p, part, first_row, tiles <= ONCE);
   } else if (group == 0) {
     take_registers<240>();
     attend<0>(s, base, p, part, first_row, place, slot_rows);
