@@ -780,6 +780,21 @@ class TestRefusals:
         assert reasons == [reason]
         assert "leave --attention-backend CUSTOM out" in remedy
 
+    @pytest.mark.parametrize(("module", "width", "latent"), [("attention", 128, False), ("mla", 576, True)])
+    def test_a_cache_in_16_bits_of_another_dtype_is_refused(self, attention, module, width, latent) -> None:
+        parts = importlib.import_module(f"kernelhub.compat.vllm.{module}")
+        ask = getattr(parts, parts.PARTS.impl.__name__.replace("Impl", "Backend")).supports_combination
+        hopper = SimpleNamespace(major=9, minor=0)
+
+        def reason(dtype, cache):
+            return ask(width, dtype, cache, 64, latent, False, False, False, hopper)
+
+        assert reason(torch.bfloat16, "bfloat16") is reason(torch.float16, "float16") is None
+        for dtype, cache in ((torch.float16, "bfloat16"), (torch.bfloat16, "float16"), (torch.float32, "bfloat16")):
+            assert f"a cache of {cache} for a model of {str(dtype)[6:]}: use --kv-cache-dtype auto" in reason(
+                dtype, cache
+            )
+
     @pytest.mark.parametrize("module", ["attention", "mla"])
     def test_drafts_that_are_dropped_on_the_device_are_refused(self, attention, module) -> None:
         """Steps of equal numbers of queries on the host run as one batch, without vLLM's offsets on the device."""

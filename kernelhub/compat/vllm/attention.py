@@ -28,7 +28,7 @@ from vllm.v1.attention.backend import (
 
 from kernelhub.compat.start import DECODE, MIXED, SPECULATIVE, Rows
 from kernelhub.compat.vllm.layers import Remembering
-from kernelhub.compat.vllm.refusal import REMEDY, refused
+from kernelhub.compat.vllm.refusal import REMEDY, of_cache, refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.hub import HUB
@@ -452,6 +452,9 @@ class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
             use_mm_prefix, device_capability = False, use_mm_prefix
         if use_mla or use_sparse or use_mm_prefix:
             return "kernelhub's backend supports dense attention only"
+        unlike = of_cache(kv_cache_dtype, dtype)
+        if unlike is not None:
+            return unlike
         device = None if device_capability is None else f"sm_{device_capability.major}{device_capability.minor}"
         cache = _FP8 if kv_cache_dtype in _FP8_CACHES else dtype
         for ragged in (False, True):

@@ -22,7 +22,7 @@ from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, Multipl
 
 from kernelhub.compat.start import DECODE, SPECULATIVE
 from kernelhub.compat.vllm.layers import Remembering
-from kernelhub.compat.vllm.refusal import REMEDY, refused
+from kernelhub.compat.vllm.refusal import REMEDY, of_cache, refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.selection import Selection
@@ -267,6 +267,9 @@ class KernelhubMlaBackend(MLACommonBackend):  # type: ignore[misc]
             use_mm_prefix, device_capability = False, use_mm_prefix
         if use_sparse or has_sink or use_mm_prefix:
             return "kernelhub's backend of latent attention supports dense attention without sinks"
+        unlike = of_cache(kv_cache_dtype, dtype)
+        if unlike is not None:
+            return unlike
         device = None if device_capability is None else f"sm_{device_capability.major}{device_capability.minor}"
         cache = _FP8 if kv_cache_dtype in _FP8_CACHES else dtype
         selection = _selection(dtype, cache, head_size, block_size or 64, device)

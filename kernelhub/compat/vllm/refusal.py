@@ -21,6 +21,22 @@ def refused(feature: str, supported: str = "") -> NotImplementedError:
     return NotImplementedError(f"kernelhub's backend does not support {feature}{instead}: {REMEDY}")
 
 
+def of_cache(kv_cache_dtype: str | None, dtype: object) -> str | None:
+    """The reason against a cache in 16 bits that has not the dtype of the model; None if there is none.
+
+    Args:
+        kv_cache_dtype: vLLM's word for the dtype of the cache.
+        dtype: `torch.dtype` of the model.
+    """
+    model = str(dtype).removeprefix("torch.")
+    if kv_cache_dtype not in ("float16", "bfloat16") or kv_cache_dtype == model:
+        return None
+    return (
+        f"kernelhub's backend does not support a cache of {kv_cache_dtype} for a model of {model}: "
+        "use --kv-cache-dtype auto or fp8"
+    )
+
+
 def of_release(fits: Finding) -> str:
     """Why kernelhub is no backend of the installed vLLM.
 
