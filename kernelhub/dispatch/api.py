@@ -268,6 +268,9 @@ def _layer(
         near = did_you_mean(trust, TRUSTS)
         raise ConfigurationError(f"{word}: trust is {trust!r}{near}; give {', '.join(map(repr, TRUSTS))}")
     flags = (deterministic, batch_invariant, strict, unsafe)
+    for name, flag in zip(("deterministic", "batch_invariant", "strict", "unsafe"), flags, strict=True):
+        if flag is not None and not isinstance(flag, bool):
+            raise ConfigurationError(f"{word}: {name} is {flag!r}; give True or False, or leave it out")
     parts = (overrides(requests, ""), overrides(prefer, "prefer"), overrides(disable, "disable"))
     layer = Layer(*parts, *flags, trust=trust)
     _ = HUB.settings

@@ -71,7 +71,7 @@ def explain(
         >>> selection.selected, len(selection.decisions) == len(kernelhub.attention.kernels())
         ('torch.packed', True)
     """
-    record = HUB.record(op) if isinstance(op, str) else op.op.contract
+    record = HUB.record(op) if isinstance(op, str) else contract_of(op)
     if packing and WEIGHT_LAYOUT not in record.schema.facets:
         raise ConfigurationError(f"packing: {record.name} takes no packed weights; leave packing out")
     if args or any(_holds_tensor(value) for value in kwargs.values()):
@@ -83,6 +83,14 @@ def explain(
     else:
         problem = problem_from(record, device_facts(device), kwargs)
     return HUB.select_as_called(record.name, problem, backend, machine, packing=packing)
+
+
+def contract_of(op: Any) -> Any:
+    """The contract of an op, given as the public function; ConfigurationError if it is no op."""
+    found = getattr(getattr(op, "op", None), "contract", None)
+    if found is None:
+        raise ConfigurationError(f"{op!r} is not an op; give one, such as kernelhub.attention, or its name")
+    return found
 
 
 def _holds_tensor(value: object) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernelhub.dispatch.explain import problem_from
+from kernelhub.dispatch.explain import contract_of, problem_from
 from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
@@ -183,7 +183,7 @@ def _check_label(op: OpFunction[Any, Any, Any] | str | None, label: str) -> None
     """Raise for a label that no case of the op has."""
     if op is None:
         raise ConfigurationError("verify: case belongs to one op; give op")
-    name = op if isinstance(op, str) else op.op.contract.name
+    name = op if isinstance(op, str) else contract_of(op).name
     labels = [case.label for case in CASES[name].cases()]
     if label not in labels:
         raise ConfigurationError(
@@ -200,8 +200,7 @@ def _subjects(
     if op is None:
         names = list(HUB.registry.contracts)
     else:
-        function = HUB.function(op) if isinstance(op, str) else op
-        names = [function.op.contract.name]
+        names = [HUB.record(op).name if isinstance(op, str) else contract_of(op).name]
     words = (backend,) if isinstance(backend, str) else tuple(backend or ())
     HUB.registry.check_names(words, "backend=")
     for name in names:

@@ -98,7 +98,7 @@ def items_of(
     Raises:
         ConfigurationError: an unknown model, an invalid line or an unsupported object.
     """
-    pieces = [what] if _is_piece(what) else list(what)  # type: ignore[arg-type]
+    pieces = [what] if _is_piece(what) or not isinstance(what, Iterable) else list(what)
     of_models: list[Need] = []
     needs: list[Need] = []
     packed: list[Need] = []

@@ -51,3 +51,62 @@ def test_a_misspelt_function_of_the_module_is_reported_with_what_was_meant() -> 
     with pytest.raises(AttributeError, match=r"no attribute 'atention' .did you mean attention"):
         _ = kernelhub.atention
     assert not hasattr(kernelhub, "nothing_of_the_kind")
+
+
+@pytest.mark.parametrize(
+    ("say", "flag"),
+    [
+        *((say, flag) for say in (kernelhub.use, kernelhub.configure) for flag in ("deterministic", "strict")),
+        (kernelhub.configure, "batch_invariant"),
+        (kernelhub.use, "unsafe"),
+    ],
+)
+@pytest.mark.parametrize("value", ["no", "0", 0, 1, torch.tensor(True)], ids=repr)
+def test_a_flag_that_is_no_bool_is_refused(say: Any, flag: str, value: Any) -> None:
+    """The word "no" is true in Python."""
+    with pytest.raises(ConfigurationError, match=f"{say.__name__}: {flag} is .*give True or False"):
+        say(**{flag: value})
+
+
+@pytest.mark.parametrize("asked", [print, 3, None], ids=repr)
+def test_what_is_no_op_is_refused(asked: Any) -> None:
+    for function in (kernelhub.explain, *([] if asked is None else [kernelhub.verify])):
+        with pytest.raises(ConfigurationError, match=r"is not an op; give one, such as kernelhub\.attention"):
+            function(asked)
+
+
+@pytest.mark.parametrize("asked", [kernelhub.attention, 3], ids=["op", "number"])
+def test_what_holds_no_problems_is_refused(asked: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"tune: .* is not a plan, a selection of explain or a need"):
+        kernelhub.tune(asked, device="cpu")
+    with pytest.raises(ConfigurationError, match=r"agree: .* is not a plan, a selection of explain or a need"):
+        kernelhub.agree(what=asked)
+
+
+def test_a_number_cannot_be_warmed_up() -> None:
+    with pytest.raises(ConfigurationError, match=r"warmup: 3 cannot be prepared"):
+        kernelhub.warmup(3, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"dtype": "float46"}, r"dtype is 'float46' \(did you mean float16\?\); it takes float32, float16, bfloat16"),
+        ({"dtype": torch.float64}, "dtype is torch.float64"),
+        ({"kv_dtype": "fp9"}, "kv_dtype is 'fp9'.*it takes bfloat16, float8_e4m3fn, float8_e5m2"),
+        ({"kv_dtype": "float16"}, "kv_dtype is 'float16'"),
+        ({"page_size": 0}, "page_size is 0; it is a number of tokens, 1 or more"),
+        ({"page_size": -1}, "page_size is -1"),
+        ({"page_size": 16.0}, "page_size is 16.0"),
+        ({"model": None}, "model is None; give a name"),
+    ],
+)
+def test_how_a_model_is_served_is_checked_before_anything_runs(wrong: dict[str, Any], message: str) -> None:
+    asked = {"model": "llama-3.1-8b"} | wrong
+    with pytest.raises(ConfigurationError, match=message):
+        kernelhub.problems_of(asked.pop("model"), **asked)
+
+
+def test_a_dtype_of_torch_is_its_name() -> None:
+    named = kernelhub.problems_of("llama-3.1-8b", dtype="fp16", kv_dtype="fp8")
+    assert kernelhub.problems_of("llama-3.1-8b", dtype=torch.float16, kv_dtype=torch.float8_e4m3fn) == named

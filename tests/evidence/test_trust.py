@@ -328,7 +328,8 @@ class TestTheRequestPath:
         install("g_right")
         q = torch.randn(1, 17, 4, 32, dtype=torch.bfloat16)
         kernelhub.attention(q, q[:, :, :2], q[:, :, :2], causal=True)
-        assert not list(cache.rglob("*.json"))
+        found = [path for path in cache.rglob("*.json") if path.name != "manifest.json"]  # that of a compiled kernel
+        assert not found
         assert [row.kernel.partition(".")[0] for row in kernelhub.report().rows] in (["torch"], ["cpp"])
 
 

@@ -147,7 +147,7 @@ def needs_of(what: Any, *, ops: Sequence[str] | None = None, **model: Any) -> li
     if isinstance(what, str | Path | Description):
         found = list(problems_of(what, **model))
     else:
-        items = [what] if isinstance(what, Plan | Need | Selection) else list(what)
+        items = [what] if isinstance(what, Plan | Need | Selection) or not isinstance(what, Iterable) else list(what)
         found = [_need(item) for item in items]
     unique = {(need.op, need.facets): need for need in reversed(found)}
     return [need for need in reversed(unique.values()) if ops is None or need.op in ops]

@@ -10,6 +10,7 @@ from kernelhub.dispatch.explain import DeviceLike, device_facts, dtype_named, pr
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError
+from kernelhub.ops.attention.problem import FLOATS, QUANTISED
 from kernelhub.ops.models.description import LatentAttention
 from kernelhub.ops.models.layers import DECODE, PREFILL, LayerCall, Setting, layer_calls
 from kernelhub.ops.models.published import Model, describe
@@ -76,8 +77,8 @@ def problems_of(
         model: as of `describe`: a name such as ``"deepseek-v3.2"``, or a config.json.
         tp: ranks that share every layer; heads and widths are those of one of them.
         ep: ranks that share the experts, each with whole ones; then `tp` does not divide them.
-        dtype: of activations.
-        kv_dtype: of the KV cache; `dtype` unless given.
+        dtype: of activations: float32, float16 or bfloat16, by name or as torch's object.
+        kv_dtype: of the KV cache: `dtype`, the default, or a float8.
         page_size: tokens per page; 16, or 64 for latent attention, unless given.
         quantization: format of the weights, in place of that of config.json.
         phases: ``"prefill"``, ``"decode"`` or both.
@@ -86,7 +87,7 @@ def problems_of(
         In the order of ops, then of layers.
 
     Raises:
-        ConfigurationError: an unknown model, or one that cannot be shared out so.
+        ConfigurationError: an unknown model, one that cannot be shared out so, or a wrong value.
 
     Example:
         >>> from kernelhub.ops.models.problems import problems_of
@@ -100,11 +101,22 @@ def problems_of(
     for name, ranks in (("tp", tp), ("ep", ep)):
         if type(ranks) is not int or ranks < 1:
             raise ConfigurationError(f"{name} is {ranks!r}; it is a number of ranks, 1 or more")
+    if page_size is not None and (type(page_size) is not int or page_size < 1):
+        raise ConfigurationError(f"page_size is {page_size!r}; it is a number of tokens, 1 or more")
+    dtype = _dtype("dtype", dtype, FLOATS)
+    kv_dtype = dtype if kv_dtype is None else _dtype("kv_dtype", kv_dtype, (dtype, *QUANTISED))
     described = describe(model, quantization)
     latent = isinstance(described.attention, LatentAttention)
-    dtype, kv_dtype = dtype_named(dtype), dtype_named(kv_dtype or dtype)
     setting = Setting(tp, ep, dtype, kv_dtype, page_size or (64 if latent else 16))
     return tuple(_merged(layer_calls(described, setting), tuple(phases)))
+
+
+def _dtype(name: str, given: Any, known: tuple[str, ...]) -> str:
+    """The name of a dtype, given as a name or as torch's object."""
+    word = dtype_named(str(given).removeprefix("torch."))
+    if word not in known:
+        raise ConfigurationError(f"{name} is {given!r}{did_you_mean(word, known)}; it takes {', '.join(known)}")
+    return word
 
 
 def _merged(asked: Iterator[LayerCall], phases: tuple[str, ...]) -> Iterator[Need]:

@@ -206,6 +206,10 @@ def describe(model: Model, quantization: str | None = None) -> Description:
     if quantization is not None and quantization not in FORMATS:
         meant = did_you_mean(quantization, FORMATS)
         raise ConfigurationError(f"quantization is {quantization!r}{meant}; it takes {', '.join(FORMATS)}")
+    if not isinstance(model, str | Path | Description):
+        raise ConfigurationError(
+            f"model is {model!r}; give a name such as 'llama-3.1-8b', or the path of a config.json or of a checkpoint"
+        )
     if isinstance(model, Description):
         found = model
     else:

@@ -180,7 +180,7 @@ def _items(what: Any, tp: int) -> list[What]:
         return list(HUB.selections())
     if isinstance(what, str | Path | Description):
         return list(problems_of(what, tp=tp))
-    items = [what] if isinstance(what, Plan | Need | Selection) else list(what)
+    items = [what] if isinstance(what, Plan | Need | Selection) or not isinstance(what, Iterable) else list(what)
     for item in items:
         if not isinstance(item, Plan | Need | Selection):
             raise ConfigurationError(
