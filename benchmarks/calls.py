@@ -38,6 +38,7 @@ from kernelhub.dispatch.constraint import Package, anything
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Backend, Band, Kernel
 from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.dispatch.standing import verified
 from kernelhub.ops import functions
 from kernelhub.probes.device import SIMULATED, simulated
@@ -308,6 +309,10 @@ def main() -> int:
     parser.add_argument("ops", nargs="*", help="only these")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     options = parser.parse_args()
+    known = [function.op.contract.name for function in functions()]
+    for op in options.ops:
+        if op not in known:
+            parser.error(f"{op!r} is not an op{did_you_mean(op, known)}; the ops are {', '.join(known)}")
     torch.set_num_threads(1)
     ops = measure_ops(tuple(options.ops))
     print(json.dumps(ops, indent=1) if options.json else table(ops))

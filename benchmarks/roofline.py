@@ -14,8 +14,10 @@ the roof is the larger of its bytes over the first and its operations over the s
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -250,12 +252,19 @@ def _times(row: dict[str, Any]) -> dict[str, float]:
     return {**row["kernels_ms"], **row["torch_ms"]}
 
 
+class NoCase(Exception):
+    """No case of a benchmark has such a label."""
+
+
 def run(
     cases: Callable[[torch.device, bool], Cases], quick: bool, keep: Callable[[dict[str, Any]], None], only: str = ""
 ) -> dict[str, Any]:
     """Measure every case on the first GPU, or else on the CPU; `keep` is given the result after each of them.
 
     With `only`, cases whose label matches that regular expression. Operands of the others are made, but nothing runs.
+
+    Raises:
+        NoCase: no label matches.
     """
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     budget_s = 0.3 if device.type == "cuda" else 0.5 if quick else 4.0
@@ -269,11 +278,42 @@ def run(
             "roofs": roof,
             "rows": [],
         }
+        labels = []
         for make in cases(device, quick):
             case = make()
+            labels.append(case.label)
             if re.search(only, case.label):
                 result["rows"].append(measure(case, device, budget_s, roof))
                 keep(result)
+    if labels and not result["rows"]:
+        raise NoCase(f"no case matches {only!r}; the cases are {'; '.join(labels)}")
+    return result
+
+
+def _file(text: str) -> Path:
+    """The path of a file to write, checked before anything is measured."""
+    path = Path(text)
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: name a file in a folder that exists")
+    return path
+
+
+def _picture(text: str) -> Path:
+    """The same of a picture."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("matplotlib draws it: pip install matplotlib")
+    return _file(text)
+
+
+def _earlier(text: str) -> dict[str, Any]:
+    """The result of an earlier run."""
+    try:
+        result: dict[str, Any] = json.loads(Path(text).read_text())
+        _ = result["rows"], result["roofs"]
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be read: {error.strerror}") from None
+    except (ValueError, TypeError, KeyError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON of such a run, as --out writes it") from None
     return result
 
 
@@ -294,16 +334,19 @@ def main(description: str, cases: Callable[[torch.device, bool], Cases]) -> int:
         "--only", type=_expression, default="", help="a regular expression of the cases' labels; all of them by default"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--out", type=Path, help="also write the JSON to this file, after each case anew")
-    parser.add_argument("--show", dest="shown", type=Path, help="show this JSON of an earlier run; measure nothing")
-    parser.add_argument("--plot", type=Path, help="also draw the result into this file")
+    parser.add_argument("--out", type=_file, help="also write the JSON to this file, after each case anew")
+    parser.add_argument("--show", dest="shown", type=_earlier, help="show this JSON of an earlier run; measure nothing")
+    parser.add_argument("--plot", type=_picture, help="also draw the result into this file")
     options = parser.parse_args()
 
     def keep(result: dict[str, Any]) -> None:
         if options.out:
             options.out.write_text(json.dumps(result, indent=1) + "\n")
 
-    result = json.loads(options.shown.read_text()) if options.shown else run(cases, options.quick, keep, options.only)
+    try:
+        result = options.shown or run(cases, options.quick, keep, options.only)
+    except NoCase as error:
+        parser.error(f"--only: {error}")
     keep(result)
     if options.plot:
         plot(result["rows"], f"{result['device']}, torch {result['torch']}, {result['date']}", options.plot)

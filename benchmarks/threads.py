@@ -149,6 +149,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
+    if min(asked.threads) < 1:
+        parser.error(f"--threads {min(asked.threads)}: give numbers of threads, 1 or more")
     found: dict[str, dict[str, float]] = {}
     for name, call in calls().items():
         call()
