@@ -205,11 +205,15 @@ def alone_on_stdout() -> Iterator[IO[str]]:
 
 
 def _terminal(stream: IO[str]) -> rich.console.Console | None:
-    """rich's console on a terminal; None for a pipe, a file, or if rich is missing."""
+    """rich's console on a terminal; None for a pipe, a file, or if rich is missing or broken."""
     if not stream.isatty():
         return None
     try:
         from rich.console import Console as RichConsole
+
+        return RichConsole(file=stream, highlight=False)
     except ImportError:
         return None
-    return RichConsole(file=stream, highlight=False)
+    except Exception as error:  # a broken rich decorates nothing, but it must not end a command
+        print(f"kernelhub: the output is plain, since rich fails: {type(error).__name__}: {error}", file=sys.stderr)
+        return None

@@ -189,18 +189,22 @@ class _Lines:
 
 
 def _rich(stream: IO[str]) -> Any:
-    """rich's progress on a terminal; None for a pipe, a file, or if rich is missing."""
+    """rich's progress on a terminal; None for a pipe, a file, or if rich is missing or broken."""
     if not stream.isatty():
         return None
     try:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as Left
+
+        words = (TextColumn("{task.description}"), TextColumn("{task.fields[label]}", markup=False))
+        columns = (words[0], BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left(), words[1])
+        return Progress(*columns, console=Console(file=stream, highlight=False), transient=True)
     except ImportError:
         return None
-    words = (TextColumn("{task.description}"), TextColumn("{task.fields[label]}", markup=False))
-    columns = (words[0], BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), Left(), words[1])
-    return Progress(*columns, console=Console(file=stream, highlight=False), transient=True)
+    except Exception as error:  # calls of ops report compilers here: a broken rich must not end them
+        _log.warning("progress is plain, since rich fails: %s: %s", type(error).__name__, error)
+        return None
 
 
 @contextlib.contextmanager

@@ -41,6 +41,24 @@ def without_rich(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)
 
 
+@pytest.fixture(params=["raise RuntimeError('sunk')", "class Console: pass"], ids=["import", "console"])
+def broken_rich(request, monkeypatch, tmp_path):
+    """A rich whose import fails, or whose console takes no stream."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").touch()
+    (tmp_path / "rich" / "console.py").write_text(request.param)
+    names = ("BarColumn", "MofNCompleteColumn", "Progress", "TextColumn", "TimeElapsedColumn", "TimeRemainingColumn")
+    (tmp_path / "rich" / "progress.py").write_text(
+        "class Any:\n    def __init__(self, *args, **named): pass\n" + "".join(f"{name} = Any\n" for name in names)
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        del sys.modules[name]
+
+
 class TestPlain:
     def test_a_row_is_a_line_however_long(self):
         stream = io.StringIO()
@@ -110,6 +128,12 @@ class TestOnATerminal:
         assert "\x1b" not in terminal.getvalue()
         assert LONG.strip() in terminal.getvalue()
 
+    def test_with_a_broken_rich_it_is_plain_and_says_why(self, terminal, broken_rich, capsys):
+        console = console_for(terminal)
+        console.table(TABLE)
+        assert LONG.strip() in terminal.getvalue()
+        assert "kernelhub: the output is plain, since rich fails: " in capsys.readouterr().err
+
     def test_a_whole_command_is(self, terminal, monkeypatch):
         monkeypatch.setattr(sys, "stdout", terminal)
         assert main(["explain", "attention", "--device", "H200"]) == 0
@@ -138,6 +162,12 @@ class TestProgress:
         with steps("demo", 1, terminal) as step:
             step("draw")
         assert terminal.getvalue() == "demo 0/1, 0 s: draw\n"
+
+    def test_with_a_broken_rich_each_step_is_a_line(self, terminal, broken_rich, caplog):
+        with steps("demo", 1, terminal) as step:
+            step("draw")
+        assert terminal.getvalue() == "demo 0/1, 0 s: draw\n"
+        assert "progress is plain, since rich fails" in caplog.text
 
 
 def test_progress_says_what_is_being_compiled():
