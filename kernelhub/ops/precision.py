@@ -18,6 +18,8 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
+from kernelhub.dispatch.making import at_fork
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -111,7 +113,20 @@ def _leave() -> None:
         if _entered == 1:
             _restore()
             _turns += 1
-        _entered -= 1
+        _entered = max(0, _entered - 1)  # 0 where the process forked in a guarded function
+
+
+def _renew() -> None:
+    """In a forked child the threads of guarded functions are gone: nothing else puts the settings back."""
+    global _entered, _lock, _turns
+    _lock = threading.Lock()
+    if _entered:
+        _restore()
+        _turns += 1
+        _entered = 0
+
+
+at_fork(_renew)
 
 
 def _raised() -> Callable[[], None]:

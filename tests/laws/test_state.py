@@ -48,6 +48,7 @@ STATE: dict[str, dict[str, str]] = {
     "ops.packed": {"_BY_MEMORY": "packed weights, while their memory lives"},
     "ops.precision": {
         "_entered": "guarded functions that run now",
+        "_lock": "a lock, made anew after a fork",
         "_restore": "puts torch's settings back",
         "_turns": "how often they were changed",
     },
@@ -65,7 +66,10 @@ STATE: dict[str, dict[str, str]] = {
         "_watchers": "functions that get new notices",
     },
     "runtime.caches.root": {"_failed": "folders that could not be used"},
-    "runtime.caches.store": {"_memory": "documents of a process that can write nowhere"},
+    "runtime.caches.store": {
+        "_memory": "documents of a process that can write nowhere",
+        "_memory_guard": "a lock, made anew after a fork",
+    },
 }
 _CHANGES = frozenset(
     {"add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "insert", "pop", "popitem"}

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,12 +15,14 @@ import torch
 from torch import Tensor
 
 import kernelhub
+from kernelhub.ops import precision
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.batched.inputs import bmm_fp8_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.mla.cache.inputs import write_mla_cache_inputs
 from kernelhub.ops.mla.concat.inputs import concat_inputs
+from kernelhub.ops.precision import own_precision
 
 F32, SIZES = torch.float32, {"tokens": 33, "n": 160, "k": 256}
 X = torch.randn(33, 256, generator=torch.Generator().manual_seed(0))
@@ -122,3 +128,71 @@ def test_references_that_join_rows_alter_nothing(
     for made, want in ((rows, x), (sent.x, x), (k[..., :8], joined[0]), (written[0, :3], x[:, :24])):
         assert made.dtype is dtype
         assert torch.equal(made, want)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here: what a forked child finds")
+class TestForks:
+    """A data loader forks workers while a thread of the server runs a kernel."""
+
+    def test_a_child_gets_the_settings_of_the_process_back(self) -> None:
+        inside, leave = threading.Event(), threading.Event()
+
+        def run() -> None:
+            with own_precision():
+                inside.set()
+                leave.wait(60)
+
+        with products_in("high"):
+            thread = threading.Thread(target=run)
+            thread.start()
+            assert inside.wait(60)
+            try:
+                assert answer_of_a_child(precisions_around_a_kernel) == "high high"
+            finally:
+                leave.set()
+                thread.join()
+            assert torch.get_float32_matmul_precision() == "high"
+
+    def test_a_child_waits_for_no_thread_that_it_does_not_have(self) -> None:
+        with products_in("high"), precision._lock:
+            assert answer_of_a_child(precisions_around_a_kernel) == "high high"
+
+    def test_a_child_that_is_forked_in_a_kernel_goes_on(self) -> None:
+        def leave_and_run() -> str:
+            guarded.close()
+            return precisions_around_a_kernel()
+
+        with products_in("high"):
+            guarded = contextlib.ExitStack()
+            with guarded:
+                guarded.enter_context(own_precision())
+                assert answer_of_a_child(leave_and_run) == "high high"
+
+
+def precisions_around_a_kernel() -> str:
+    before = torch.get_float32_matmul_precision()
+    kernelhub.fp8_gemm(**fp8_gemm_inputs(tokens=3, n=16, k=128), backend="torch")
+    return f"{before} {torch.get_float32_matmul_precision()}"
+
+
+def answer_of_a_child(call: Callable[[], str]) -> str:
+    """What the call returns in a forked child, or that the child did not end."""
+    ear, mouth = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            torch.set_num_threads(1)
+            answer = call()
+        except BaseException as error:  # the child must not go on as a second pytest
+            answer = repr(error)
+        os.write(mouth, answer.encode())
+        os._exit(0)
+    os.close(mouth)
+    try:
+        ready, _, _ = select.select([ear], [], [], 60)
+        return os.read(ear, 1000).decode() if ready else "the child waits"
+    finally:
+        os.close(ear)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

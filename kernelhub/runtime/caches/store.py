@@ -123,6 +123,15 @@ _memory: dict[tuple[str, str, str], tuple[int, Any]] = {}  # documents of a proc
 _memory_guard = threading.Lock()
 
 
+def _renew() -> None:
+    global _memory_guard
+    _memory_guard = threading.Lock()  # another thread may have held it when the process forked
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
+
+
 @dataclass(frozen=True)
 class Documents:
     """One kind of documents, for one fingerprint.
