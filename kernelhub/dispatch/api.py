@@ -264,6 +264,11 @@ def _layer(
             if (names := names_of(likes, f"{word}({parameter or ('backend' if op == '*' else op)}=...)"))
         )
 
+    _ = HUB.settings
+    for op in requests:
+        close = difflib.get_close_matches(op, (*HUB.registry.contracts, *_PARAMETERS), n=1, cutoff=0.75)
+        if close and close[0] in _PARAMETERS:
+            raise ConfigurationError(f"{word}({op}=...): {op!r} is not a parameter or op (did you mean {close[0]}?)")
     if trust is not None and trust not in TRUSTS:
         near = did_you_mean(trust, TRUSTS)
         raise ConfigurationError(f"{word}: trust is {trust!r}{near}; give {', '.join(map(repr, TRUSTS))}")
@@ -273,11 +278,6 @@ def _layer(
             raise ConfigurationError(f"{word}: {name} is {flag!r}; give True or False, or leave it out")
     parts = (overrides(requests, ""), overrides(prefer, "prefer"), overrides(disable, "disable"))
     layer = Layer(*parts, *flags, trust=trust)
-    _ = HUB.settings
-    for op in requests:
-        close = difflib.get_close_matches(op, (*HUB.registry.contracts, *_PARAMETERS), n=1, cutoff=0.75)
-        if close and close[0] in _PARAMETERS:
-            raise ConfigurationError(f"{word}({op}=...): {op!r} is not a parameter or op (did you mean {close[0]}?)")
     HUB.registry.check_layer(layer)
     with HUB.lock:
         key = (*parts, *flags, trust)

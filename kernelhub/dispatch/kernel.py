@@ -104,7 +104,12 @@ class Kernel:
 
     def matches(self, pattern: str) -> bool:
         """Whether a name in a request means this kernel: a backend, a kernel, or a glob over kernels."""
-        return pattern in (self.backend, self.name) or fnmatch.fnmatchcase(self.name, pattern)
+        return means(pattern, self.name)
+
+
+def means(pattern: str, kernel: str) -> bool:
+    """Whether a name in a request means the kernel of this name."""
+    return pattern in (kernel.partition(".")[0], kernel) or fnmatch.fnmatchcase(kernel, pattern)
 
 
 @dataclass(frozen=True)

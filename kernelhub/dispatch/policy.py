@@ -40,6 +40,8 @@ def requested_names(op: str, backend: Any) -> Names | None:
     """``backend=`` of a call of an op as a tuple of names; ConfigurationError if it has none."""
     if backend is None:
         return None
+    if isinstance(backend, (set, frozenset)):
+        raise ConfigurationError(f"{op}: backend is {backend!r}; give a list or a tuple, in the order of preference")
     names = names_of(backend, f"{op}: backend")
     if not names:
         raise ConfigurationError(f"{op}: backend is {backend!r}; name a backend or a kernel, or leave it out")

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from kernelhub.dispatch.constraint import Rejection
-from kernelhub.dispatch.kernel import Band, Kernel
+from kernelhub.dispatch.kernel import Band, Kernel, means
 from kernelhub.dispatch.load import LoadFailure
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import Candidates, Line
@@ -236,5 +236,9 @@ def _no_kernel_message(selection: Selection[Any], policy: Policy) -> str:
             f"{selection.op}: {request.origin} pins {request.names[0]}, and no kernel of that name is registered in "
             f"this version. To undo this, {request.undo}."
         )
-    message = f"{selection.op}: {request.origin} requests {' or '.join(request.names)}, which cannot run this."
+    names = " or ".join(request.names)
+    if not any(means(name, item.kernel) for item in selection.decisions for name in request.names):
+        message = f"{selection.op}: {request.origin} requests {names}, and no kernel of {selection.op} has that name."
+    else:
+        message = f"{selection.op}: {request.origin} requests {names}, which cannot run this."
     return f"{message} To undo this, {request.undo}." if request.undo else message

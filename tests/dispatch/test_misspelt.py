@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kernelhub
-from kernelhub.errors import ConfigurationError
+from kernelhub.errors import ConfigurationError, NoKernel
 
 NO_NAMES: tuple[Any, ...] = (3, b"torch", ["torch.sdpa", 3], ["torch.sdpa", ["torch"]], {"attention": 1}, object())
 
@@ -110,3 +110,28 @@ def test_how_a_model_is_served_is_checked_before_anything_runs(wrong: dict[str, 
 def test_a_dtype_of_torch_is_its_name() -> None:
     named = kernelhub.problems_of("llama-3.1-8b", dtype="fp16", kv_dtype="fp8")
     assert kernelhub.problems_of("llama-3.1-8b", dtype=torch.float16, kv_dtype=torch.float8_e4m3fn) == named
+
+
+@pytest.mark.parametrize("say", [kernelhub.use, kernelhub.configure])
+def test_a_misspelt_flag_is_not_taken_for_an_op(say: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"'determinstic' is not a parameter or op \(did you mean determin"):
+        say(determinstic=True)
+
+
+@pytest.mark.parametrize("names", [{"torch"}, frozenset({"torch", "cpp"})])
+def test_a_set_has_no_order_of_preference(names: Any) -> None:
+    q = torch.randn(1, 4, 2, 16)
+    for function in (kernelhub.attention, kernelhub.attention.prepare, kernelhub.attention.explain):
+        with pytest.raises(ConfigurationError, match="give a list or a tuple, in the order of preference"):
+            function(q, q, q, backend=names)
+    with kernelhub.use(disable=names):
+        assert kernelhub.explain(kernelhub.attention, q, q, q).selected.partition(".")[0] not in names
+
+
+@pytest.mark.parametrize("name", ["deep_gemm", "torch.experts", "torch.exp*"])
+def test_a_backend_without_a_kernel_of_the_op_is_named_as_such(name: str) -> None:
+    q = torch.randn(1, 4, 2, 16)
+    with pytest.raises(NoKernel, match=r"requests .*, and no kernel of attention has that name"):
+        kernelhub.attention(q, q, q, backend=name)
+    with pytest.raises(NoKernel, match="which cannot run this"):
+        kernelhub.attention(q, q, q, backend=(name, "flash_attn"))
