@@ -480,7 +480,8 @@ def read_file(path: Path) -> Layer:
         if key == "force":
             raise ConfigurationError(f"{path}: a file cannot force; use prefer, or KERNELHUB_FORCE")
         if key not in _FILE_KEYS:
-            raise ConfigurationError(f"{path}: unknown key {key!r}{did_you_mean(key, _FILE_KEYS)}")
+            meant = did_you_mean(key, _FILE_KEYS)
+            raise ConfigurationError(f"{path}: unknown key {key!r}{meant}; the keys are {', '.join(_FILE_KEYS)}")
     return Layer(
         prefers=_file_overrides(path, "prefer", written.get("prefer", [])),
         disables=_file_overrides(path, "disable", written.get("disable", [])),

@@ -198,6 +198,7 @@ class TestFile:
         ("text", "message"),
         [
             ("prefr = 'torch'", "unknown key 'prefr'.*did you mean prefer"),
+            ("[log]", "unknown key 'log'; the keys are prefer, disable, deterministic, batch_invariant, strict, trust"),
             ("force = 'torch'", "a file cannot force"),
             ("strict = 'yes'", "strict must be true or false"),
             ("prefer = 3", "must be a name or a list of names"),
