@@ -263,6 +263,8 @@ class TestWrong:
         ("name", "text", "problem"),
         [
             ("VLLM_ATTENTION_BACKEND", "FLASHINFR", "'FLASHINFR' is not one of"),
+            ("VLLM_ATTENTION_BACKEND", "flashinfr", "did you mean FLASHINFER?"),
+            ("VLLM_FLASHINFER_MOE_BACKEND", "Latncy", "did you mean latency?"),
             ("VLLM_USE_DEEP_GEMM", "maybe", "neither true"),
             ("VLLM_FLASH_ATTN_VERSION", "5", "write 2, 3 or 4"),
             ("FORCE_NUM_KV_SPLITS", "many", "not a positive number"),
@@ -281,6 +283,10 @@ class TestWrong:
         found = only({name: text})
         assert problem in found.problem
         assert found.meaning.overrides == ()
+
+    @pytest.mark.parametrize("text", ["", " "])
+    def test_an_empty_one_is_the_same_as_none(self, text) -> None:
+        assert translate(dict.fromkeys(VARIABLES, text)) == ()
 
     def test_it_is_a_warning_and_not_an_error(self, environment, caplog) -> None:
         with caplog.at_level(logging.WARNING, "kernelhub"):

@@ -86,7 +86,7 @@ class Translation:
 
 
 def translate(environ: Mapping[str, str] | None = None) -> tuple[Translation, ...]:
-    """Every variable of another project that is set and concerns kernels, by name."""
+    """Every variable of another project that is set and concerns kernels, by name; an empty value sets none."""
     environ = os.environ if environ is None else environ
     return tuple(found for name in sorted(environ) if (found := _translation(name, environ[name])) is not None)
 
@@ -117,7 +117,7 @@ def flag(name: str, default: bool) -> bool:
         return default
     try:
         text = HUB.machine.variable(name)
-        return parse_bool(text) if text else default
+        return parse_bool(text) if text.strip() else default
     except ValueError:
         return default
 
@@ -125,7 +125,7 @@ def flag(name: str, default: bool) -> bool:
 def _translation(name: str, text: str) -> Translation | None:
     variable = VARIABLES.get(name)
     if variable is not None:
-        return _read(variable, text)
+        return _read(variable, text) if text.strip() else None
     if name in SUCCESSORS:
         owner, successor = SUCCESSORS[name]
         problem = f"{owner} no longer reads it, and kernelhub does not; write {successor}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kernelhub.dispatch.constraint import Constraint, Rule
 from kernelhub.dispatch.policy import FOREIGN, Names, Override
-from kernelhub.dispatch.settings import parse_bool
+from kernelhub.dispatch.settings import did_you_mean, parse_bool
 
 VLLM, FLASHINFER, DEEP_GEMM = "vLLM", "FlashInfer", "DeepGEMM"
 
@@ -84,7 +84,8 @@ def one_of(meanings: dict[str, Meaning]) -> Callable[[str], Meaning]:
     def read(text: str) -> Meaning:
         meaning = {word.lower(): meaning for word, meaning in meanings.items()}.get(text.strip().lower())
         if meaning is None:
-            raise ValueError(f"{text!r} is not one of {', '.join(meanings)}")
+            meant = did_you_mean(text.strip().upper(), meanings) or did_you_mean(text.strip().lower(), meanings)
+            raise ValueError(f"{text!r} is not one of {', '.join(meanings)}{meant}")
         return meaning
 
     return read

@@ -46,7 +46,7 @@ def force_use_trtllm_attention() -> bool | None:
         return configured
     text = HUB.machine.variable("VLLM_USE_TRTLLM_ATTENTION")
     try:
-        return parse_bool(text) if text else None
+        return parse_bool(text) if text.strip() else None
     except ValueError:
         return None
 
