@@ -13,7 +13,7 @@ from typing import Any
 import kernelhub
 from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import add_facets, from_words, given, op_named, ops
-from kernelhub.cli.options import add_model_name, counts, facets_of_model, names, seconds
+from kernelhub.cli.options import add_model_name, check_writable, counts, facets_of_model, names, seconds
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.problem import as_dict
@@ -74,6 +74,7 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Time and print; 1 if no kernel can run the problem."""
     if arguments.png is not None:
         _pyplot()  # before anything takes time
+        check_writable("--png", arguments.png)
     problem, selection = _asked(arguments)
     chosen = [item.kernel for item in selection.decisions if item.accepted]
     if arguments.backend is not None:
@@ -185,7 +186,7 @@ def _plot(selection: Any, rows: Sequence[Row], path: Path) -> None:
     axes.set_title(f"{selection.op} on {selection.problem.device.name}")
     axes.legend()
     try:
-        figure.savefig(path, dpi=150, bbox_inches="tight")
+        figure.savefig(path, dpi=150, bbox_inches="tight", format="png")
     except OSError as error:
         raise ConfigurationError(f"--png {path}: {error.strerror or error}; name a writable path") from None
     finally:

@@ -6,6 +6,8 @@ In each command, ``--model`` takes what `problems_of` takes: a name, a config.js
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -154,6 +156,19 @@ def seconds(text: str) -> float:
     if not 0 < number < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
     return number
+
+
+def check_writable(flag: str, path: Path) -> None:
+    """Refuse a file that cannot be written, before anything takes time."""
+    number = 0
+    if path.is_dir():
+        number = errno.EISDIR
+    elif not path.parent.is_dir():
+        number = errno.ENOENT
+    elif not os.access(path if path.exists() else path.parent, os.W_OK):
+        number = errno.EACCES
+    if number:
+        raise ConfigurationError(f"{flag} {path}: {os.strerror(number)}; name a file that can be written")
 
 
 def _distance(facets: Mapping[str, Any], written: Mapping[str, Any], usual: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 import kernelhub
 from kernelhub.cli.console import Console, Table, steps
 from kernelhub.cli.facets import op_named
-from kernelhub.cli.options import add_model, add_packing, counts, names, seconds, served
+from kernelhub.cli.options import add_model, add_packing, check_writable, counts, names, seconds, served
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.tuning.decide import WORDS, Regret
 from kernelhub.evidence.tuning.report import RegretRow, Tuning
@@ -41,6 +41,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     """Measure and print the results; 1 if a kernel was wrong, or nothing could be measured."""
     if arguments.table is not None:
         return _import(arguments, console)
+    if arguments.export is not None:
+        check_writable("--export", arguments.export)
     if arguments.model is None:
         if arguments.export is None:
             raise ConfigurationError("--model: name a model or a config.json, e.g. --model llama-3.1-70b --tp 8")

@@ -55,6 +55,18 @@ def test_times_are_plotted(ask, tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is missing: 1 case")
     assert ask(*MERGE, "--png", str(tmp_path / "times.png")).code == 0
     assert (tmp_path / "times.png").read_bytes().startswith(b"\x89PNG")
+    for name in ("times", "times.txt"):  # a PNG of exactly this name
+        assert ask(*MERGE, "--png", str(tmp_path / name)).code == 0
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("place", "reason"), [(".", "Is a directory"), ("absent/x.png", "No such file or directory")])
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_timed(ask, tmp_path, place, reason):
+    pytest.importorskip("matplotlib", reason="matplotlib: 2 cases")
+    answer = ask(*MERGE, "--png", str(tmp_path / place))
+    assert (answer.code, answer.out) == (2, "")
+    assert f"--png {tmp_path / place}: {reason}; name a file that can be written" in answer.err
+    assert "timing" not in answer.err
 
 
 def test_tokens_that_the_problem_has_no_call_of_are_refused_with_the_facet(ask):

@@ -118,6 +118,14 @@ def test_without_results_it_gives_1(ask, tmp_path):
     assert ask("tune", "--export", str(tmp_path / "x.json"), "--device", "cpu").code == 1
 
 
+def test_a_table_that_cannot_be_written_is_refused_before_anything_is_measured(ask, tmp_path):
+    for path in (tmp_path, tmp_path / "absent" / "x.json"):
+        answer = ask(*QUICK, "--export", str(path))
+        assert (answer.code, answer.out) == (2, "")
+        assert f"--export {path}: " in answer.err
+        assert "tuning" not in answer.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
