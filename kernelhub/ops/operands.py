@@ -33,6 +33,9 @@ PLAIN_DISPATCH = Tensor.__torch_dispatch__  # of classes whose tensors have memo
 tracing_state = torch._C._get_tracing_state
 _transforms = torch._C._functorch.peek_interpreter_stack
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_mode = torch._C._get_dispatch_mode
+_TRACING = tuple(torch._C._TorchDispatchModeKey.__members__[name] for name in ("PROXY", "FAKE", "FUNCTIONAL"))
 
 
 def check_operand(op: str, parameter: str, given: Any) -> None:
@@ -64,6 +67,17 @@ def check_operand(op: str, parameter: str, given: Any) -> None:
         check_has_memory(op, parameter, tensor)
     if tensor.is_neg() or tensor.is_conj():
         check_bits(op, parameter, tensor)
+
+
+def check_eager(op: str) -> None:
+    """No mode of torch records the operators of this thread, or replaces memory by none: it sees no kernel by address.
+
+    Raises:
+        NotPlain: one does. What it records would lack the kernel, and its results would be fresh memory.
+    """
+    if _dispatch_modes() and any(_mode(key) is not None for key in _TRACING):
+        fix = f"trace torch.compile's way, with torch.export, or call torch.ops.kernelhub.{op}"
+        raise NotPlain(op, "the call", "is traced by make_fx, or is made of plain tensors under FakeTensorMode", fix)
 
 
 def check_untransformed(op: str, operands: Mapping[str, Any]) -> None:

@@ -14,7 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
 
 import kernelhub
 from kernelhub.dispatch.hub import HUB
@@ -25,14 +27,16 @@ from tests.fuzz.bases import DEFAULT, draw
 WITHOUT_GROUPS = [op for op in CASES if "group" not in inspect.signature(HUB.function(op)).parameters]
 
 
-def call_of(op: str) -> dict[str, Any]:
-    """A call of an op, of tensors that have elements."""
+def call_of(op: str, backend: str = "") -> dict[str, Any]:
+    """A call of an op, of tensors that have elements; one for which a kernel of the backend is selected, if one is."""
     random = Random(3)
     for _ in range(50):
         base = draw(op, DEFAULT, torch.device("cpu"), random, 20_000)
-        if base is not None and all(tensor.numel() for tensor in tensors_in(base.arguments)):
+        if base is None or not all(tensor.numel() for tensor in tensors_in(base.arguments)):
+            continue
+        if HUB.function(op).explain(**base.arguments).selected.startswith(backend):
             return dict(base.arguments)
-    raise AssertionError(f"no call of {op} was drawn")
+    pytest.skip(f"no kernel of {backend or 'any backend'} is selected here: a call of {op}")
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -118,6 +122,31 @@ def test_a_step_makes_fake_results_of_fake_tensors(name: str) -> None:
         results = list(tensors_in(run(*(mode.from_tensor(operand) for operand in operands))))
     assert [leaf.shape for leaf in results] == real
     assert all(isinstance(leaf, FakeTensor) for leaf in results)
+
+
+@pytest.mark.parametrize("op", ["attention", "bmm_fp8", "fp4_gemm", "fp8_gemm", "fused_moe", "route_experts"])
+def test_a_traced_call_of_plain_tensors_is_recorded_or_refused(op: str) -> None:
+    """make_fx gives the plain tensors themselves to what it traces, and saw no kernel of C++: the graph lacked it."""
+    function, arguments = HUB.function(op), call_of(op, "cpp.")
+    with pytest.raises(InvalidArgument, match=f"{op}: the call is traced by make_fx"):
+        make_fx(lambda: function(**arguments))()
+    plan = function.prepare(**arguments)
+    given = taken_by(plan, arguments)
+    names = [name for name, value in given.items() if isinstance(value, Tensor)]
+    graph = make_fx(lambda *tensors: plan.run(**given | dict(zip(names, tensors, strict=True))))(
+        *(given[name] for name in names)
+    )
+    assert any(f"kernelhub.{op}" in str(node.target) for node in graph.graph.nodes)
+    results, want = graph(*(given[name] for name in names)), plan.run(**given)
+    for result, expected in zip(tensors_in(results), tensors_in(want), strict=True):
+        assert torch.equal(result, expected)
+
+
+def test_a_mode_that_only_looks_on_lets_kernels_run() -> None:
+    q, k, v = torch.randn(3, 2, 9, 4, 16)
+    with FlopCounterMode(display=False):
+        counted = kernelhub.attention(q, k, v)
+    assert torch.equal(counted, kernelhub.attention(q, k, v))
 
 
 class Wrapped(Tensor):

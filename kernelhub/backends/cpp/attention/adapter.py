@@ -14,6 +14,7 @@ from kernelhub.ops.attention.arguments import Scale, Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
 from kernelhub.ops.mla.attention.adapter import MlaAdapter, MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
+from kernelhub.ops.operands import check_eager
 
 SOURCE = "attention.cpp"
 KINDS = {"bfloat16": 0, "float16": 1, "float32": 2, "float8_e4m3fn": 3, "float8_e5m2": 4}  # as in numbers.h
@@ -60,6 +61,7 @@ class SplitKV(AttentionAdapter[AttentionProblem, DenseStep]):
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: DenseStep, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
+        check_eager("attention")
         ragged = step.cu_seqlens_q is not None
         counts = (step.num_seqs, 0, q.shape[0], 0, k.shape[0]) if ragged else (*q.shape[:2], 0, k.shape[1], 0)
         _attend(
@@ -89,6 +91,7 @@ class SplitKVPaged(AttentionAdapter[PagedAttentionProblem, PagedStep]):
     def launch(
         self, q: Tensor, k: Tensor, v: Tensor, step: PagedStep, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
+        check_eager("paged_attention")
         by_token = self.problem.kv_layout == "NHD"
         _attend(
             self._run,
@@ -123,6 +126,7 @@ class SplitKVLatent(MlaAdapter):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
+        check_eager("mla_attention")
         pages = kv_cache.unsqueeze(2)
         strides = _of_cache(pages, True)
         right = 0 if self.problem.causal else -1

@@ -15,6 +15,7 @@ from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
 from kernelhub.ops.moe.experts.problem import BLOCK_FORMATS, FP8_FORMATS, MXFP4, NVFP4, ExpertsProblem
 from kernelhub.ops.moe.experts.reference import joined
 from kernelhub.ops.moe.experts.weights import BLOCK, Matrix
+from kernelhub.ops.operands import check_eager
 from kernelhub.runtime.scratch import scratch
 
 SOURCE = "experts.cpp"
@@ -41,6 +42,7 @@ class Experts(ExpertsAdapter):
     def launch(
         self, x: Tensor, w13: Matrix, w2: Matrix, topk_weights: Tensor, topk_ids: Tensor, values: Values, out: Tensor
     ) -> None:
+        check_eager("fused_moe")
         tokens = self._round(x.shape[0])
         if x.stride(1) != 1:
             x = x.contiguous()

@@ -12,6 +12,7 @@ from kernelhub.backends.cpp.build import library
 from kernelhub.backends.cpp.gemm.fp8.adapter import KINDS
 from kernelhub.ops.moe.routing.adapter import RoutingAdapter
 from kernelhub.ops.moe.routing.problem import SCORINGS, RoutingProblem
+from kernelhub.ops.operands import check_eager
 
 SOURCE = "routing.cpp"
 _SIZES = ctypes.c_int64 * 14
@@ -32,6 +33,7 @@ class Routing(RoutingAdapter):
     def launch(
         self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
     ) -> None:
+        check_eager("route_experts")
         sizes, bias = self._at_contiguous, None
         contiguous = logits.is_contiguous() and weights.is_contiguous() and ids.is_contiguous()
         if correction_bias is not None:

@@ -14,6 +14,7 @@ from kernelhub.backends.shared.operands import adjacent, up_to
 from kernelhub.ops.formats import from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, MXFP8, NVFP4, Fp4GemmProblem
+from kernelhub.ops.operands import check_eager
 from kernelhub.runtime.scratch import scratch
 
 SOURCE = "experts.cpp"
@@ -39,6 +40,7 @@ class Fp4Gemm(Fp4GemmAdapter):
         self._terms = _TERMS[self._rows] if self._element_bytes == 2 else 1
 
     def launch(self, a: Activations, b: Weights, bias: Tensor | None, out: Tensor) -> None:
+        check_eager("fp4_gemm")
         problem, threads = self.problem, torch.get_num_threads()
         rows, of_row = self._activations(a)
         tokens, k = rows.shape

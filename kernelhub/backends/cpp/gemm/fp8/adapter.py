@@ -13,6 +13,7 @@ from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.batched.adapter import BmmFp8Adapter
 from kernelhub.ops.gemm.fp8.batched.problem import BATCH, BmmFp8Problem
 from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, GROUP, Fp8GemmProblem
+from kernelhub.ops.operands import check_eager
 from kernelhub.runtime.scratch import scratch
 
 SOURCE = "fp8_gemm.cpp"
@@ -36,6 +37,7 @@ class Fp8Gemm(Fp8GemmAdapter):
         self._row_block = 128 if problem.scaling == BLOCK else 1
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
+        check_eager("fp8_gemm")
         problem = self.problem
         a, b = (matrix if matrix.stride(1) == 1 else matrix.contiguous() for matrix in (a, b))
         into = out if out.stride(1) == 1 else torch.empty_like(out, memory_format=torch.contiguous_format)
@@ -91,6 +93,7 @@ class BmmFp8(BmmFp8Adapter):
         self._element_bytes = int(compiled.kernelhub_fp8_gemm_element_bytes())
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, out: Tensor) -> None:
+        check_eager("bmm_fp8")
         problem = self.problem
         batch, rows, _ = a.shape
         a, b = (matrix if matrix.stride(2) == 1 else matrix.contiguous() for matrix in (a, b))
