@@ -241,6 +241,12 @@ class TestCheckpoints:
         with pytest.raises(ConfigurationError, match=r"config\.json"):
             problems_of(path)
 
+    def test_a_folder_without_a_config_json_is_reported(self, tmp_path):
+        with pytest.raises(
+            ConfigurationError, match=f"model {tmp_path}: the folder has no config.json; name the folder"
+        ):
+            problems_of(tmp_path)
+
     def test_the_text_part_of_a_model_of_several_kinds_is_read(self, tmp_path):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"model_type": "llava", "text_config": CONFIGS["llama-3.1-8b"]}))

@@ -27,6 +27,7 @@ from kernelhub.evidence.quarantine import now
 from kernelhub.evidence.validity import key_of
 from kernelhub.ops.case import Arguments, bytes_of
 from kernelhub.runtime.caches.cases import read_case, write_case
+from kernelhub.runtime.caches.trusted import Untrusted
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _SMALL = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn_x2")
@@ -114,8 +115,11 @@ def load_case(path: Path) -> Kept:
     try:
         header, content = read_case(path)
         return _from_header(header, content)
-    except OSError as error:
+    except Untrusted as error:
         remedy = f"copy it into a folder that only this user can write, with `chmod 600 {path}`"
+        raise CacheError(f"{path} is not read: {error.strerror}; {remedy}") from error
+    except OSError as error:
+        remedy = "`kernelhub replay` lists the files that are kept"
         raise CacheError(f"{path} is not read: {error.strerror or error}; {remedy}") from error
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise CacheError(f"{path} is not read: {error}; give a file that an audit wrote") from error

@@ -238,6 +238,8 @@ def _config(model: str | Path) -> dict[str, Any]:
     path = Path(model)
     if path.is_dir():
         path = path / "config.json"
+        if not path.exists():
+            raise ConfigurationError(f"model {model}: the folder has no config.json; name the folder of a checkpoint")
     try:
         config = document.read(path, finite=False)
     except FileNotFoundError:
