@@ -12,6 +12,7 @@ engine warms up, verifies its kernels, captures decode steps in CUDA graphs, and
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import threading
 import time
@@ -142,6 +143,10 @@ def handler(engine: Engine, tokenizer: Tokenizer, name: str) -> type[BaseHTTPReq
             if self.path == "/stats":
                 return self._json(200, {"model": name, **engine.stats()})
             return self._refuse(404, f"there is no {self.path}; there are /, /stats, /v1/models, /v1/completions")
+
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):  # a client that leaves is no error of the server
+                super().handle()
 
         def do_POST(self) -> None:
             length = self.headers.get("Content-Length") or ""

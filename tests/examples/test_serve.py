@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -381,6 +382,27 @@ def test_a_body_of_unknown_length_is_answered(server, header) -> None:
         answer = b"".join(iter(lambda: connection.recv(4096), b""))
     assert answer.startswith(b"HTTP/1.1 411 ")
     assert b"no Content-Length" in answer
+
+
+def test_a_client_that_leaves_before_its_answer_is_no_error(server, serve) -> None:
+    errors: list[Any] = []
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = False  # server_close waits for them
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            errors.append(sys.exc_info()[1])
+
+    http_server = Server(("127.0.0.1", 0), serve.handler(server.engine, serve.Bytes(), "llama-tiny"))
+    threading.Thread(target=http_server.serve_forever, daemon=True).start()
+    with socket.create_connection(("127.0.0.1", http_server.server_port), timeout=60) as connection:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(4096).startswith(b"HTTP/1.1 100 ")  # from here on the server reads the body
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # reset when closed
+    http_server.shutdown()
+    http_server.server_close()
+    assert errors == []
 
 
 def test_other_paths_say_what_there_is(server) -> None:
