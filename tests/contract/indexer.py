@@ -253,6 +253,12 @@ class TopKContract(OpContract):
         outside = (column < arguments["row_starts"][:, None]) | (column >= arguments["row_ends"][:, None])
         assert torch.equal(self.run(arguments | {"logits": arguments["logits"].masked_fill(outside, torch.inf)}), want)
 
+    def test_a_start_below_zero_counts_as_zero(self) -> None:
+        arguments = self.inputs(keys=100, k=10)
+        starts = torch.tensor([-7, -1, 0], dtype=torch.int32, device=self.device)
+        want = self.run(arguments | {"row_starts": torch.zeros_like(starts)})
+        assert torch.equal(self.run(arguments | {"row_starts": starts}), want)
+
     def test_operands_may_have_any_strides(self) -> None:
         arguments = self.inputs(keys=3000)
         want = self.run(arguments)

@@ -194,7 +194,7 @@ def topk_indices(
     Args:
         logits: float32 ``[T, S]``, as of `mqa_logits` and `paged_mqa_logits`.
         k: number of logits to select in each row.
-        row_starts: int32 ``[T]``: the first column of each row; None for 0.
+        row_starts: int32 ``[T]``: the first column of each row; None for 0. One below 0 counts as 0.
         row_ends: int32 ``[T]``: the column after each row's last one; None for S. Other columns are not read.
         out: destination, int32 ``[T, k]``.
         backend: a backend or kernel, or several in order of preference. NoKernel if none supports the call.
