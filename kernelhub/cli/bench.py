@@ -75,6 +75,8 @@ def run(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.png is not None:
         _pyplot()  # before anything takes time
         check_writable("--png", arguments.png)
+    if arguments.context_len < 1:
+        raise ConfigurationError(f"--context-len {arguments.context_len}: give a number of tokens, 1 or more")
     problem, selection = _asked(arguments)
     chosen = [item.kernel for item in selection.decisions if item.accepted]
     if arguments.backend is not None:

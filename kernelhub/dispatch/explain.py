@@ -136,6 +136,8 @@ def device_facts(device: DeviceLike) -> DeviceFacts:
             device = torch.device(device)
         except RuntimeError as error:
             raise ConfigurationError(f"device: {error}") from None
+    if not isinstance(device, torch.device):
+        raise ConfigurationError(f"device is {device!r}; give a name such as 'H200' or 'cuda:1', or a torch.device")
     if device.type == "cuda":
         index, count = device.index or 0, torch.cuda.device_count()
         if index >= count:

@@ -44,7 +44,11 @@ def warm(op: str, *, device: str | torch.device = "cuda", **arguments: Any) -> S
     if GATE.sealed:
         raise ConfigurationError("kernelhub is sealed: warm up before seal(), or unseal() first")
     function = HUB.function(op)
-    call = {name: _packed(value) for name, value in forms.made(arguments, torch.device(device)).items()}
+    try:
+        where = torch.device(device)
+    except RuntimeError:
+        raise ConfigurationError(f"warm: device is {device!r}; give one of this machine: cuda, cuda:1 or cpu") from None
+    call = {name: _packed(value) for name, value in forms.made(arguments, where).items()}
     function(**call)
     backend = call.pop("backend", None)
     selection: Selection[Any] = function.explain(**call, backend=backend)

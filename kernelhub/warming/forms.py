@@ -115,6 +115,8 @@ def checked(token_counts: Sequence[int] | None, on_gpu: bool) -> tuple[int, ...]
     """
     if token_counts is None:
         return TOKEN_COUNTS if on_gpu else TOKEN_COUNTS_OF_CPU
+    if isinstance(token_counts, int):
+        raise ConfigurationError(f"token_counts is {token_counts}; give a list of numbers, [{token_counts}]")
     counts = tuple(token_counts)
     for count in counts:
         if type(count) is not int or count < 1:

@@ -111,6 +111,9 @@ def warmup(
         raise ConfigurationError("kernelhub is sealed: warm up before seal(), or unseal() first")
     if jobs is not None and (type(jobs) is not int or jobs < 1):
         raise ConfigurationError(f"jobs is {jobs!r}; give a number of processes, 1 or more")
+    for name, tokens in (("context_len", context_len), ("max_context_len", max_context_len)):
+        if type(tokens) is not int or tokens < 1:
+            raise ConfigurationError(f"{name} is {tokens!r}; give a number of tokens, 1 or more")
     where = device_here(device)
     setting = {"tp": tp, "ep": ep, "dtype": dtype, "kv_dtype": kv_dtype, "page_size": page_size}
     setting |= {"quantization": quantization, "phases": phases}

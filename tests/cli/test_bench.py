@@ -74,3 +74,9 @@ def test_tokens_that_the_problem_has_no_call_of_are_refused_with_the_facet(ask):
     assert (answer.code, answer.out) == (2, "")
     assert "has no call with this number of new tokens" in answer.err
     assert "(rows)" in answer.err
+
+
+def test_a_context_of_no_tokens_is_refused(ask):
+    answer = ask("bench", "paged_attention", "--context-len", "0")
+    assert (answer.code, answer.out) == (2, "")
+    assert "--context-len 0: give a number of tokens, 1 or more" in answer.err

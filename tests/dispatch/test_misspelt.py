@@ -88,6 +88,39 @@ def test_a_number_cannot_be_warmed_up() -> None:
         kernelhub.warmup(3, device="cpu")
 
 
+def test_what_is_no_device_is_refused() -> None:
+    for device in (3, b"cuda", ["cpu"]):
+        with pytest.raises(ConfigurationError, match=r"device is .*; give a name such as 'H200'"):
+            kernelhub.explain("attention", device=device)
+    with pytest.raises(ConfigurationError, match=r"warm: device is 'H200'; give one of this machine"):
+        kernelhub.warm(
+            "attention", q="float32[1, 4, 2, 32]", k="float32[1, 4, 2, 32]", v="float32[1, 4, 2, 32]", device="H200"
+        )
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 16.0, "16"], ids=repr)
+def test_a_context_of_no_tokens_is_refused(wrong: Any) -> None:
+    for function in (kernelhub.tune, kernelhub.warmup):
+        with pytest.raises(ConfigurationError, match=f"context_len is {wrong!r}; give a number of tokens, 1 or more"):
+            function("llama-3.1-8b", context_len=wrong, device="cpu")
+    with pytest.raises(ConfigurationError, match="max_context_len is"):
+        kernelhub.warmup("llama-3.1-8b", max_context_len=wrong, device="cpu")
+
+
+def test_one_number_where_several_may_be_is_refused() -> None:
+    for function in (kernelhub.tune, kernelhub.warmup):
+        with pytest.raises(ConfigurationError, match=r"token_counts is 8; give a list of numbers, \[8\]"):
+            function("llama-3.1-8b", token_counts=8, device="cpu")
+
+
+def test_one_word_where_several_may_be_is_taken() -> None:
+    assert kernelhub.problems_of("llama-3.1-8b", phases="decode") == kernelhub.problems_of(
+        "llama-3.1-8b", phases=["decode"]
+    )
+    with pytest.raises(ConfigurationError, match=r"'atention' is not an op .did you mean attention"):
+        kernelhub.tune("llama-3.1-8b", ops="atention", device="cpu")
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -113,7 +113,7 @@ def tune(
         phases=phases, ops=ops,
     )  # fmt: skip
     _refuse_where_times_would_lie()
-    _check_numbers(token_counts, samples, budget_s)
+    _check_numbers(token_counts, samples, budget_s, context_len)
     words = (backend,) if isinstance(backend, str) else tuple(backend or ())
     HUB.registry.check_names(words, "backend=")
     begun = time.monotonic()
@@ -142,6 +142,7 @@ def needs_of(what: Any, *, ops: Sequence[str] | None = None, **model: Any) -> li
     Raises:
         ConfigurationError: an unknown model or op, or an object that is not a plan, selection or need.
     """
+    ops = (ops,) if isinstance(ops, str) else ops
     for name in ops or ():
         HUB.function(name)
     if isinstance(what, str | Path | Description):
@@ -333,7 +334,11 @@ def _refuse_where_times_would_lie() -> None:
         raise ConfigurationError("tune: ranks agreed on kernels; call reload() on every rank, tune, and agree again")
 
 
-def _check_numbers(token_counts: Sequence[int] | None, samples: int, budget_s: float | None) -> None:
+def _check_numbers(token_counts: Sequence[int] | None, samples: int, budget_s: float | None, context_len: int) -> None:
+    if isinstance(token_counts, int):
+        raise ConfigurationError(f"tune: token_counts is {token_counts}; give a list of numbers, [{token_counts}]")
+    if type(context_len) is not int or context_len < 1:
+        raise ConfigurationError(f"tune: context_len is {context_len!r}; give a number of tokens, 1 or more")
     for count in token_counts or ():
         if type(count) is not int or count < 1:
             raise ConfigurationError(f"tune: token_counts contains {count!r}; give numbers of tokens, 1 or more")

@@ -94,6 +94,7 @@ def problems_of(
         >>> [need.op for need in problems_of("llama-3.1-8b", phases=["decode"])]
         ['paged_attention']
     """
+    phases = (phases,) if isinstance(phases, str) else phases
     for phase in phases:
         if phase not in PHASES:
             meant = did_you_mean(phase, PHASES)
