@@ -16,7 +16,8 @@ unsigned emulated_rank, emulated_cluster;
 namespace {
 constexpr unsigned WARP = 32, MOST = 1024, CLUSTER = 8, STACK = 1 << 16, NOBODY = 0x7FC0DEAD;  // a NaN
 enum State { READY, AT_SHUFFLE, AT_BARRIER, AT_CLUSTER, DONE };
-enum Fault { NONE = 0, DIVERGED = 1, TOO_MANY_THREADS = 2, NO_MEMORY = 3 };
+enum Fault { NONE = 0, DIVERGED = 1, TOO_MANY_THREADS = 2, NO_MEMORY = 3, NO_END = 4 };
+constexpr unsigned PATIENCE = 1 << 12;  // turns of a block in which nothing but waiting goes on
 
 struct Fiber {
   ucontext_t context;
@@ -26,7 +27,7 @@ struct Fiber {
 Fiber fibers[CLUSTER * MOST];  // block after block
 ucontext_t scheduler;
 char* stacks;
-unsigned current, first_block;
+unsigned current, first_block, advances;  // how often a thread found what it waited for
 void (*body)(const void*);
 const void* parameters;
 
@@ -67,7 +68,7 @@ unsigned count(unsigned begin, unsigned end, State state) {
 // Shuffles of a warp until none waits for one: all its lanes that have not ended must be there.
 Fault shuffle(unsigned begin, unsigned end, bool backwards) {
   while (unsigned waiting = count(begin, end, AT_SHUFFLE)) {
-    if (waiting + count(begin, end, DONE) != end - begin) return DIVERGED;
+    if (waiting + count(begin, end, DONE) != end - begin) return count(begin, end, READY) ? NONE : DIVERGED;
     unsigned boxes[WARP];
     for (unsigned i = begin; i < begin + WARP; i++)
       boxes[i - begin] = i < end && fibers[i].state == AT_SHUFFLE ? fibers[i].box : NOBODY;
@@ -81,13 +82,19 @@ Fault shuffle(unsigned begin, unsigned end, bool backwards) {
 // A block until all its threads wait for other blocks, or have ended. Whole warps go one after the other, as far as each
 // comes without the others.
 Fault run_block(unsigned first, unsigned threads, bool backwards) {
-  unsigned warps = (threads + WARP - 1) / WARP;
+  unsigned warps = (threads + WARP - 1) / WARP, before = advances, idle = 0;
   for (;;) {
     for (unsigned warp = 0; warp < warps; warp++) {
       unsigned begin = first + (backwards ? warps - 1 - warp : warp) * WARP;
       unsigned end = begin + WARP < first + threads ? begin + WARP : first + threads;
       resume_all(begin, end, READY, backwards);
       if (Fault fault = shuffle(begin, end, backwards)) return fault;
+    }
+    if (count(first, first + threads, READY) || count(first, first + threads, AT_SHUFFLE)) {  // some ask again
+      idle = advances == before ? idle + 1 : 0;
+      before = advances;
+      if (idle > PATIENCE) return NO_END;
+      continue;
     }
     unsigned waiting = count(first, first + threads, AT_BARRIER);
     if (!waiting) return NONE;
@@ -119,6 +126,10 @@ Fault run_cluster(unsigned blocks, unsigned threads, bool backwards) {
 extern "C" void __syncthreads() { wait(AT_BARRIER); }
 
 extern "C" void sync_cluster() { wait(AT_CLUSTER); }
+
+// For a thread that asks again and again for something: the others go on meanwhile.
+extern "C" void emulated_yield() { wait(READY); }
+extern "C" void emulated_found() { advances++; }
 
 extern "C" unsigned emulated_exchange(unsigned value, unsigned lane) {
   fibers[current].box = value;

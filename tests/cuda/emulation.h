@@ -20,6 +20,8 @@ extern Dim threadIdx, blockIdx, blockDim, gridDim;
 extern unsigned emulated_rank, emulated_cluster;
 void __syncthreads();
 void sync_cluster();
+void emulated_yield();
+void emulated_found();
 unsigned emulated_exchange(unsigned value, unsigned lane);
 int emulated_launch(
     void (*body)(const void*), const void* parameters, unsigned cluster, unsigned blocks, unsigned threads, int backwards);

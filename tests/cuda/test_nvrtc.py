@@ -13,8 +13,10 @@ import pytest
 
 import kernelhub
 from kernelhub.backends.cuda import kernels, library, nvrtc
+from kernelhub.backends.cuda.gemm.fp4 import FORMS, constants_of
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.work import JOURNAL
+from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
 from kernelhub.probes.device import simulated
 
 CONSTANTS: dict[str, dict[str, str | int]] = {
@@ -182,7 +184,7 @@ def test_without_cuda_bindings_or_on_an_old_gpu_the_record_says_what_is_missing(
 
 def test_every_source_is_that_of_a_kernel() -> None:
     assert {path.name for path in nvrtc.SOURCES.glob("*.cu")} == set(CONSTANTS)
-    assert [path.name for path in nvrtc.SOURCES.glob("*/*.cu")] == ["mla_decode.cu"]
+    assert {path.name for path in nvrtc.SOURCES.glob("*/*.cu")} == {"fp4_gemm.cu", "mla_decode.cu"}
     assert {kernel.backend for kernel in kernels.KERNELS} == {"cuda"}
 
 
@@ -202,6 +204,17 @@ def test_nvrtc_compiles_latent_decode_for_hopper(heads: int, features: dict[str,
     assert made.startswith(b"\x7fELF")
     assert b"mla_decode" in made
     assert b"mla_merge" in made
+
+
+@pytest.mark.parametrize("b_format", ["nvfp4", "mxfp4"])
+@pytest.mark.parametrize("form", FORMS)
+def test_nvrtc_compiles_float4_products_for_hopper(form: int, b_format: str, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings", reason='without NVRTC nothing is compiled: pip install "cuda-bindings[all]"')
+    problem = Fp4GemmProblem(simulated("H200"), b_format=b_format, n=4096, k=4096)
+    made = nvrtc.compiled("sm_90/fp4_gemm.cu", constants_of(form, problem), (9, 0), tmp_path, specific=True)
+    assert made.startswith(b"\x7fELF")
+    assert b"fp4_gemm" in made
+    assert b"fp4_sum" in made
 
 
 def test_a_launch_packs_its_values_and_tries_again_where_a_thread_has_no_context(
@@ -298,7 +311,7 @@ def test_launches_overlap_where_the_device_lets_them_and_the_driver_captures_the
     assert seen == [{"K": 8, "OVERLAPS": overlaps}, {"K": 8, "OVERLAPS": 0}]
 
 
-@pytest.mark.parametrize("source", [*CONSTANTS, "sm_90/mla_decode.cu"])
+@pytest.mark.parametrize("source", [*CONSTANTS, "sm_90/fp4_gemm.cu", "sm_90/mla_decode.cu"])
 def test_every_kernel_first_waits_for_the_launches_before_it(source: str) -> None:
     """A launch may begin while what it reads is still being written, and what it writes still being read."""
     text = (nvrtc.SOURCES / source).read_text()

@@ -29,6 +29,7 @@ import kernelhub
 from kernelhub.backends.gluon import kernels
 from kernelhub.evidence.cases import CASES
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
@@ -147,6 +148,19 @@ def _fp8_gemm(draw: random.Random, scale: Scale) -> dict[str, Any]:
     )
 
 
+def _fp4_gemm(draw: random.Random, scale: Scale) -> dict[str, Any]:
+    return fp4_gemm_inputs(
+        tokens=draw.choice((draw.randint(1, 64), draw.randint(1, 300), draw.randint(1, scale.tokens))),
+        n=draw.choice(scale.widths) + draw.choice((0, 8, 75)),
+        k=draw.choice(scale.widths) + draw.choice((0, 32)),
+        b_format=draw.choice(("nvfp4", "mxfp4")),
+        bias=draw.random() < 0.5,
+        out_dtype=draw.choice((torch.bfloat16, torch.float16, torch.float32)),
+        device=scale.device,
+        seed=draw.randrange(1000),
+    )
+
+
 def _grouped(formats: tuple[str, ...]) -> Callable[..., Any]:
     def arguments(draw: random.Random, scale: Scale) -> dict[str, Any]:
         return grouped_gemm_inputs(
@@ -200,7 +214,10 @@ DRAWS: dict[tuple[str, str], Callable[[random.Random, Scale], dict[str, Any]]] =
     ("fused_moe", "experts_halves"): _experts("plain"),
 }
 
-OF_CUDA = {("mla_attention", "cuda.decode"): _latent(False, False)}  # which is no kernel of Gluon's
+OF_CUDA: dict[tuple[str, str], Callable[..., Any]] = {  # which are no kernels of Gluon's
+    ("mla_attention", "cuda.decode"): _latent(False, False),
+    ("fp4_gemm", "cuda.fp4_gemm"): _fp4_gemm,
+}
 
 
 class Outcome(NamedTuple):

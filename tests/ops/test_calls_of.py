@@ -34,7 +34,8 @@ class TestEveryModel:
     def test_a_calls_problem_is_the_needs(self, model, quantization, phase):
         for asked in problems_of(model, tp=8, quantization=quantization, phases=[phase]):
             problem = asked.problem("cpu")
-            tokens = (1024,) if asked.op == "fused_moe" and problem.rows == "many" else TOKENS
+            many = asked.op in ("fp4_gemm", "fused_moe") and problem.rows == "many"
+            tokens = (1024,) if many else TOKENS
             calls = list(calls_of(asked, tokens, "cpu", context_len=32, filled=False))
             assert calls, asked
             assert {call.tokens for call in calls} <= set(tokens)

@@ -72,7 +72,7 @@ class TestProblems:
         rows = {item["rows"] for item in needs("llama-3.1-70b", "fp8_gemm", "decode", quantization="fp8_block")}
         assert rows == {"few"}
         nvfp4 = needs("llama-3.1-70b", "fp4_gemm", quantization="nvfp4")
-        assert {item["b_format"] for item in nvfp4} == {"nvfp4"}
+        assert {(item["b_format"], item["rows"]) for item in nvfp4} == {("nvfp4", "few"), ("nvfp4", "many")}
 
     def test_kv_in_fp8_and_pages_are_as_asked(self):
         (decode,) = needs("llama-3.1-8b", "paged_attention", "decode", kv_dtype="float8_e4m3fn", page_size=64)

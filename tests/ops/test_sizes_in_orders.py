@@ -13,6 +13,8 @@ from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.problem import Schema, bucket, facet
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.problem import LONG_TOKENS, DenseAttentionProblem
+from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
+from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
 from kernelhub.ops.indexer.problem import TopKProblem
 from kernelhub.ops.models.batches import counts_of, need_of
 from kernelhub.ops.moe.experts.inputs import moe_inputs
@@ -146,8 +148,39 @@ def test_rows_of_logits_go_to_the_kernel_that_was_measured_faster() -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "word"), [(0, "few"), (64, "few"), (65, "some"), (256, "some"), (257, "many"), (900, "many")]
+)
+def test_a_call_of_float4_products_has_few_rows_some_or_many(rows: int, word: str) -> None:
+    given = fp4_gemm_inputs(tokens=rows, n=16, k=32)
+    assert kernelhub.fp4_gemm.explain(**given).problem.rows == word
+    if rows % 4 == 0:
+        leading = {**given, "a": given["a"].reshape(4, rows // 4, 32)}
+        assert kernelhub.fp4_gemm.explain(**leading).problem.rows == word
+    plan = kernelhub.fp4_gemm.prepare(**fp4_gemm_inputs(tokens=5, n=16, k=32))
+    weight = {name: given[name] for name in ("b", "b_scale", "b_global_scale")}
+    assert torch.equal(plan.run(given["a"], **weight), kernelhub.fp4_gemm(**given, backend=plan.kernel))
+
+
+def test_rows_of_float4_products_go_to_the_kernel_that_was_measured_faster() -> None:
+    machine = SimulatedMachine({"triton": "3.7.1", "cuda": "13.0.3"})
+    rows = ("few", "some", "many")
+
+    def found(**facets: Any) -> list[str | None]:
+        facets = {"device": "H200", "machine": machine, **facets}
+        return [kernelhub.explain("fp4_gemm", rows=one, **facets).selected for one in rows]
+
+    cuda, triton = "cuda.fp4_gemm", "triton.fp4_gemm"
+    assert found() == [triton, cuda, cuda]
+    assert found(b_format="mxfp4") == [triton, cuda, triton]
+    assert found(a_format="nvfp4") == found(device="A100") == found(weight_layout="fp4.tiles64x128.v1") == [triton] * 3
+
+
+@pytest.mark.parametrize(
     ("op", "problem", "counts"),
     [
+        ("fp4_gemm", Fp4GemmProblem(CPU), (1,)),
+        ("fp4_gemm", Fp4GemmProblem(CPU, rows="some"), ()),
+        ("fp4_gemm", Fp4GemmProblem(CPU, rows="many"), (511, 512, 4095, 4096, 8192)),
         ("topk_indices", TopKProblem(CPU, row_ends=True), (1,)),
         ("topk_indices", TopKProblem(CPU, row_ends=True, rows="many"), (511, 512, 4095, 4096, 8192)),
         ("fused_moe", ExpertsProblem(CPU, rows="few"), (1, 511)),
@@ -158,7 +191,7 @@ def test_rows_of_logits_go_to_the_kernel_that_was_measured_faster() -> None:
 )
 def test_warm_up_calls_a_class_with_its_own_sizes(op: str, problem: Any, counts: tuple[int, ...]) -> None:
     assert counts_of(need_of(op, problem), (1, 511, 512, 4095, 4096, 8192)) == counts
-    assert len(forms_of([need_of(op, problem)])) == 2
+    assert len(forms_of([need_of(op, problem)])) == (3 if op == "fp4_gemm" else 2)
 
 
 ROTATES = {"rope": "neox", "q": True, "rotary_dim": 128}

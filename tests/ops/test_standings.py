@@ -26,6 +26,7 @@ RUNS = {
         "libraries_h200.json",
         "cuda_h100.json",
         "cuda_h200.json",
+        "cuda_fp4_h200.json",
         "cuda_mla_h200.json",
         "nvlink_h100.json",
         "gluon_h100.json",

@@ -20,14 +20,44 @@ from kernelhub.backends.shared.launches import WATCHED, Launch, Step
 from kernelhub.runtime import launch
 from kernelhub.runtime.counters import captures
 
-_BFLOAT16, _SWIZZLE_128 = 9, 3  # of the driver's CUtensorMapDataType and CUtensorMapSwizzle
-_ITEM = 2  # bytes
+_UINT8, _FLOAT32, _BFLOAT16 = 0, 7, 9  # of the driver's CUtensorMapDataType
+_SWIZZLE_128 = 3  # of its CUtensorMapSwizzle
+_ITEMS = {_UINT8: 1, _FLOAT32: 4, _BFLOAT16: 2}  # bytes
 _MAP_BYTES = 128
 _SIZES = {"P": "Q", "q": "q", "i": "i", "f": "f"}
 
 
+class Box(NamedTuple):
+    """What one copy of TMA moves.
+
+    Attributes:
+        shape: rows, and columns of 128 bytes if it is swizzled.
+        type: of the driver's CUtensorMapDataType.
+        swizzle: of its CUtensorMapSwizzle.
+    """
+
+    shape: tuple[int, int]
+    type: int = _BFLOAT16
+    swizzle: int = _SWIZZLE_128
+
+    @property
+    def item(self) -> int:
+        """Bytes of an element."""
+        return _ITEMS[self.type]
+
+
+def bytes_box(rows: int, columns: int) -> Box:
+    """Of one-byte elements."""
+    return Box((rows, columns), _UINT8)
+
+
+def floats_box(rows: int, columns: int) -> Box:
+    """Of float32, in their order."""
+    return Box((rows, columns), _FLOAT32, 0)
+
+
 class Rows(NamedTuple):
-    """A descriptor of bfloat16 rows; attributes as the launcher reads them.
+    """A descriptor of rows; attributes as the launcher reads them.
 
     Attributes:
         base: the tensor, which `is_aligned` holds for.
@@ -55,11 +85,19 @@ class MappedKernel:
     """
 
     def __init__(
-        self, library: Library, name: str, kinds: str, threads: int, shared_bytes: int, box: Sequence[int]
+        self,
+        library: Library,
+        name: str,
+        kinds: str,
+        threads: int,
+        shared_bytes: int,
+        boxes: Sequence[Box],
+        cluster: int = 1,
     ) -> None:
-        """`box` is what one copy of TMA moves, of every descriptor: rows, and columns of 128 bytes."""
+        """`boxes` are those of the descriptors. So many blocks are a cluster; a launch then says how many clusters."""
         self._library, self._name, self.kinds, self._threads = library, name, kinds, threads
-        self._shared_bytes, self._box = shared_bytes, tuple(box)
+        self._shared_bytes, self._boxes, self._cluster = shared_bytes, tuple(boxes), cluster
+        assert len(self._boxes) == kinds.count("T")
         self._functions: dict[int, Any] = {}
         self._direct: dict[Hashable, Any] = {}  # the launcher's kernels, or None where it has none
         self._lock = threading.Lock()
@@ -102,7 +140,8 @@ class MappedKernel:
                     self._threads,
                     self._shared_bytes,
                     owner=self._library,
-                    maps=((_SWIZZLE_128, _ITEM, _BFLOAT16, 0, self._box),) * self.kinds.count("T"),
+                    maps=tuple((box.swizzle, box.item, box.type, 0, box.shape) for box in self._boxes),
+                    cluster=self._cluster,
                     programmatic=launch.CAPTURED_OR_GRAPH if self._library.overlaps else 0,
                 )
             self._direct[device] = made
@@ -117,9 +156,10 @@ class MappedKernel:
     def _by_bindings(self, device: int, blocks: int, values: Sequence[Any]) -> None:
         library, function = self._library, self._function_of(device)
         parameters: list[bytes] = []
+        boxes = iter(self._boxes)
         for kind, value in zip(self.kinds, values, strict=True):
             if kind == "T":
-                parameters += [self._encoded(value), *(struct.pack("i", size) for size in value.shape)]
+                parameters += [self._encoded(value, next(boxes)), *(struct.pack("i", size) for size in value.shape)]
                 parameters += [struct.pack("q", stride) for stride in value.strides]
             else:
                 number = value.data_ptr() if isinstance(value, Tensor) else value
@@ -128,26 +168,26 @@ class MappedKernel:
         addresses = (ctypes.c_void_p * len(memory))(*map(ctypes.addressof, memory))
         stream = torch._C._cuda_getCurrentRawStream(device)
         overlaps = library.overlaps and captures()
-        config = library.config_of(1, overlaps, blocks, self._threads, stream, self._shared_bytes)
+        config = library.config_of(self._cluster, overlaps, blocks, self._threads, stream, self._shared_bytes)
         (status,) = library.driver.cuLaunchKernelEx(config, function, ctypes.addressof(addresses), 0)
         if status != library.driver.CUresult.CUDA_SUCCESS:
             raise LaunchError(f"{self._name}: cuLaunchKernelEx gave {status!r} for {blocks} blocks")
 
-    def _encoded(self, rows: Rows) -> bytes:
+    def _encoded(self, rows: Rows, box: Box) -> bytes:
         """The tensor map of a descriptor."""
         driver = self._library.driver
         of = driver.cuuint64_t, driver.cuuint32_t
         inner_first = [of[0](size) for size in reversed(rows.shape)]
         status, made = driver.cuTensorMapEncodeTiled(
-            driver.CUtensorMapDataType(_BFLOAT16),
+            driver.CUtensorMapDataType(box.type),
             len(rows.shape),
             rows.base.data_ptr(),
             inner_first,
-            [of[0](rows.strides[0] * _ITEM)],
-            [of[1](size) for size in reversed(self._box)],
-            [of[1](1)] * len(self._box),
+            [of[0](rows.strides[0] * box.item)],
+            [of[1](size) for size in reversed(box.shape)],
+            [of[1](1)] * len(box.shape),
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle(_SWIZZLE_128),
+            driver.CUtensorMapSwizzle(box.swizzle),
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -2,10 +2,12 @@
 
 from kernelhub.dispatch.order import Line, first
 
+_CUDA = "cuda.fp4_gemm"
 _MARLIN = ("marlin.nvfp4_bfloat16", "marlin.nvfp4_float16", "marlin.mxfp4")
 # For Blackwell.
 _NOT_RUN = ("cutlass.vllm_fp4", *(f"flashinfer.fp4_{name}" for name in ("cutlass", "trtllm", "cudnn")))
 _ALL = ("triton.fp4_gemm", *_MARLIN, *_NOT_RUN, "torch.dequantized")
+_H200 = "measured on an H200 (benchmarks/results/cuda_fp4_h200.json); Marlin's in benchmarks/results/gemm_h200.json"
 
 FP4_GEMM = (
     # 4096 x 4096 of mxfp4, bfloat16 rows, over torch.dequantized: 1 row 23 times as fast, 16 rows 8, 256 rows as fast.
@@ -29,6 +31,14 @@ FP4_GEMM = (
         _ALL,
         "measured on an H200, the only GPU so far (benchmarks/results/gemm_h200.json)",
     ),
+    # In CUDA graphs, cold weights, 128, 192, 256, 512, 1024 and 4096 rows, cuda.fp4_gemm and Triton's: 10240 x 8192 of
+    # nvfp4 0.058, 0.070, 0.081, 0.152, 0.278, 1.08 ms and 0.080, 0.158, 0.158, 0.191, 0.317, 1.11; 8192 x 28672 0.131,
+    # 0.160, 0.194, 0.353, 0.722, 2.94 and 0.258, 0.298, 0.311, 0.526, 0.842, 2.94; 4096 x 6144 0.024, 0.028, 0.032,
+    # 0.057, 0.081, 0.330 and 0.060, 0.061, 0.062, 0.060, 0.099, 0.339; 5760 x 2880 of mxfp4 0.025, 0.030, 0.035, 0.049,
+    # 0.076, 0.245 and 0.046, 0.042, 0.046, 0.045, 0.070, 0.254. Up to 64 rows Triton's is ahead,
+    # but for 1 row of mxfp4.
+    *(Line("hopper", regime, first((_CUDA,), _ALL), _H200) for regime in ("some", "nvfp4_many")),
+    *(Line("hopper", regime, first(_ALL[:1], (_CUDA, *_ALL)), _H200) for regime in ("few", "mxfp4_many")),
     # cuDNN makes a plan for each number of rows, and TensorRT-LLM's cannot be captured in a graph. That one reads
     # weights in another order than CUTLASS's, so a choice by rows would hold the weight twice, or arrange it in every
     # call.

@@ -8,6 +8,7 @@ from typing import Any
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, LONG, LONG_TOKENS, MANY, ONE
+from kernelhub.ops.gemm.fp4.problem import FP4_GEMM, rows_of
 from kernelhub.ops.indexer.problem import MOST_FEW as _MOST_FEW_LOGITS
 from kernelhub.ops.models.problems import PHASES, Need
 from kernelhub.ops.moe.experts.problem import MOST_FEW as _MOST_FEW_TOKENS
@@ -130,8 +131,10 @@ def _least_rows(op: str, problem: Any) -> int:
 
 
 def _has_rows(op: str, problem: Any, tokens: int) -> bool:
-    """Whether so many rows are those that a class of few or of many means."""
+    """Whether so many rows are those that a class of few, of some or of many means."""
     rows = getattr(problem, "rows", None)
+    if op == FP4_GEMM.name:
+        return rows_of(tokens) == rows
     if rows not in (FEW, MANY):  # moe_combine's rows say which tokens were received
         return True
     most = _MOST_FEW.get(op, _MOST_FEW_ROWS)

@@ -168,7 +168,9 @@ def _products(model: Description, setting: Setting) -> Iterator[LayerCall]:
         facets = {"n": n, "k": k, "out_dtype": setting.dtype, "bias": bias}
         if model.linear == NVFP4:
             yield LayerCall("quantize_nvfp4", BOTH, layer, {"dtype": setting.dtype, "static": True}, {"width": k})
-            yield LayerCall("fp4_gemm", BOTH, layer, {**facets, "a_format": NVFP4, "b_format": NVFP4})
+            for phase, rows in ((PREFILL, MANY), (DECODE, "few")):
+                coded = {**facets, "a_format": NVFP4, "b_format": NVFP4, "rows": rows}
+                yield LayerCall("fp4_gemm", (phase,), layer, coded)
             continue
         granularity = _GRANULARITY[model.linear]
         quantized = {"dtype": setting.dtype, "granularity": granularity}

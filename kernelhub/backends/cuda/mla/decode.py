@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.cuda import library
-from kernelhub.backends.cuda.mapped import MappedKernel, rows_of
+from kernelhub.backends.cuda.mapped import Box, MappedKernel, rows_of
 from kernelhub.backends.shared.latent_rows import (
     cut,
     rows_of_pages,
@@ -54,7 +54,8 @@ class Decode(RepeatedMla):
             **self.constants,
         }
         made = library.library(_SOURCE, constants, problem.device, specific=True)
-        self._decode = MappedKernel(made, "mla_decode", _DECODE, _DECODE_THREADS, _SHARED_BYTES, (_PAGE, 64))
+        boxes = (Box((_PAGE, 64)),) * 2
+        self._decode = MappedKernel(made, "mla_decode", _DECODE, _DECODE_THREADS, _SHARED_BYTES, boxes)
         self._merge = MappedKernel(made, "mla_merge", _MERGE, _MERGE_THREADS, 0, ())
 
     def launch_anew(

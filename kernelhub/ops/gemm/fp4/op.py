@@ -21,15 +21,18 @@ from kernelhub.ops.call_plan import CallPlan, Fixed
 from kernelhub.ops.formats import E4M3, E8M0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import (
+    FEW,
     FP4_GEMM,
     FP8,
     GROUP,
+    MOST_FEW,
     MXFP4,
     MXFP8,
     NVFP4,
     OUT_DTYPES,
     Fp4GemmProblem,
     multiple_of_k,
+    rows_of,
 )
 from kernelhub.ops.gemm.fp4.reference import BYTES, EXPONENTS, a_format_of, fp4_format_of, fp4_gemm_reference
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
@@ -40,6 +43,7 @@ from kernelhub.probes.device import facts_of
 
 NAME = "fp4_gemm"
 _OUT = tuple(getattr(torch, name) for name in OUT_DTYPES)
+_NAMES = dict(zip(_OUT, OUT_DTYPES, strict=True))
 _READ = ("a", "a_scale", "b_scale", "a_global_scale", "b_global_scale", "bias")
 
 
@@ -57,12 +61,16 @@ def key_of(
     else:
         b_format = fp4_format_of(b_scale)
     n, half = b.shape
-    return a_format_of(a, a_scale), b_format, str(out_dtype)[6:], n, 2 * half, layout_of(b), bias is not None
+    shape = a.shape
+    count = shape[0] if len(shape) == 2 else shape[:-1].numel()
+    rows = FEW if count <= MOST_FEW else rows_of(count)
+    dtype = _NAMES.get(out_dtype) or str(out_dtype)[6:]
+    return a_format_of(a, a_scale), b_format, dtype, n, 2 * half, rows, layout_of(b), bias is not None
 
 
 def with_layout(key: Any, layout: str) -> Any:
     """The key of the same call with a weight of another layout."""
-    return (*key[:5], layout, *key[6:])
+    return (*key[:6], layout, *key[7:])
 
 
 def problem_of(key: Any, device: int) -> Fp4GemmProblem:

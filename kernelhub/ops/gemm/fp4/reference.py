@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernelhub.ops.arguments import dtype_name
 from kernelhub.ops.formats import E4M3, E8M0, from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, MXFP8, NVFP4
 from kernelhub.ops.packed import PackedWeight
@@ -13,17 +12,20 @@ from kernelhub.ops.precision import at_own_precision
 
 BYTES = (torch.uint8, torch.float4_e2m1fn_x2)
 EXPONENTS = (E8M0, torch.uint8)
+_HALVES = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 def a_format_of(a: Tensor, a_scale: Tensor | None) -> str:
     """Format of a; empty if there is none such."""
-    if a.dtype in (torch.bfloat16, torch.float16):
-        return dtype_name(a.dtype) if a_scale is None else ""
+    dtype = a.dtype
+    half = _HALVES.get(dtype)
+    if half is not None:
+        return half if a_scale is None else ""
     if a_scale is None:
         return ""
-    if a.dtype is E4M3:
+    if dtype is E4M3:
         return FP8 if a_scale.dtype is torch.float32 else MXFP8 if a_scale.dtype in EXPONENTS else ""
-    return fp4_format_of(a_scale) if a.dtype in BYTES else ""
+    return fp4_format_of(a_scale) if dtype in BYTES else ""
 
 
 def fp4_format_of(scale: Tensor | None) -> str:
