@@ -28,11 +28,19 @@ constexpr float LEAST_SCALE = 1.17549435e-38f, LEAST_NVFP4_SCALE = 0.001953125f;
 
 // First in every kernel, before any access to memory: the next launch may place its blocks, and this one waits until all
 // of the launches before it are done and what they wrote is seen.
-INLINE void follow_launches() {
+INLINE void begin_next_launch() {
 #if !defined(KERNELHUB_EMULATED) && OVERLAPS
   asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+INLINE void wait_for_launches() {
+#if !defined(KERNELHUB_EMULATED) && OVERLAPS
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
+}
+INLINE void follow_launches() {
+  begin_next_launch();
+  wait_for_launches();
 }
 
 // N elements that one instruction moves: up to 16 bytes, aligned to their size.

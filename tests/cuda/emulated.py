@@ -12,12 +12,16 @@ import functools
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from kernelhub.backends.cuda import kernels, requirements
+from kernelhub.backends.cuda import library as of_kernels
 from kernelhub.backends.cuda.library import addresses_in, packing_of
 from kernelhub.backends.cuda.nvrtc import SOURCES, Constants
 from kernelhub.dispatch.constraint import OnDevice
@@ -72,7 +76,8 @@ def built(source: str, constants: tuple[tuple[str, str | int], ...], sources: Pa
     defined = [f"-D{name}={value}" for name, value in constants]
     name = hashlib.sha256(repr((source, constants, str(sources))).encode()).hexdigest()[:16]
     path = folder() / f"{name}.so"
-    read = ["-include", str(HERE / "emulation.h"), f"-I{sources}", "-x", "c++", str(sources / source), "-x", "none"]
+    headers = ("-include", str(HERE / "emulation.h"), f"-I{sources}", f"-I{HERE}")
+    read = (*headers, "-x", "c++", str(sources / source), "-x", "none")
     _run(str(COMPILER.value), *flags(), "-shared", *defined, *read, str(runtime()), "-o", str(path))
     return ctypes.CDLL(str(path))
 
@@ -83,7 +88,9 @@ class EmulatedLibrary:
     def __init__(self, source: str, constants: Constants, sources: Path = SOURCES) -> None:
         self._library = built(source, tuple(sorted(constants.items())), sources)
 
-    def kernel(self, name: str, packing: str, cluster: int = 1) -> Any:
+    def kernel(
+        self, name: str, packing: str, cluster: int = 1, shared_bytes: int = 0, may_be_graph: bool = False
+    ) -> Any:
         run, size = getattr(self._library, f"emulated_{name}"), getattr(self._library, f"size_of_{name}")()
         pack = packing_of(packing)
         assert pack.size <= size < pack.size + 8, f"{name} has {size} bytes of parameters, the host packs {pack.size}"
@@ -99,7 +106,7 @@ class EmulatedLibrary:
         return launch
 
 
-def library(source: str, constants: Constants, device: DeviceFacts) -> EmulatedLibrary:
+def library(source: str, constants: Constants, device: DeviceFacts, specific: bool = False) -> EmulatedLibrary:
     """In place of `kernelhub.backends.cuda.library.library`."""
     return EmulatedLibrary(source, constants)
 
@@ -110,13 +117,27 @@ BACKEND = Backend("emulated", "our CUDA kernels, emulated")
 def emulated(kernel: Kernel) -> Kernel:
     """The record of a kernel for CPUs, with all its limits but those of the machine."""
     of_machine = {id(constraint) for constraint in requirements.MACHINE}
-    limits = [constraint for constraint in kernel.constraints if id(constraint) not in of_machine]
+    limits = [
+        constraint
+        for constraint in kernel.constraints
+        if id(constraint) not in of_machine and not isinstance(constraint, OnDevice)
+    ]
     name = f"emulated.{kernel.name.partition('.')[2]}"
     return dataclasses.replace(
         kernel, name=name, constraints=(OnDevice("cpu"), *limits), band=Band.PLUGIN, standings=()
     )
 
 
-# What multiplies by tensor cores is not emulated; test_latent_decode.py has its schedule and merge.
-BY_TENSOR_CORES = ("cuda.decode", "cuda.fp4_gemm")
-KERNELS = tuple(emulated(kernel) for kernel in kernels.KERNELS if kernel.name not in BY_TENSOR_CORES)
+def planted(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, line: str, fault: str) -> None:
+    """Let kernels be compiled from sources with a fault in one of them."""
+    shutil.copytree(SOURCES, folder, dirs_exist_ok=True)
+    text = (folder / file).read_text()
+    assert line in text
+    (folder / file).write_text(text.replace(line, fault))
+    wrong = lambda source, constants, device, specific=False: EmulatedLibrary(source, constants, folder)  # noqa: E731
+    monkeypatch.setattr(of_kernels, "library", wrong)
+
+
+# What multiplies by instructions of a warpgroup has tests of its own: test_latent_decode.py and test_fp4_gemm.py.
+BY_WARPGROUPS = ("cuda.decode", "cuda.fp4_gemm")
+KERNELS = tuple(emulated(kernel) for kernel in kernels.KERNELS if kernel.name not in BY_WARPGROUPS)

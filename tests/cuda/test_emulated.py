@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from kernelhub.backends.cuda.indexer.topk import TopK, blocks_and_threads
 from kernelhub.backends.cuda.kv_cache import write as kv
 from kernelhub.backends.cuda.kv_cache.write import Write, spread
 from kernelhub.backends.cuda.mla import concat as mla
-from kernelhub.backends.cuda.nvrtc import SOURCES
 from kernelhub.backends.cuda.quant import fp8
 from kernelhub.ops.fused_quant.inputs import activation_inputs, norm_inputs
 from kernelhub.ops.fused_quant.problem import ActivationProblem
@@ -31,6 +29,7 @@ from kernelhub.ops.quant.inputs import activations
 from kernelhub.probes.device import simulated
 from kernelhub.testing import cases
 from tests.cuda import emulated
+from tests.cuda.emulated import planted
 from tests.dispatch.backends import register
 
 pytestmark = pytest.mark.skipif(not emulated.COMPILER.ok, reason=emulated.COMPILER.reason)
@@ -44,6 +43,16 @@ CASES = {
         "rope of padding without positions",
     ),
     "concat_mla_k concat": ("bfloat16, 5 heads", "float8_e4m3fn, 5 heads"),
+    "paged_attention paged_decode": (
+        "window_left, causal, width 64",
+        "softcap, causal, width 64",
+        "sinks, causal, width 64",
+        "fp8, scales by head, width 128",
+        "e5m2, float16, width 64",
+        "float16, width 64, lse",
+        "width 256 x 256",
+        "5 heads on 1",
+    ),
     "merge_attention_states merge": ("bfloat16, lse", "float32"),
     "topk_indices select": (
         "ranges, 300 of each row",
@@ -280,16 +289,6 @@ def test_threads_that_share_a_token_have_whole_heads(across: int, heads: int, to
     assert lanes % across == 0
     assert lanes * of_block <= 256
     assert parts * lanes <= 2 * across * heads
-
-
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, line: str, fault: str) -> None:
-    """Let kernels be compiled from sources with a fault in one of them."""
-    shutil.copytree(SOURCES, tmp_path, dirs_exist_ok=True)
-    text = (tmp_path / file).read_text()
-    assert line in text
-    (tmp_path / file).write_text(text.replace(line, fault))
-    wrong = lambda source, constants, device: emulated.EmulatedLibrary(source, constants, tmp_path)  # noqa: E731
-    monkeypatch.setattr(library, "library", wrong)
 
 
 def test_a_missing_barrier_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

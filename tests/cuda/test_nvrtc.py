@@ -13,12 +13,15 @@ import pytest
 
 import kernelhub
 from kernelhub.backends.cuda import kernels, library, nvrtc
+from kernelhub.backends.cuda.attention.decode import Decode
 from kernelhub.backends.cuda.gemm.fp4 import FORMS, constants_of
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.work import JOURNAL
+from kernelhub.ops.attention.problem import E5M2, FEW, FP8, ONE, PagedAttentionProblem
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
-from kernelhub.probes.device import simulated
+from kernelhub.probes.device import DeviceFacts, simulated
 
+PAGED_FEATURES = ("causal", "window_left", "softcap", "sinks", "lse")
 CONSTANTS: dict[str, dict[str, str | int]] = {
     "concat_mla_k.cu": {"ELEMENT": "u16", "SIZE": 2, "HEADS": 128, "NOPE": 128, "ROPE": 64, "COPIES": 1},
     "write_kv_cache.cu": {
@@ -184,7 +187,7 @@ def test_without_cuda_bindings_or_on_an_old_gpu_the_record_says_what_is_missing(
 
 def test_every_source_is_that_of_a_kernel() -> None:
     assert {path.name for path in nvrtc.SOURCES.glob("*.cu")} == set(CONSTANTS)
-    assert {path.name for path in nvrtc.SOURCES.glob("*/*.cu")} == {"fp4_gemm.cu", "mla_decode.cu"}
+    assert {path.name for path in nvrtc.SOURCES.glob("*/*.cu")} == {"fp4_gemm.cu", "mla_decode.cu", "paged_decode.cu"}
     assert {kernel.backend for kernel in kernels.KERNELS} == {"cuda"}
 
 
@@ -215,6 +218,29 @@ def test_nvrtc_compiles_float4_products_for_hopper(form: int, b_format: str, tmp
     assert made.startswith(b"\x7fELF")
     assert b"fp4_gemm" in made
     assert b"fp4_sum" in made
+
+
+@pytest.mark.parametrize("features", [{}, dict.fromkeys(PAGED_FEATURES, 1)], ids=["plain", "features"])
+@pytest.mark.parametrize(("head_dim", "kv_dtype"), [(64, "bfloat16"), (128, FP8), (256, E5M2)])
+def test_nvrtc_compiles_paged_decode_for_hopper(
+    head_dim: int, kv_dtype: str, features: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("cuda.bindings", reason='without NVRTC nothing is compiled: pip install "cuda-bindings[all]"')
+    made: list[bytes] = []
+
+    def compiled(source: str, constants: nvrtc.Constants, device: DeviceFacts, specific: bool) -> Any:
+        made.append(nvrtc.compiled(source, constants, device.capability, tmp_path, specific=specific))
+        return SimpleNamespace(kernel=lambda *_, **__: None)
+
+    monkeypatch.setattr(library, "library", compiled)
+    scale = None if kv_dtype == "bfloat16" else "head"
+    of = {"head_dim_qk": head_dim, "head_dim_vo": head_dim, "kv_dtype": kv_dtype, "kv_scale": scale}
+    named = {name: bool(value) for name, value in features.items()}
+    Decode(PagedAttentionProblem(device=simulated("H200"), q_len=FEW if features else ONE, **of | named))  # type: ignore[arg-type]
+    assert made
+    for one in made:
+        assert one.startswith(b"\x7fELF")
+        assert all(name in one for name in (b"paged_decode", b"paged_merge"))
 
 
 def test_a_launch_packs_its_values_and_tries_again_where_a_thread_has_no_context(

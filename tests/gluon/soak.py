@@ -117,6 +117,25 @@ def _paged(widths: tuple[tuple[int, int], ...], windows: bool = False, float8: b
     return arguments
 
 
+def _decoded(draw: random.Random, scale: Scale) -> dict[str, Any]:
+    """Decode over pages, of one query or some for each sequence."""
+    model, tokens = _model(draw, ((64, 64), (128, 128), (256, 256))), draw.choice((None, None, 2, 4))
+    made = paged_attention_inputs(
+        model,
+        seq_lens=[max(length, tokens or 0) for length in _lengths(draw, scale.length, 6)],
+        q_lens=tokens,
+        page_size=draw.choice((16, 32, 64, 128, 256)),
+        kv_layout=draw.choice(("NHD", "HND")),
+        **_kv_dtype(draw, draw.random() < 0.5),
+        device=scale.device,
+        seed=draw.randrange(1000),
+    )
+    features = _features(draw, model, True, scale)
+    if tokens is None:
+        del features["causal"]
+    return made | features
+
+
 def _latent(listed: bool, float8: bool) -> Callable[..., Any]:
     def arguments(draw: random.Random, scale: Scale) -> dict[str, Any]:
         lengths, tokens = _lengths(draw, scale.length, 5), draw.choice((None, 2, 4))
@@ -217,6 +236,7 @@ DRAWS: dict[tuple[str, str], Callable[[random.Random, Scale], dict[str, Any]]] =
 OF_CUDA: dict[tuple[str, str], Callable[..., Any]] = {  # which are no kernels of Gluon's
     ("mla_attention", "cuda.decode"): _latent(False, False),
     ("fp4_gemm", "cuda.fp4_gemm"): _fp4_gemm,
+    ("paged_attention", "cuda.paged_decode"): _decoded,
 }
 
 

@@ -28,6 +28,7 @@ RUNS = {
         "cuda_h200.json",
         "cuda_fp4_h200.json",
         "cuda_mla_h200.json",
+        "cuda_paged_h200.json",
         "nvlink_h100.json",
         "gluon_h100.json",
         "gluon_h200.json",

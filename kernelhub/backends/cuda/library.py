@@ -36,10 +36,21 @@ class LaunchError(RuntimeError):
 class Kernel:
     """One function of a library, to be launched on any device of its kind. Threads may share it."""
 
-    def __init__(self, library: Library, name: str, packing: str, cluster: int = 1, overlaps: bool = False) -> None:
+    def __init__(
+        self,
+        library: Library,
+        name: str,
+        packing: str,
+        cluster: int = 1,
+        overlaps: bool = False,
+        shared_bytes: int = 0,
+        may_be_graph: bool = False,
+    ) -> None:
         pack = packing_of(packing)
         self._library, self._name, self._pack, self._kinds = library, name, pack.pack_into, kinds_of(packing)
         self._cluster, self._overlaps = cluster, overlaps
+        self._shared_bytes = shared_bytes
+        self._programmatic = 0 if not overlaps else launch.CAPTURED_OR_GRAPH if may_be_graph else launch.CAPTURED_ONLY
         self._bytes = -(-pack.size // _ALIGNMENT) * _ALIGNMENT  # of the struct
         self._memory = bytearray(pack.size)
         self._pinned = (ctypes.c_char * pack.size).from_buffer(self._memory)
@@ -95,7 +106,10 @@ class Kernel:
     def _function_of(self, device: int) -> Any:
         function = self._functions.get(device)
         if function is None:
-            function = self._functions[device] = self._library.function(self._name, device)
+            function = self._library.function(self._name, device)
+            if self._shared_bytes:
+                self._library.allow_shared(function, self._shared_bytes)
+            self._functions[device] = function
         return function
 
     def _direct_of(self, device: int, threads: int) -> Any:
@@ -113,10 +127,10 @@ class Kernel:
                     self._name,
                     device,
                     threads,
-                    0,
+                    self._shared_bytes,
                     owner=owner,
                     cluster=cluster,
-                    programmatic=launch.CAPTURED_ONLY if self._overlaps else 0,
+                    programmatic=self._programmatic,
                 )
             self._direct[key] = made
         return self._direct[key]
@@ -127,8 +141,9 @@ class Kernel:
             stream = self._stream_of(device)
             overlaps = self._overlaps and captures()
             if self._cluster == 1 and not overlaps:
-                return self._launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, self._address, 0)[0]
-            config = self._library.config_of(self._cluster, overlaps, blocks, threads, stream)
+                shared = self._shared_bytes
+                return self._launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, self._address, 0)[0]
+            config = self._library.config_of(self._cluster, overlaps, blocks, threads, stream, self._shared_bytes)
             return self._library.driver.cuLaunchKernelEx(config, function, self._address, 0)[0]
 
 
@@ -172,13 +187,17 @@ class Library:
         if name not in self._names:
             self._names.append(name)
 
-    def kernel(self, name: str, packing: str, cluster: int = 1) -> Kernel:
-        """A kernel by name; `packing` is the struct of its parameters: P tensors, q int64, Q uint64, f float32.
+    def kernel(
+        self, name: str, packing: str, cluster: int = 1, shared_bytes: int = 0, may_be_graph: bool = False
+    ) -> Kernel:
+        """A kernel by name; `packing` is the struct of its parameters: P tensors, i int32, q int64, Q uint64, f float.
 
-        So many of its blocks are a cluster (sm_90 and later): they run at once, up to 8 on every such GPU.
+        So many of its blocks are a cluster (sm_90 and later): they run at once, up to 8 on every such GPU. A block
+        takes `shared_bytes` of shared memory beside what its source says. With `may_be_graph` the launcher may make
+        eager launches a graph of its own, in which none begins before the one before it ends.
         """
         self.will_load(name)
-        return Kernel(self, name, packing, cluster, self.overlaps)
+        return Kernel(self, name, packing, cluster, self.overlaps, shared_bytes, may_be_graph)
 
     def config_of(
         self, cluster: int, overlaps: bool, clusters: int, threads: int, stream: int, shared_bytes: int = 0

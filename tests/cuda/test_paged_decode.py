@@ -1,0 +1,134 @@
+"""`csrc/cuda/sm_90/paged_decode.cu`, thread by thread on a CPU: any lengths in any parts, and faults that must show."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.backends.cuda import library
+from kernelhub.backends.cuda.attention import decode
+from kernelhub.backends.cuda.attention.decode import parts_of, tiles_of
+from kernelhub.ops.attention.cases import largest_value
+from kernelhub.ops.attention.inputs import paged_attention_inputs
+from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
+from kernelhub.ops.models.shapes import AttentionModel
+from tests.cuda import emulated
+from tests.dispatch.backends import register
+
+needs_a_compiler = pytest.mark.skipif(not emulated.COMPILER.ok, reason=emulated.COMPILER.reason)
+
+SMALL = AttentionModel("small", 6, 2, 64, 64)
+FLOAT8 = torch.float8_e4m3fn
+LENGTHS: dict[str, tuple[int, ...]] = {
+    "one": (500,),
+    "few": (1, 0, 15, 16, 17, 63, 64, 65, 127, 128, 129),
+    "long and short": (700, 3, 0, 300),
+    "none": (0, 0),
+    "many": (70, 6) * 8,
+}
+SOURCE = "sm_90/paged_decode.cu"
+# A line of the source, what is in its place, and whether copies happen when they are asked for, not when waited for.
+FAULTS: dict[str, tuple[str, str, bool]] = {
+    "copies are not waited for": ("copies_wait<STAGES - 2>", "copies_wait<STAGES - 1>", False),
+    "a place is filled while it is read": ("k, v, ring + free", "k, v, ring + ready", True),
+    "a key too many": ("key + row + own_row < keys);", "key + row + own_row <= keys);", False),
+    "sums keep their scale": ("sums.total[n][j] *= kept;", "", False),
+    "values keep their scale": ("sums.at[tile][n][j + 2] *= kept;", "", False),
+    "warps do not wait for sums": ("  if (warp >= 2) give();\n  __syncthreads();", "  if (warp >= 2) give();", False),
+    "a part too many is merged": ("one <= last; one += each)", "one <= last + 1; one += each)", False),
+    "slots are mixed up": ("(of_part == first)", "(of_part != first)", False),
+    "parts begin at the first sequence": ("made.first_at += sum_of_warp(passed ? cost : 0);", "", False),
+    "a tile of rows begins too late": ("% p.tiles * ROWS", "% p.tiles * (ROWS + 1)", False),
+}
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(library, "library", emulated.library)
+    handle = register("emulated", *emulated.KERNELS)
+    yield
+    handle.remove()
+
+
+def is_right(lengths: tuple[int, ...], tokens: int | None, kv_dtype: torch.dtype, **more: Any) -> bool:
+    """Whether a call gives what the reference gives. What no query sees is NaN."""
+    arguments = paged_attention_inputs(
+        SMALL, seq_lens=[max(n, tokens or 0) for n in lengths], q_lens=tokens, kv_dtype=kv_dtype
+    )
+    want, want_lse = kernelhub.paged_attention.reference(**arguments | more, return_lse=True)
+    out = torch.full_like(arguments["q"], math.nan)
+    got, lse = kernelhub.paged_attention(**arguments | more, out=out, return_lse=True, backend="emulated.paged_decode")
+    found = compare_out(got, want, largest_value(arguments)).ok
+    return found and compare_lse(lse, want_lse) <= lse_tolerance(got.dtype)
+
+
+def in_parts(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    monkeypatch.setattr(decode, "parts_of", lambda *_: parts)
+
+
+def copy_early(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
+    """Let copies happen when they are asked for."""
+    built = emulated.built
+
+    def of(*given: Any) -> ctypes.CDLL:
+        made = built(*given)
+        if given[0] == SOURCE:
+            ctypes.c_int.in_dll(made, "emulated_early").value = int(early)
+        return made
+
+    monkeypatch.setattr(emulated, "built", of)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize(("parts", "early"), [(1, False), (3, True), (7, False), (40, True)])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FLOAT8], ids=["bfloat16", "float8"])
+@pytest.mark.parametrize("tokens", [None, 6])
+def test_any_lengths_in_any_parts(
+    tokens: int | None, kv_dtype: torch.dtype, parts: int, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that fill no tile, and two tiles of them; copies as late and as early as they can be; large scores."""
+    in_parts(monkeypatch, parts)
+    copy_early(monkeypatch, early)
+    for lengths in LENGTHS.values():
+        assert is_right(lengths, tokens, kv_dtype)
+    assert is_right(LENGTHS["long and short"], tokens, kv_dtype, window=40)
+    assert is_right(LENGTHS["long and short"], tokens, kv_dtype, scale=1.0)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, wrong, early = FAULTS[fault]
+    in_parts(monkeypatch, 3)
+    copy_early(monkeypatch, early)
+    emulated.planted(tmp_path, monkeypatch, SOURCE, line, wrong)
+    found = [is_right((300, 17, 500), 6, torch.bfloat16, scale=1.0) for _ in range(2)]
+    assert not all(found)
+
+
+@pytest.mark.parametrize("inner", [1, 2, 8, 16])
+@pytest.mark.parametrize("num_seqs", [1, 8, 16, 31, 32, 64, 66, 128, 500])
+def test_parts_use_the_gpu_and_cut_no_more_than_they_need(num_seqs: int, inner: int) -> None:
+    blocks = 2 * 132
+    parts = parts_of(num_seqs, blocks, inner)
+    most = blocks // inner
+    assert most * 19 <= parts * 20
+    assert parts <= most
+    if parts < most:  # as many parts of each sequence, or as many sequences of each part
+        assert parts % num_seqs == 0 or -(-num_seqs // parts) == -(-num_seqs // most)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 8, 9, 16, 64])
+@pytest.mark.parametrize("itemsize", [1, 2])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_tiles_leave_room_for_their_blocks(head_dim: int, itemsize: int, rows: int) -> None:
+    tiles = tiles_of(head_dim, itemsize, rows)
+    shared_bytes = tiles.constants(head_dim, itemsize)["SHARED_BYTES"]
+    assert shared_bytes <= 227 << 10
+    assert tiles.blocks * (shared_bytes + 1024) <= 228 << 10  # the system has a KB of each block
