@@ -47,6 +47,10 @@ _DECODE = (
     *_CUDNN,
     "torch.blocked",
 )
+_HOPPER_OTHER_DECODE = first(("triton.split_kv", "triton.split_kv_fixed", "cuda.paged_decode"), _DECODE)
+_ONE_QUERY = ("decode", "other_decode")
+_FEW_QUERIES = (*_ONE_QUERY, "speculative")
+_CUDA_RUN = "one run on an H200, pages of 16 (benchmarks/results/cuda_paged_h200.json): tokenspeed-fa3"
 _PREFILL = (
     "triton.prefill",
     "triton.mixed",
@@ -90,7 +94,7 @@ PAGED_ATTENTION = (
     # float32 3.6, fp8 8.9; gpt-oss's heads with its window 1.7.
     *(
         Line("cpu", regime, _CPP_FIRST, "measured on an EPYC of Zen 3, one thread, torch 2.13, 2026-11-25")
-        for regime in ("decode", "speculative")
+        for regime in _FEW_QUERIES
     ),
     # The time of torch.packed over that of cpp.split_kv, on that EPYC: 512 tokens 1.1 to 1.2; 7 single tokens of 1024
     # and 256 tokens 1.9; 256 tokens of 2048, which see most keys, 0.8 to 0.9.
@@ -107,7 +111,7 @@ PAGED_ATTENTION = (
     ),
     # The time of cpp.split_kv over that of cpp.amx, one thread of a Xeon with AMX: 8 x 1024 keys, groups of 8 and 16
     # heads 1.1 and 1.9, of fp8 1.8 and 3. Four queries of each sequence 1.7.
-    *(Line("cpu/amx", regime, first(("cpp.amx",), _CPP_FIRST), _XEON) for regime in ("decode", "speculative")),
+    *(Line("cpu/amx", regime, first(("cpp.amx",), _CPP_FIRST), _XEON) for regime in _FEW_QUERIES),
     # There, the time of torch.packed over that of cpp.amx: 512 tokens 1.8, 256 of 2048 2.1, 64 of 1024 1.5; 15 single
     # tokens of 1024 and 256 tokens of 2048 1.9.
     Line("cpu/amx", "*", first(("cpp.amx",), _CPU_PREFILL), _XEON),
@@ -123,29 +127,45 @@ PAGED_ATTENTION = (
     # 64 x 4096 tokens: split_kv reaches 0.93 of the memory roof, split_kv_fixed 0.78; 1 x 131072: 0.145 and 0.209 ms.
     # flash_attn.fa3: 16 x 4096 0.083 ms against 0.085, 64 x 4096 0.270 against 0.261, 256 x 2048 0.536 against 0.507.
     # vLLM's own build of it: 64 x 4096 0.260 against 0.262, 256 x 1024 0.271 and 0.271, 1 x 131072 0.148 and 0.147.
-    Line("*", "decode", _DECODE, _H200),
-    Line("*", "speculative", _DECODE, _H200),
+    *(Line("*", regime, _DECODE, _H200) for regime in _FEW_QUERIES),
     # Memory bounds decode: on an H200 FlashInfer's own takes what split_kv takes, and plans on the host besides. So it
     # ranks behind it on sm_80 and sm_89 too, and elsewhere only kernels without planning rank first.
-    Line(
-        "blackwell",
-        "decode",
-        first(("flashinfer.trtllm_gen", "flashinfer.xqa"), _DECODE),
-        "trtllm-gen takes 0.7 of the time of FlashInfer's own decode with 64 x 1024 tokens "
-        "(https://github.com/vllm-project/vllm/pull/19825); vLLM runs it up to 256 tokens a step and SGLang always "
-        "(https://docs.sglang.io/advanced_features/attention_backend.html); otherwise FlashInfer uses XQA",
-        expected=True,
+    *(
+        Line(
+            "blackwell",
+            regime,
+            first(("flashinfer.trtllm_gen", "flashinfer.xqa"), _DECODE),
+            "trtllm-gen takes 0.7 of the time of FlashInfer's own decode with 64 x 1024 tokens "
+            "(https://github.com/vllm-project/vllm/pull/19825); vLLM runs it up to 256 tokens a step and SGLang always "
+            "(https://docs.sglang.io/advanced_features/attention_backend.html); otherwise FlashInfer uses XQA",
+            expected=True,
+        )
+        for regime in _ONE_QUERY
     ),
-    Line(
-        "blackwell_rtx",
-        "decode",
-        first(("flashinfer.xqa",), _DECODE),
-        "there are no binaries of trtllm-gen for sm_120, and XQA is what FlashInfer's decode and vLLM run there "
-        f"({_VLLM})",
-        expected=True,
+    *(
+        Line(
+            "blackwell_rtx",
+            regime,
+            first(("flashinfer.xqa",), _DECODE),
+            "there are no binaries of trtllm-gen for sm_120, and XQA is what FlashInfer's decode and vLLM run there "
+            f"({_VLLM})",
+            expected=True,
+        )
+        for regime in _ONE_QUERY
     ),
+    # One run (cuda_paged_h200.json), 32 heads to 8 of 128, cuda.paged_decode, split_kv, and in bfloat16 fa3:
+    # fp8 64 x 4096 0.132 and 0.196 ms, 64 of 256 to 8191 0.145 and 0.319, 16 x 4096 0.0403 and 0.0529, 1 x 1024 0.0079
+    # and 0.0071; bfloat16 64 x 4096 0.242, 0.249 and 0.262, 64 of 256 to 8191 0.265, 0.359 and 0.280, 8 x 512 0.0109,
+    # 0.0157 and 0.0145, 1 x 1024 0.0079, 0.0076 and 0.0130, 256 x 128 0.0478, 0.0447 and 0.0742.
+    Line("hopper", "decode", first(("cuda.paged_decode",), _DECODE), _CUDA_RUN),
+    # There, 64 heads to 8 of 64: fp8 64 x 4096 0.078 and 0.156 ms, bfloat16 0.134 and 0.129, in a window of 128
+    # 0.0073 and 0.0061. Groups of more than 16 heads, which are two tiles, and wide windows were not timed.
+    Line("hopper", "other_decode", _HOPPER_OTHER_DECODE, _CUDA_RUN),
     # Four queries each, 64 x 4096: split_kv 0.358 ms, flash_attn.fa3 0.271, its build in vLLM 0.268, fa2_prefill 0.281.
-    Line("hopper", "speculative", (*_FA3, *(name for name in _DECODE if name not in _FA3)), _ONE_RUN),
+    # With 32 heads to 8 (cuda_paged_h200.json), cuda.paged_decode, split_kv and flash_attn.fa3: 0.250, 0.249 and 0.265,
+    # 16 x 4096 0.0736, 0.0741 and 0.0730; fp8 0.137 and 0.200, 0.0463 and 0.0549. With 64 heads, two tiles, cuda's was
+    # not timed.
+    Line("hopper", "speculative", first(_FA3, _HOPPER_OTHER_DECODE), _ONE_RUN),
     # On an H200 fa2_prefill takes 0.89 of triton.prefill's time. It plans on the host and is compiled for minutes.
     Line("*", "prefill", _PREFILL, _NO_PEER),
     Line("*", "mixed", _MIXED, _NO_PEER),

@@ -125,19 +125,26 @@ def contradiction(problem: AttentionProblem) -> str | None:
 
 REGIMES = ("decode", "speculative", "prefill", "mixed")
 LONG_PREFILL = "long_prefill"
+OTHER_DECODE = "other_decode"
+_HEADS_TOGETHER = 16  # query heads of a KV head
 
 
 def regime(problem: AttentionProblem) -> str:
     """``decode`` for few query tokens per sequence, ``prefill`` for many.
 
-    Of pages, ``speculative`` for more than one of them, and ``mixed`` where both may come. Of tensors, ``long_prefill``
-    for 4096 and more, where it was measured: causal, heads of 128.
+    Of pages, ``speculative`` for more than one of them, ``mixed`` where both may come, and ``other_decode`` for one in
+    a window, of heads narrower than 128 in 16 or 32 bits, or of more than 16 heads to a KV head. Of tensors,
+    ``long_prefill`` for 4096 and more, where it was measured: causal, heads of 128.
     """
     if isinstance(problem, DenseAttentionProblem) and problem.length == LONG:
         return LONG_PREFILL if problem.causal and problem.head_dim_qk == problem.head_dim_vo == 128 else "prefill"
     paged = isinstance(problem, PagedAttentionProblem)
+    if paged and problem.q_len == ONE:
+        narrow = problem.head_dim_qk < 128 and problem.kv_dtype not in QUANTISED
+        other = problem.window_left or narrow or problem.group_size > _HEADS_TOGETHER
+        return OTHER_DECODE if other else "decode"
     if problem.q_len in (ONE, FEW):
-        return "speculative" if paged and problem.q_len == FEW else "decode"
+        return "speculative" if paged else "decode"
     return "mixed" if problem.ragged and paged else "prefill"
 
 
@@ -156,6 +163,6 @@ PAGED_ATTENTION = OpRecord(
     problem=PagedAttentionProblem,
     complete=complete,
     contradiction=contradiction,
-    regimes=REGIMES,
+    regimes=(*REGIMES, OTHER_DECODE),
     regime=regime,
 )
