@@ -66,6 +66,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--format", help="form of the norm of all_reduce_rms_norm, as of rms_norm_quant")
+    parser.add_argument("--after", type=Path, help="measure only once there is this file, whatever wrote it")
     parser.add_argument("--json", type=Path, help="file for the results, rewritten after each row")
     options = parser.parse_args(arguments)
     if options.ranks < 1 or min(options.sizes) < 1:
@@ -94,6 +95,8 @@ def run(rank: int, size: int, port: int | None, options: argparse.Namespace) -> 
     store = None if port is None else dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     place = {} if store is None else {"store": store, "rank": rank, "world_size": size}
     dist.init_process_group(backend, timeout=timedelta(seconds=120), **place)
+    while options.after is not None and not options.after.exists():
+        time.sleep(0.05)
     report = Report(rank, about(device, size), options.json)
     bench = Bench(device, size, getattr(torch, options.dtype), options.format)
     if device.type == "cuda":

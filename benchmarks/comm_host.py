@@ -221,10 +221,10 @@ def stub_calls() -> Calls:
     """The same calls, of a kernel that is bound for rank 0 of two; memory is the CPU's."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
+    from kernelhub.backends.shared.slot_memory import Workspace
     from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm
     from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
     from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
-    from kernelhub.backends.triton.comm.workspace import Workspace
     from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
     from kernelhub.ops.comm.problem import AllReduceProblem, AllReduceRmsNormProblem
     from kernelhub.probes.device import simulated

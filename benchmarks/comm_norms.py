@@ -47,9 +47,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from triton.backends.compiler import GPUTarget
 
 import kernelhub
+from kernelhub.backends.shared.slot_memory import MOST_PROGRAMS, MOST_RANKS
 from kernelhub.backends.triton.comm import adapter as adapters
 from kernelhub.backends.triton.comm import connection
-from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, MOST_RANKS
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, NVLINK, AllReduceProblem, AllReduceRmsNormProblem

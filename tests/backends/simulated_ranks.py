@@ -23,8 +23,7 @@ from typing import Any
 import torch
 import triton.runtime.interpreter as interpreter
 
-from kernelhub.backends.triton.comm.turns import SETS
-from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, slots_bytes
+from kernelhub.backends.shared.slot_memory import SETS, UNIT, Workspace, slots_bytes
 
 
 class Group(SimpleNamespace):

@@ -63,22 +63,24 @@ def _run(*command: str) -> None:
 
 
 @functools.cache
-def runtime() -> Path:
+def runtime(name: str) -> Path:
     """The fibers, compiled once."""
-    path = folder() / "emulation.o"
-    _run(str(COMPILER.value), *flags(), "-c", str(HERE / "emulation.cpp"), "-o", str(path))
+    path = folder() / f"{name}.o"
+    _run(str(COMPILER.value), *flags(), "-c", str(HERE / f"{name}.cpp"), "-o", str(path))
     return path
 
 
 @functools.cache
-def built(source: str, constants: tuple[tuple[str, str | int], ...], sources: Path = SOURCES) -> ctypes.CDLL:
-    """A source compiled with its constants."""
+def built(
+    source: str, constants: tuple[tuple[str, str | int], ...], sources: Path = SOURCES, by: str = "emulation"
+) -> ctypes.CDLL:
+    """A source compiled with its constants; `by` is what runs it, `emulation` or `ranks`."""
     defined = [f"-D{name}={value}" for name, value in constants]
-    name = hashlib.sha256(repr((source, constants, str(sources))).encode()).hexdigest()[:16]
+    name = hashlib.sha256(repr((source, constants, str(sources), by)).encode()).hexdigest()[:16]
     path = folder() / f"{name}.so"
     headers = ("-include", str(HERE / "emulation.h"), f"-I{sources}", f"-I{HERE}")
     read = (*headers, "-x", "c++", str(sources / source), "-x", "none")
-    _run(str(COMPILER.value), *flags(), "-shared", *defined, *read, str(runtime()), "-o", str(path))
+    _run(str(COMPILER.value), *flags(), "-shared", *defined, *read, str(runtime(by)), "-o", str(path))
     return ctypes.CDLL(str(path))
 
 
@@ -140,4 +142,6 @@ def planted(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, line: str,
 
 # What multiplies by instructions of a warpgroup has tests of its own: test_latent_decode.py and test_fp4_gemm.py.
 BY_WARPGROUPS = ("cuda.decode", "cuda.fp4_gemm")
-KERNELS = tuple(emulated(kernel) for kernel in kernels.KERNELS if kernel.name not in BY_WARPGROUPS)
+BETWEEN_RANKS = ("cuda.one_shot",)  # which `ranks.py` runs
+_APART = (*BY_WARPGROUPS, *BETWEEN_RANKS)
+KERNELS = tuple(emulated(kernel) for kernel in kernels.KERNELS if kernel.name not in _APART)

@@ -23,6 +23,11 @@ void sync_cluster();
 void emulated_yield();
 void emulated_found();
 unsigned emulated_exchange(unsigned value, unsigned lane);
+// Of kernels that pass values between ranks, which `ranks.cpp` runs.
+unsigned long long emulated_nanoseconds();
+void emulated_send(unsigned long long to, const unsigned* words);
+void emulated_look(unsigned long long at, unsigned* words);
+int emulated_any_of_block(int mine);
 int emulated_launch(
     void (*body)(const void*), const void* parameters, unsigned cluster, unsigned blocks, unsigned threads, int backwards);
 }
@@ -107,4 +112,5 @@ static inline unsigned short float_to_half(float x) {
     return emulated_launch(                                                                                            \
         [](const void* p) { kernel(*(const Parameters*)p); }, given, cluster, blocks, threads, backwards);             \
   }                                                                                                                    \
+  extern "C" void run_##kernel(const void* p) { kernel(*(const Parameters*)p); }                                       \
   extern "C" unsigned size_of_##kernel() { return sizeof(Parameters); }

@@ -25,8 +25,8 @@ STATE: dict[str, dict[str, str]] = {
         "_made": "exchanges in workspaces of `backends.shared.symmetric`, while those live"
     },
     "backends.flashinfer.steps": {"_scratch": "workspaces, one for each kind, device and stream"},
+    "backends.shared.slot_memory": {"_made": "slots in workspaces of `backends.shared.symmetric`, while those live"},
     "backends.shared.symmetric": {"_workspaces": "workspaces that captured graphs may use, while their groups live"},
-    "backends.triton.comm.workspace": {"_made": "slots in workspaces of `backends.shared.symmetric`, while those live"},
     "backends.shared.operators": {"_files": "operator libraries that torch has loaded and cannot unload"},
     "compat.env.translation": {"_warned": "variables of engines that were warned about"},
     "compat.vllm.deep_gemm.calls": {

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import pytest
+from torch.distributed import HashStore
 
 import kernelhub
 from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.errors import RanksDisagree
+from kernelhub.ops.comm import group as meeting
 
 LIBRARIES = {"triton": "3.6.0", "flashinfer": "0.6.18", "deep_ep": "1.2.1", "deep_ep_cpp": "1.2.1", "cuda": "13.0.0"}
 MACHINE = SimulatedMachine(LIBRARIES)
@@ -49,9 +53,74 @@ def test_without_peers_nothing_but_the_groups_backend_runs(layout: str, device: 
 def test_over_nvlink_small_sums_need_no_nccl(size: int, device: str) -> None:
     for message in ("32KB", "256KB"):
         told = explained("all_reduce", device, world_size=size, link="nvlink", peers="atomics", message=message)
-        assert told.selected in ("triton.one_shot", "torch.symm_mem_one_shot", "torch.symm_mem_two_shot")
         # What has not run on as many ranks is not first.
-        assert (told.selected == "triton.one_shot") == (size in (2, 4))
+        if size == 2 and device != "B200":
+            assert told.selected == "cuda.one_shot"
+        elif size == 8:
+            assert told.selected in ("torch.symm_mem_one_shot", "torch.symm_mem_two_shot")
+        else:
+            assert told.selected == "triton.one_shot"
+
+
+@pytest.mark.parametrize(
+    ("device", "facets", "kernel"),
+    [
+        ("H200", {"message": "1MB"}, "cuda.one_shot"),
+        ("H200", {"message": "1MB", "dtype": "float32"}, "cuda.one_shot"),
+        ("H200", {"message": "8MB"}, "triton.two_shot"),
+        ("H200", {"message": "1MB", "world_size": 4}, "triton.two_shot"),
+        ("H200", {"message": "32KB", "world_size": 3}, NCCL),
+        ("B200", {"message": "32KB"}, "triton.one_shot"),
+    ],
+)
+def test_cuda_sums_where_that_has_run(device: str, facets: dict[str, Any], kernel: str) -> None:
+    told = explained("all_reduce", device, **{"world_size": 2, "link": "nvlink", **facets})
+    assert told.selected == kernel
+
+
+def test_the_sum_of_a_pair_is_cudas_and_said_so() -> None:
+    facets = {"world_size": 2, "link": "nvlink", "message": "256KB", "hidden_size": 8320, "format": "fp8_group"}
+    told = explained("all_reduce_rms_norm", "H200", **facets)
+    assert told.selected == "comm_pairs.sum_then_quant"
+    assert told.parts[0].selected == "cuda.one_shot"
+    assert "all_reduce by cuda.one_shot: " in str(told)
+
+
+class OneOfTwo:
+    """A group of two, as its rank sees it."""
+
+    group_name = "two"
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.size = (lambda: rank), (lambda: 2)
+
+
+def test_a_rank_that_lacks_cuda_bindings_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others would run another kernel: each rank raises what both say, and `agree` lets all run the same."""
+    facets = {"world_size": 2, "link": "nvlink", "message": "32KB"}
+    lacks = SimulatedMachine({name: version for name, version in LIBRARIES.items() if name != "cuda"})
+    told = [kernelhub.explain("all_reduce", device="H200", machine=machine, **facets) for machine in (MACHINE, lacks)]
+    assert [one.selected for one in told] == ["cuda.one_shot", "triton.one_shot"]
+    (rejection,) = told[1].against("cuda.one_shot")
+    assert (rejection.code, "cuda-bindings" in str(rejection.remedy)) == ("package_missing", True)
+
+    store, errors = HashStore(), []
+    monkeypatch.setattr(meeting, "_store_of", lambda op, group: store)
+
+    def prepare(rank: int) -> None:
+        try:
+            meeting.meet(
+                "all_reduce", cast(Any, OneOfTwo(rank)), {"op": "all_reduce", "kernel": told[rank].selected}, 20
+            )
+        except RanksDisagree as error:
+            errors.append((error.code, error.ranks, str(error)))
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(prepare, range(2)))
+    assert len(errors) == 2
+    for code, ranks, message in errors:
+        assert (code, ranks) == ("arguments_differ", (1,))
+        assert "kernel is cuda.one_shot on rank 0 and triton.one_shot on rank 1" in message
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ RUNS = {
         "comm_h200.json",
         "comm_4_ranks_h200.json",
         "comm_checks_h200.json",
+        "comm_cuda_h200.json",
         "comm_host_experts_h200.json",
         "comm_norm_clustered_h200.json",
         "comm_norm_early_h200.json",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernelhub.backends.cuda import attention, fused_quant, gemm, indexer, kv_cache, merge, mla, moe, quant
+from kernelhub.backends.cuda import attention, comm, fused_quant, gemm, indexer, kv_cache, merge, mla, moe, quant
 from kernelhub.dispatch.kernel import Backend
 
 BACKEND = Backend(
@@ -14,6 +14,7 @@ BACKEND = Backend(
 
 KERNELS = (
     *attention.KERNELS,
+    *comm.KERNELS,
     *fused_quant.KERNELS,
     *gemm.KERNELS,
     *indexer.KERNELS,

@@ -6,12 +6,13 @@ Buckets of messages are those of `kernelhub.ops.comm.problem`. `benchmarks/comm.
 from kernelhub.dispatch.order import Line, first
 from kernelhub.ops.comm.problem import BUCKETS, CLUSTERED_ROWS, NO_NVLINK, WIDE_ROWS
 
-_PUSH_ONE, _PUSH_TWO = "triton.one_shot", "triton.two_shot"
+_PUSH_ONE, _PUSH_TWO, _CUDA = "triton.one_shot", "triton.two_shot", "cuda.one_shot"
 _ONE, _TWO, _NCCL = "torch.symm_mem_one_shot", "torch.symm_mem_two_shot", "torch.distributed"
 _ALL = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO, _NCCL)
 _FUSED = ("flashinfer.trtllm_one_shot", "flashinfer.trtllm_two_shot")
 # They wait for a missing rank without limit: after those that do not. FlashInfer's two shots take 245 us for one row.
 _LIBRARIES = ("custom_all_reduce.vllm", *_FUSED, "custom_all_reduce.sgl_kernel")
+_REST = (*_ALL, *_LIBRARIES, _CUDA)  # the last has run on 2 ranks of Hopper only
 _QUANT, _POLLED, _CLUSTERED = "triton.one_shot_quant", "triton.one_shot_polled", "triton.one_shot_clustered"
 _TWO_QUANT, _PAIR = "triton.two_shot_quant", "comm_pairs.sum_then_quant"
 _TWO_SMALL = (_QUANT, _PUSH_TWO, _PAIR, _TWO_QUANT, _NCCL, *_FUSED)  # of norms on 2 ranks up to 1 MB, after the first
@@ -35,6 +36,12 @@ _H200 = (
     "to 1 MB: its one-shot 3.0, 3.5, 5.5 and 13.6, with the norm 4.7, 5.0, 6.9 and 15.4, its two-shot with the norm "
     "6.5, 6.8, 7.4 and 10.6 (benchmarks/results/comm_tiles_h200.json); since several programs send a row, 8, 64 and "
     "256 KB: its one-shot with the norm 4.1, 4.6 and 6.3 (benchmarks/results/comm_split_h200.json)"
+)
+_BY_CUDA = (
+    f"in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, 1, 8, 32, 64, 128, 256, 512 KB and 1 MB: cuda.one_shot "
+    "takes 2.20, 2.42, 2.66, 2.68, 2.80, 3.22, 4.12 and 5.54 us, triton.one_shot 2.47, 2.41, 2.80, 2.84, 3.08, 3.45, "
+    "4.30 and 5.72, torch's one-shot 7.6, 7.7, 7.8, 8.1, 8.9, 9.5, 11.0 and 14.6 "
+    "(benchmarks/results/comm_cuda_h200.json); float16 and float32 were not timed"
 )
 _QUANTISED = (
     f"in CUDA graphs on 2 NVIDIA H100, 2026-11-26, {_VERSIONS}, rows of 4096, 8 KB and 1 MB: triton.one_shot_quant "
@@ -288,15 +295,19 @@ ORDER = {
         Line(
             "*",
             NO_NVLINK,
-            first((_NCCL,), _ALL + _LIBRARIES),
+            first((_NCCL,), _REST),
             "no NVLink is known between the ranks (`prepare` finds it out, no call does), and kernels over peer memory "
             "were not measured over PCIe",
         ),
-        *(Line("*", f"other ranks, {bucket}", first((_NCCL,), _ALL + _LIBRARIES), _OTHER) for bucket in BUCKETS),
+        *(Line("*", f"other ranks, {bucket}", first((_NCCL,), _REST), _OTHER) for bucket in BUCKETS),
         *(
-            Line("*", f"{ranks} ranks, {bucket}", first(kernels[bucket], _ALL + _LIBRARIES), evidence)
+            Line("*", f"{ranks} ranks, {bucket}", first(kernels[bucket], _REST), evidence)
             for ranks, (kernels, evidence) in _FIRST.items()
             for bucket in BUCKETS
+        ),
+        *(
+            Line("hopper", f"2 ranks, {bucket}", first((_CUDA,), first(_FIRST[2][0][bucket], _REST)), _BY_CUDA)
+            for bucket in ("32KB", "256KB", "1MB")
         ),
     ),
 }

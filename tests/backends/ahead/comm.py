@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from kernelhub.backends.shared.slot_memory import MOST_PROGRAMS, MOST_RANKS
 from kernelhub.backends.triton.comm.adapter import (
     ClusteredRmsNorm,
     OneShot,
@@ -18,7 +19,6 @@ from kernelhub.backends.triton.comm.adapter import (
 )
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
 from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant, TwoShotRmsNormQuant
-from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, MOST_RANKS
 from kernelhub.ops.comm.experts.adapter import Outgoing
 from kernelhub.ops.comm.experts.problem import BLOCK, FORMATS, FP8, CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Handle, Header

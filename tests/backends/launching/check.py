@@ -32,18 +32,19 @@ import kernelhub
 from kernelhub.backends.comm_pairs.kernels import parts_of
 from kernelhub.backends.comm_pairs.norm import SumThenQuant
 from kernelhub.backends.cuda import library as of_cuda
+from kernelhub.backends.cuda.comm.total import OneShot as CudaOneShot
 from kernelhub.backends.cuda.mapped import MappedKernel
 from kernelhub.backends.cuda.mla import decode as latent
 from kernelhub.backends.shared import direct
 from kernelhub.backends.shared.direct import direct_launch
 from kernelhub.backends.shared.launches import Launch, Shared, sequence
 from kernelhub.backends.shared.repeat import Repeated, repetition
+from kernelhub.backends.shared.slot_memory import Workspace
 from kernelhub.backends.triton import launch as of_triton
 from kernelhub.backends.triton.comm.adapter import ClusteredRmsNorm, OneShot, OneShotRmsNorm, TwoShot, TwoShotRmsNorm
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
 from kernelhub.backends.triton.comm.parts import AllGather, ReduceScatter
 from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
-from kernelhub.backends.triton.comm.workspace import Workspace
 from kernelhub.backends.triton.fused_quant.adapter import Norm
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.dispatch.bound import Bound
@@ -1494,6 +1495,85 @@ def pairs_again(stub: Stub) -> None:
     stub.forget()
 
 
+def pair_of_cuda_sum_again(stub: Stub) -> None:
+    """The sum of a pair may be CUDA's and the norm Triton's: both launches are repeated, until a rank is missing."""
+    runtime.recognise_in_c(runtime.native())
+
+    def made(compiled: Any, given: int, **options: Any) -> Any:
+        sizes = sizes_of(compiled, given)
+        stub.expect_of(compiled.function, sizes)
+        return direct_launch(compiled, given, sizes=lambda function, most: sizes, **options)
+
+    def by_bindings(*given: Any) -> Any:
+        raise AssertionError("the launcher launches it")
+
+    of_sum_launch, size = 4321, 10 * 8
+    driver = SimpleNamespace(cuLaunchKernel=by_bindings, CUresult=SimpleNamespace(CUDA_SUCCESS=0))
+    of = SimpleNamespace(driver=driver, function=lambda name, device: of_sum_launch)
+
+    def kernel(name: str, packing: str) -> Any:
+        launch = of_cuda.Kernel(of, name, packing)
+        return lambda device, *given: launch(0, *given)  # tensors are the CPU's
+
+    groups, memory = _groups_of_two(), _Workspaces()
+    facets = {"device": simulated("H200"), "link": "nvlink", "peers": "atomics", "world_size": 2, "message": "32KB"}
+    facets |= {"dtype": "bfloat16", "weight_dtype": "bfloat16", "hidden_size": 256, "format": "fp8_group"}
+    problem = AllReduceRmsNormProblem(**facets)
+    pair, (of_sum, of_norm) = SumThenQuant(problem), parts_of(problem)
+    met: list[Any] = []
+    of_class = SumThenQuant.launch
+
+    def refused(device: int) -> Any:
+        raise AssertionError(device)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(
+            torch._C, "_cuda_getCurrentRawStream", lambda device: OneDevice.stream_of(device), raising=False
+        )
+        patched.setattr(torch._C, "_cuda_getDevice", lambda: OneDevice.current, raising=False)
+        patched.setattr(runtime, "parameter_sizes", lambda function, most: [size])
+        patched.setattr(of_triton, "direct_launch", made)
+        given_library = SimpleNamespace(kernel=kernel, function=of.function)
+        patched.setattr(of_cuda, "library", lambda source, constants, device: given_library)
+        patched.setattr(SumThenQuant, "launch", lambda *given: (met.append(given), of_class(*given))[1])
+        stub.expect_of(of_sum_launch, [size])
+        total, norm = CudaOneShot(of_sum[1]), Norm(of_norm[1])
+        total.attach(groups[0].group_name, memory.own)
+        pair.part_bounds[:] = [Bound(None, adapter, None, None, -1) for adapter in (total, norm)]  # type: ignore[arg-type]
+        run = kernelhub.all_reduce_rms_norm.op.contract.bind(pair, problem, -1, int, refused)
+
+        def launches() -> tuple[list[Any], dict[str, torch.Tensor]]:
+            x, residual, added = (torch.zeros(4, 256, dtype=torch.bfloat16) for _ in range(3))
+            out, scale = torch.zeros(4, 256, dtype=torch.float8_e4m3fn), torch.zeros(4, 2)
+            given = {"x": x, "residual": residual, "weight": x[0].clone(), "out": out, "scale": scale, "added": added}
+            stub.take()
+            run(x, residual, given["weight"], 1e-5, groups[0], out, added, None, None, scale)
+            return stub.take(), given
+
+        own, calls = memory.own, []
+        for _ in range(12):
+            before = len(met)
+            (first, second), given = launches()
+            calls.append(len(met) - before)
+            assert first.function == of_sum_launch != second.function
+            assert (first.grid[0], first.block[0]) == (1, 128), "a thread has 16 bytes of 2 KB"
+            fields = struct.unpack_from("<QQQQqQQqqq", first.parameters[0])
+            places = given["x"].data_ptr(), given["added"].data_ptr(), own.turn_counters.data_ptr()
+            assert fields[:3] == places
+            assert fields[3:8] == (own.missing.data_ptr(), 0, own.turn_slots[1], own.turn_slots[0], 1 << 16)
+            assert fields[9] == 128
+            addresses = {struct.unpack("<Q", value)[0] for value in second.parameters if len(value) == 8}
+            if calls[1:]:  # the first is Triton's own launch
+                assert {given[name].data_ptr() for name in given if name != "x"} <= addresses
+                assert given["x"].data_ptr() not in addresses, "it reads the sum where the new residual goes"
+        assert calls[-4:] == [0] * 4, "a call like one before reaches no adapter"
+        own.missing[1] = 1
+        with pytest.raises(RanksDisagree, match="rank 1"):
+            launches()
+        own.missing[1] = 0
+    stub.forget()
+
+
 def exchanges_again(stub: Stub) -> None:
     """The same of a combine; the launches of a dispatch are repeated with results of its own."""
     on_stub(stub)
@@ -1907,6 +1987,7 @@ SCENARIOS = (
     small_calls_again,
     collectives_again,
     pairs_again,
+    pair_of_cuda_sum_again,
     exchanges_again,
     into_results_again,
 )

@@ -9,10 +9,12 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.connected import Connections, aligned, fresh, is_aligned
 from kernelhub.backends.shared.repeat import identified
+from kernelhub.backends.shared.slot_memory import MOST_PROGRAMS, UNIT, Workspace, workspace_before, workspace_for
 from kernelhub.backends.triton.comm.at_once import MOST as MOST_AT_ONCE
 from kernelhub.backends.triton.comm.clustered_rms_norm import clustered_rms_norm_kernel
-from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
+from kernelhub.backends.triton.comm.connection import Connection
 from kernelhub.backends.triton.comm.fused_rms_norm import all_reduce_rms_norm_kernel
 from kernelhub.backends.triton.comm.one_shot import one_shot_kernel
 from kernelhub.backends.triton.comm.polled_rms_norm import polled_rms_norm_kernel
@@ -22,7 +24,6 @@ from kernelhub.backends.triton.comm.tiles import Tile, one_shot_tile, row_tile, 
 from kernelhub.backends.triton.comm.two_shot import two_shot_kernel
 from kernelhub.backends.triton.comm.two_shot_rms_norm import two_shot_rms_norm_kernel
 from kernelhub.backends.triton.comm.two_shot_row_norm import two_shot_row_norm_kernel
-from kernelhub.backends.triton.comm.workspace import MOST_PROGRAMS, UNIT, Workspace, workspace_before, workspace_for
 from kernelhub.ops.comm.adapter import AllReduceAdapter, AllReduceRmsNormAdapter
 from kernelhub.ops.comm.problem import MESSAGE_BYTES, AllReduceProblem, AllReduceRmsNormProblem, CollectiveProblem
 
@@ -77,7 +78,7 @@ class _AllReduce(AllReduceAdapter):
         self._dtype = getattr(torch, problem.dtype)
         self.longest = self.piece()
         self._tile = self.tile()
-        self._connections = Connections()
+        self._connections = Connections[Connection]()
 
     @abc.abstractmethod
     def piece(self) -> int:
@@ -207,7 +208,7 @@ class ConnectedRmsNorm(AllReduceRmsNormAdapter):
 
     problem: AllReduceRmsNormProblem
     _slot_bytes: int
-    _connections: Connections
+    _connections: Connections[Connection]
 
     def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         self.attach(group.group_name, workspace_for(group, x.device, self._slot_bytes, timeout_s))
@@ -241,7 +242,7 @@ class _RmsNorm(ConnectedRmsNorm):
         self._tile = row_tile(problem.hidden_size, self._dtype.itemsize)
         looked_at = self._tile.bytes // self._dtype.itemsize * (problem.world_size - 1)
         self._once = self._rows <= self._tile.programs and looked_at <= MOST_AT_ONCE  # a program has one row at most
-        self._connections = Connections()
+        self._connections = Connections[Connection]()
 
     def static(self) -> dict[str, Any]:
         """Static arguments of this kernel alone, and of the one for results in place."""

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernelhub.backends.shared.connected import Connections, aligned, fresh, is_aligned
 from kernelhub.backends.shared.operands import up_to
 from kernelhub.backends.shared.repeat import identified
-from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
+from kernelhub.backends.shared.slot_memory import UNIT, Workspace, workspace_before, workspace_for
+from kernelhub.backends.triton.comm.connection import Connection
 from kernelhub.backends.triton.comm.part_kernels import all_gather_kernel, reduce_scatter_kernel
 from kernelhub.backends.triton.comm.tiles import one_shot_tile
-from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
 from kernelhub.ops.comm.adapter import AllGatherAdapter, ReduceScatterAdapter
 from kernelhub.ops.comm.problem import MESSAGE_BYTES, AllGatherProblem, ReduceScatterProblem
 
@@ -35,7 +36,7 @@ class _Parts:
         self._op, self._kernel, self._dtype = op, kernel, dtype
         self._part_bytes = up_to(part_bytes, UNIT)
         self._tile = one_shot_tile(self._part_bytes)
-        self._connections = Connections()
+        self._connections = Connections[Connection]()
 
     def connect(self, x: Tensor, group: ProcessGroup, timeout_s: float) -> None:
         self.attach(group.group_name, workspace_for(group, x.device, self._part_bytes, timeout_s))

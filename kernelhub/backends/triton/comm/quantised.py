@@ -9,15 +9,16 @@ import torch
 import triton
 from torch import Tensor
 
+from kernelhub.backends.shared.connected import Connections, aligned, fresh, is_aligned
 from kernelhub.backends.shared.repeat import identified
+from kernelhub.backends.shared.slot_memory import UNIT, Workspace
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.comm.adapter import LARGEST, ConnectedRmsNorm, piece_bytes
 from kernelhub.backends.triton.comm.at_once import MOST as MOST_AT_ONCE
-from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
+from kernelhub.backends.triton.comm.connection import Connection
 from kernelhub.backends.triton.comm.fused_rms_norm_quant import all_reduce_rms_norm_quant_kernel
 from kernelhub.backends.triton.comm.tiles import quantised_row_tile
 from kernelhub.backends.triton.comm.two_shot_rms_norm_quant import two_shot_rms_norm_quant_kernel
-from kernelhub.backends.triton.comm.workspace import UNIT, Workspace
 from kernelhub.backends.triton.fused_quant.adapter import static_form
 from kernelhub.backends.triton.operands import as_bytes
 from kernelhub.ops.comm.problem import MESSAGE_BYTES, AllReduceRmsNormProblem
@@ -44,7 +45,7 @@ class _RmsNormQuant(ConnectedRmsNorm):
         self._rows: int = max(UNIT, self.piece() // row_bytes // UNIT * UNIT)
         self._slot_bytes = self.slot_rows() * row_bytes
         self._tile = quantised_row_tile(problem.hidden_size, self._dtype.itemsize)
-        self._connections = Connections()
+        self._connections = Connections[Connection]()
 
     @abc.abstractmethod
     def piece(self) -> int:

@@ -8,7 +8,7 @@ come, in whatever order and parts the link delivers the stores. The receiver the
 Two sets of slots alternate. Each rank keeps the number of the set in counters in its own memory, one for each program
 that a grid can have; every call advances all of them, so they are equal when a kernel begins, whatever the grids were.
 So a graph replays correctly, and in any mix with eager calls, as long as calls of one group follow each other on one
-stream (`workspace.py` sees to that).
+stream (`backends.shared.slot_memory` sees to that).
 
 Why a sender may fill set s in call k: its own call k-1 has ended, in which it received from every rank, so every rank
 had begun its call k-1, so every rank had ended its call k-2, the last before that read set s and emptied it.

@@ -16,8 +16,6 @@ import triton.language as tl
 
 from kernelhub.backends.triton.comm.slots import slot_at
 
-SETS = 3
-
 
 @triton.jit
 def advance(counters, following, MOST: tl.constexpr):

@@ -10,13 +10,14 @@ import triton
 from torch import Tensor
 
 from kernelhub.backends.shared.arrange import Arrange
+from kernelhub.backends.shared.connected import Connections, aligned, fresh, is_aligned
 from kernelhub.backends.shared.operands import up_to
 from kernelhub.backends.shared.repeat import identified
-from kernelhub.backends.triton.comm.connection import Connection, Connections, aligned, fresh, is_aligned
+from kernelhub.backends.shared.slot_memory import UNIT, Workspace, workspace_before, workspace_for
+from kernelhub.backends.triton.comm.connection import Connection
 from kernelhub.backends.triton.comm.experts.push_rows import push_rows_kernel
 from kernelhub.backends.triton.comm.experts.push_sums import push_sums_kernel
 from kernelhub.backends.triton.comm.tiles import Tile
-from kernelhub.backends.triton.comm.workspace import UNIT, Workspace, workspace_before, workspace_for
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.ops.comm.experts.adapter import CombineAdapter, DispatchAdapter, Outgoing
 from kernelhub.ops.comm.experts.formats import Arranged
@@ -97,7 +98,7 @@ class PushRows(DispatchAdapter):
         self._form = (FORMATS.index(problem.format), ROWS.index(FIXED), problem.world_size, problem.num_experts)
         self._results: dict[tuple[int, int], Results] = {}
         self._fresh: dict[int, Fresh] = {}
-        self._connections = Connections()
+        self._connections = Connections[Connection]()
 
     def connect(self, outgoing: Outgoing, group: ProcessGroup, timeout_s: float) -> None:
         slot_bytes = self._rows(outgoing.max_tokens) * self.record_bytes
@@ -246,7 +247,7 @@ class PushSums(CombineAdapter):
         self._row_bytes: int = problem.hidden_size * self._dtype.itemsize
         self._tile = row_tile(self._row_bytes, self._dtype.itemsize, _OF_SUMS)
         self._parts = -(-self._row_bytes // self._tile.bytes)  # of a row
-        self._connections = Connections()
+        self._connections = Connections[Connection]()
 
     def connect(self, y: Tensor, handle: Handle, header: Header, group: ProcessGroup, timeout_s: float) -> None:
         slot_bytes = self.slot_bytes(header.max_tokens)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from kernelhub.backends.shared.slot_memory import UNIT, Workspace
 from kernelhub.backends.triton.comm.connection import Connection
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums, Received
 from kernelhub.backends.triton.comm.experts.push_lengths import push_lengths_kernel
 from kernelhub.backends.triton.comm.tiles import Tile
-from kernelhub.backends.triton.comm.workspace import UNIT, Workspace
 from kernelhub.ops.comm.experts.adapter import Outgoing
 from kernelhub.ops.comm.experts.problem import ALL, ROWS, TOKENS, CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header, handle_of

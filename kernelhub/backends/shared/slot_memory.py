@@ -1,4 +1,6 @@
-"""Memory that the ranks of a group map from each other: the slots of `slots.py`, and behind them those of `turns.py`.
+"""Memory that the ranks of a group map from each other: two sets of slots, and behind them three that take turns.
+
+`slots.py` and `turns.py` of `backends/triton/comm` say how calls pass values through them, of all kernels alike.
 
 Made when a plan connects its ranks, and kept with the adapters that use it, so as long as their plans and captured
 graphs.
@@ -16,7 +18,6 @@ from torch import Tensor
 
 from kernelhub.backends.shared import symmetric
 from kernelhub.backends.shared.launches import Shared
-from kernelhub.backends.triton.comm.turns import SETS
 from kernelhub.errors import KernelUnavailable
 from kernelhub.ops.comm.group import meet
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 MOST_RANKS = 8
 MOST_PROGRAMS = 512  # of a grid; each has a counter
 UNIT = 16  # bytes
+SETS = 3  # of slots that take turns
 _NO_STREAM = 2**64 - 1
 
 
@@ -100,7 +102,7 @@ class Workspace:
         self._raw_stream.value, self._stream = raw_stream, current
 
 
-_PURPOSE = "triton.comm"
+_PURPOSE = "slots"
 _made: weakref.WeakKeyDictionary[symmetric.Workspace, Workspace] = weakref.WeakKeyDictionary()
 
 
