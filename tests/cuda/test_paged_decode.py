@@ -14,6 +14,7 @@ import kernelhub
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.attention import decode
 from kernelhub.backends.cuda.attention.decode import parts_of, tiles_of
+from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
@@ -132,3 +133,23 @@ def test_tiles_leave_room_for_their_blocks(head_dim: int, itemsize: int, rows: i
     shared_bytes = tiles.constants(head_dim, itemsize)["SHARED_BYTES"]
     assert shared_bytes <= 227 << 10
     assert tiles.blocks * (shared_bytes + 1024) <= 228 << 10  # the system has a KB of each block
+
+
+@pytest.mark.parametrize(
+    ("kernel", "facets"),
+    [
+        ("cuda.paged_decode", {}),
+        ("cuda.paged_decode", {"head_dim_qk": 256}),
+        ("cuda.paged_decode", {"head_dim_qk": 64, "kv_scale": "tensor"}),
+        ("triton.split_kv", {"head_dim_qk": 64}),
+        ("triton.split_kv", {"window_left": True}),
+        ("triton.split_kv", {"num_q_heads": 32, "num_kv_heads": 1}),
+        ("triton.split_kv", {"q_len": "few"}),
+    ],
+    ids=str,
+)
+def test_hopper_selects_it_where_it_was_faster(kernel: str, facets: dict[str, Any]) -> None:
+    machine = SimulatedMachine({"triton": "3.6.0", "cuda": "13.0.3"})
+    found = kernelhub.explain("paged_attention", device="H200", machine=machine, **{"q_len": "one"} | facets)
+    assert found.kernel is not None
+    assert found.kernel.name == kernel
