@@ -75,14 +75,16 @@ def run_cases(doc: str, cases: Mapping[str, Callable[[], Calls]], count: int) ->
     if options.compile:
         return compile_calls(options, cases)
 
-    def row_of(make: Callable[[], Calls]) -> dict[str, Any]:
-        calls = make()
-        again = {name: functools.partial(_again, call) for name, call in calls.items()}
-        if isinstance(calls, Checked):
-            return {"vendor": calls.vendor, **measured(again, count, calls.sample_ms, calls.right)}
-        return measured(again, count)
+    return time_cases(doc, options, cases, functools.partial(run_case, count=count))
 
-    return time_cases(doc, options, cases, row_of)
+
+def run_case(make: Callable[[], Calls], count: int) -> dict[str, Any]:
+    """What is found of such a case."""
+    calls = make()
+    again = {name: functools.partial(_again, call) for name, call in calls.items()}
+    if isinstance(calls, Checked):
+        return {"vendor": calls.vendor, **measured(again, count, calls.sample_ms, calls.right)}
+    return measured(again, count)
 
 
 def time_cases(

@@ -1,8 +1,8 @@
 // Matrix products of a warpgroup (wgmma), copies by TMA and barriers in shared memory, for sm_90a.
 //
-// bfloat16 tiles have 128 bytes a row and the 128-byte swizzle: eight rows are an atom of 1024 bytes. A product of 64 x N
-// numbers has 16 deep steps; its sums are in registers, N / 2 of a thread: of row 16 warp + lane / 4 + 8 (i / 2 % 2) and
-// column 8 (i / 4) + 2 (lane % 4) + i % 2.
+// Tiles have 128 bytes a row and the 128-byte swizzle: eight rows are an atom of 1024 bytes. A product of 64 x N
+// numbers has steps of 32 bytes, 16 of bfloat16 or 32 of float8; its sums are in registers, N / 2 of a thread: of row 16
+// warp + lane / 4 + 8 (i / 2 % 2) and column 8 (i / 4) + 2 (lane % 4) + i % 2.
 #pragma once
 #include "formats.h"
 
@@ -38,6 +38,15 @@ INLINE void barrier_arrive_warp(u32 bar) {
   __syncwarp();
   if (threadIdx.x % WARP == 0) barrier_arrive(bar);
 }
+// An arrival at the barrier in the same place of another block of the cluster, or of this one.
+INLINE void barrier_arrive_in(u32 bar, u32 rank) {
+  asm volatile(
+      "{\n\t.reg .b32 there;\n\tmapa.shared::cluster.u32 there, %0, %1;\n\t"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n\t}"
+      :
+      : "r"(bar), "r"(rank)
+      : "memory");
+}
 // What this thread wrote to shared memory is seen by products and by TMA.
 INLINE void fence_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 // Barriers that were begun are seen by TMA.
@@ -64,6 +73,25 @@ INLINE void tma_load_once(u32 to, const TensorMap* map, int column, int row, u32
       : "r"(to), "l"(map), "r"(bar), "r"(column), "r"(row)
       : "memory");
 }
+// To the same place in the blocks of a cluster whose bits are set; each has an arrival of the bytes at its own barrier.
+INLINE void tma_load_all(u32 to, const TensorMap* map, int column, int row, u32 bar, u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4}], [%2], %5;"
+      :
+      : "r"(to), "l"(map), "r"(bar), "r"(column), "r"(row), "h"(blocks)
+      : "memory");
+}
+INLINE void tma_store(u32 from, const TensorMap* map, int column, int row) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];"
+               :
+               : "l"(map), "r"(from), "r"(column), "r"(row)
+               : "memory");
+}
+INLINE void tma_stores_end() { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
+// Until what this thread stored has been read from shared memory, or is written.
+INLINE void tma_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" : : : "memory"); }
+INLINE void tma_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
 INLINE void tma_prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory"); }
 INLINE void prefetch_line(const char* at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
 
@@ -94,15 +122,19 @@ INLINE void products_end() { asm volatile("wgmma.commit_group.sync.aligned;" : :
 #define FLOATS_8(d, i) \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
 #define FLOATS_32(d, i) FLOATS_8(d, i), FLOATS_8(d, i + 8), FLOATS_8(d, i + 16), FLOATS_8(d, i + 24)
-#define FLOATS_128(d) FLOATS_32(d, 0), FLOATS_32(d, 32), FLOATS_32(d, 64), FLOATS_32(d, 96)
+#define FLOATS_64(d, i) FLOATS_32(d, i), FLOATS_32(d, i + 32)
+#define FLOATS_128(d) FLOATS_64(d, 0), FLOATS_64(d, 64)
 #define TEXT_32                                                            \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define TEXT_64                                                                      \
+  TEXT_32                                                                            \
+  ", "                                                                               \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define TEXT_128                                                                                 \
-  TEXT_32                                                                                        \
+  TEXT_64                                                                                        \
   ", "                                                                                           \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "             \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "             \
   "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "             \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
@@ -153,9 +185,25 @@ INLINE void multiply_256(float (&d)[128], const u32* a, u32 b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 
+// d (+)= a b of 64 x 128 numbers of float8 (e4m3), both in shared memory along what is summed over.
+INLINE void multiply_fp8(float (&d)[64], u32 a, u32 b, int add) {
+  asm volatile(
+      "{\n\t.reg .pred more;\n\t.reg .b64 a, b;\n\tsetp.ne.b32 more, %66, 0;\n\t"
+      "mov.b64 a, {%64, 0x40000040};\n\tmov.b64 b, {%65, 0x40000040};\n\t"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 "
+      "{" TEXT_64
+      "}, "
+      "a, b, more, 1, 1;\n\t}"
+      : FLOATS_64(d, 0)
+      : "r"(a), "r"(b), "r"(add));
+}
+
 // Until at most LEFT groups of products are under way. What is passed is not touched before.
 template <int LEFT> INLINE void products_wait(float (&d)[32]) {
   asm volatile("wgmma.wait_group.sync.aligned %32;" : FLOATS_32(d, 0) : "n"(LEFT) : "memory");
+}
+template <int LEFT> INLINE void products_wait(float (&d)[64]) {
+  asm volatile("wgmma.wait_group.sync.aligned %64;" : FLOATS_64(d, 0) : "n"(LEFT) : "memory");
 }
 template <int LEFT> INLINE void products_wait(float (&d)[128]) {
   asm volatile("wgmma.wait_group.sync.aligned %128;" : FLOATS_128(d) : "n"(LEFT) : "memory");
@@ -165,8 +213,22 @@ template <int COUNT> INLINE void keep(u32 (&x)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(x[i]));
 }
+INLINE void keep(float& x) { asm volatile("" : "+f"(x)); }
+
+// Between -most and most; NaN stays NaN.
+INLINE float within(float x, float most) {
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(most));
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(-most));
+  return x;
+}
 
 // --- tiles in shared memory
+
+INLINE float load_shared(u32 from) {
+  float x;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
+  return x;
+}
 
 // The address of 16 bytes: of elements from 8 chunk on of a row.
 INLINE u32 place_in_tile(u32 tile, int row, int chunk) { return tile + row * 128 + ((chunk ^ (row & 7)) << 4); }

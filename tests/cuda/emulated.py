@@ -140,8 +140,8 @@ def planted(folder: Path, monkeypatch: pytest.MonkeyPatch, file: str, line: str,
     monkeypatch.setattr(of_kernels, "library", wrong)
 
 
-# What multiplies by instructions of a warpgroup has tests of its own: test_latent_decode.py and test_fp4_gemm.py.
-BY_WARPGROUPS = ("cuda.decode", "cuda.fp4_gemm")
+# What multiplies by instructions of a warpgroup has tests of its own: test_latent_decode.py and test_fp[48]_gemm.py.
+BY_WARPGROUPS = ("cuda.decode", "cuda.fp4_gemm", "cuda.fp8_gemm")
 BETWEEN_RANKS = ("cuda.one_shot",)  # which `ranks.py` runs
 _APART = (*BY_WARPGROUPS, *BETWEEN_RANKS)
 KERNELS = tuple(emulated(kernel) for kernel in kernels.KERNELS if kernel.name not in _APART)

@@ -14,12 +14,13 @@ import pytest
 import kernelhub
 from kernelhub.backends.cuda import kernels, library, nvrtc
 from kernelhub.backends.cuda.attention.decode import Decode
-from kernelhub.backends.cuda.gemm.fp4 import FORMS, constants_of
+from kernelhub.backends.cuda.gemm import fp4, fp8
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.ops.attention.problem import E5M2, FEW, FP8, ONE, PagedAttentionProblem
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
 from kernelhub.probes.device import DeviceFacts, simulated
+from tests.gpu.products_sanitized import forms
 
 PAGED_FEATURES = ("causal", "window_left", "softcap", "sinks", "lse")
 CONSTANTS: dict[str, dict[str, str | int]] = {
@@ -188,7 +189,12 @@ def test_without_cuda_bindings_or_on_an_old_gpu_the_record_says_what_is_missing(
 
 def test_every_source_is_that_of_a_kernel() -> None:
     assert {path.name for path in nvrtc.SOURCES.glob("*.cu")} == set(CONSTANTS)
-    assert {path.name for path in nvrtc.SOURCES.glob("*/*.cu")} == {"fp4_gemm.cu", "mla_decode.cu", "paged_decode.cu"}
+    assert {path.name for path in nvrtc.SOURCES.glob("*/*.cu")} == {
+        "fp4_gemm.cu",
+        "fp8_gemm.cu",
+        "mla_decode.cu",
+        "paged_decode.cu",
+    }
     assert {kernel.backend for kernel in kernels.KERNELS} == {"cuda"}
 
 
@@ -211,11 +217,11 @@ def test_nvrtc_compiles_latent_decode_for_hopper(heads: int, features: dict[str,
 
 
 @pytest.mark.parametrize("b_format", ["nvfp4", "mxfp4"])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", fp4.FORMS)
 def test_nvrtc_compiles_float4_products_for_hopper(form: int, b_format: str, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings", reason='without NVRTC nothing is compiled: pip install "cuda-bindings[all]"')
     problem = Fp4GemmProblem(simulated("H200"), b_format=b_format, n=4096, k=4096)
-    made = nvrtc.compiled("sm_90/fp4_gemm.cu", constants_of(form, problem), (9, 0), tmp_path, specific=True)
+    made = nvrtc.compiled("sm_90/fp4_gemm.cu", fp4.constants_of(form, problem), (9, 0), tmp_path, specific=True)
     assert made.startswith(b"\x7fELF")
     assert b"fp4_gemm" in made
     assert b"fp4_sum" in made
@@ -242,6 +248,25 @@ def test_nvrtc_compiles_paged_decode_for_hopper(
     for one in made:
         assert one.startswith(b"\x7fELF")
         assert all(name in one for name in (b"paged_decode", b"paged_merge"))
+
+
+@pytest.mark.parametrize("bias", [0, 1])
+@pytest.mark.parametrize("form", forms(), ids=str)
+def test_nvrtc_compiles_products_for_hopper_without_spills(form: fp8.Form, bias: int) -> None:
+    pytest.importorskip("cuda.bindings", reason='without NVRTC nothing is compiled: pip install "cuda-bindings[all]"')
+    made_by = nvrtc.compiler().nvrtc
+    constants = fp8.constants_of(form, bool(bias)) | {"OVERLAPS": 1}
+    options = (*nvrtc.options_for(constants, "sm_90a"), "--ptxas-options=-v")
+    path, headers = nvrtc.SOURCES / "sm_90/fp8_gemm.cu", sorted(nvrtc.SOURCES.glob("*.h"))
+    contents, names = [header.read_bytes() for header in headers], [header.name.encode() for header in headers]
+    _, program = made_by.nvrtcCreateProgram(path.read_bytes(), b"fp8_gemm.cu", len(headers), contents, names)
+    (status,) = made_by.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    said = bytes(made_by.nvrtcGetProgramLogSize(program)[1])
+    made_by.nvrtcGetProgramLog(program, said)
+    made_by.nvrtcDestroyProgram(program)
+    assert status == 0, said.decode()
+    assert b" 0 bytes spill stores, 0 bytes spill loads" in said
+    assert b"C75" not in said, "products are serialised"
 
 
 def test_a_launch_packs_its_values_and_tries_again_where_a_thread_has_no_context(
@@ -338,7 +363,7 @@ def test_launches_overlap_where_the_device_lets_them_and_the_driver_captures_the
     assert seen == [{"K": 8, "OVERLAPS": overlaps}, {"K": 8, "OVERLAPS": 0}]
 
 
-@pytest.mark.parametrize("source", [*CONSTANTS, "sm_90/fp4_gemm.cu", "sm_90/mla_decode.cu"])
+@pytest.mark.parametrize("source", [*CONSTANTS, "sm_90/fp4_gemm.cu", "sm_90/fp8_gemm.cu", "sm_90/mla_decode.cu"])
 def test_every_kernel_first_waits_for_the_launches_before_it(source: str) -> None:
     """A launch may begin while what it reads is still being written, and what it writes still being read."""
     text = (nvrtc.SOURCES / source).read_text()

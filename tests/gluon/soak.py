@@ -155,16 +155,19 @@ def _latent(listed: bool, float8: bool) -> Callable[..., Any]:
     return arguments
 
 
-def _fp8_gemm(draw: random.Random, scale: Scale) -> dict[str, Any]:
-    return fp8_gemm_inputs(
-        tokens=draw.randint(1, scale.tokens),
-        n=draw.choice(scale.widths) + draw.choice((0, 8, 72)),
-        k=draw.choice(scale.widths) + draw.choice((0, 16)),
-        scaling=draw.choice(("tensor", "row", "block")),
-        bias=draw.random() < 0.5,
-        device=scale.device,
-        seed=draw.randrange(1000),
-    )
+def _fp8_gemm(scalings: tuple[str, ...]) -> Callable[..., Any]:
+    def arguments(draw: random.Random, scale: Scale) -> dict[str, Any]:
+        return fp8_gemm_inputs(
+            tokens=draw.randint(1, scale.tokens),
+            n=draw.choice(scale.widths) + draw.choice((0, 8, 72)),
+            k=draw.choice(scale.widths) + draw.choice((0, 16)),
+            scaling=draw.choice(scalings),
+            bias=draw.random() < 0.5,
+            device=scale.device,
+            seed=draw.randrange(1000),
+        )
+
+    return arguments
 
 
 def _fp4_gemm(draw: random.Random, scale: Scale) -> dict[str, Any]:
@@ -226,7 +229,7 @@ DRAWS: dict[tuple[str, str], Callable[[random.Random, Scale], dict[str, Any]]] =
     ("paged_attention", "prefill_fp8"): _paged(((64, 64), (128, 128)), float8=True),
     ("paged_attention", "prefill_fp8_any"): _paged(ANY_WIDTH[:3], windows=True, float8=True),
     **{(op, name): _latent("listed" in name, "fp8" in name) for op, name in _names() if op == "mla_attention"},
-    ("fp8_gemm", "fp8_gemm"): _fp8_gemm,
+    ("fp8_gemm", "fp8_gemm"): _fp8_gemm(("tensor", "row", "block")),
     ("grouped_gemm", "grouped_fp8"): _grouped(("tensor", "channel", "block")),
     ("grouped_gemm", "grouped_halves"): _grouped(("bfloat16", "float16")),
     ("fused_moe", "experts"): _experts("fp8_block"),
@@ -237,6 +240,7 @@ OF_CUDA: dict[tuple[str, str], Callable[..., Any]] = {  # which are no kernels o
     ("mla_attention", "cuda.decode"): _latent(False, False),
     ("fp4_gemm", "cuda.fp4_gemm"): _fp4_gemm,
     ("paged_attention", "cuda.paged_decode"): _decoded,
+    ("fp8_gemm", "cuda.fp8_gemm"): _fp8_gemm(("block",)),
 }
 
 

@@ -33,6 +33,7 @@ from kernelhub.backends.comm_pairs.kernels import parts_of
 from kernelhub.backends.comm_pairs.norm import SumThenQuant
 from kernelhub.backends.cuda import library as of_cuda
 from kernelhub.backends.cuda.comm.total import OneShot as CudaOneShot
+from kernelhub.backends.cuda.gemm import fp8 as product
 from kernelhub.backends.cuda.mapped import MappedKernel
 from kernelhub.backends.cuda.mla import decode as latent
 from kernelhub.backends.shared import direct
@@ -58,6 +59,7 @@ from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import header_of
 from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.comm.problem import AllGatherProblem, AllReduceProblem, AllReduceRmsNormProblem, ReduceScatterProblem
+from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.ops.gemm.grouped.inputs import grouped_gemm_inputs
 from kernelhub.ops.mla.attention import call as mla_call
 from kernelhub.ops.mla.attention.adapter import MlaValues
@@ -564,6 +566,52 @@ def latent_decode_of_cuda(stub: Stub) -> None:
             assert shared == [number("Q", one) for one in merge.parameters[2:4]]
             assert number("Q", merge.parameters[0]) == out.data_ptr()
             assert [number("i", one) for one in merge.parameters[6:13]] == [40, 128, 66, 2, 7 * 64, 4, 0]
+    stub.forget()
+
+
+def product_of_cuda(stub: Stub) -> None:
+    """The launch of `cuda.fp8_gemm`: four descriptors with boxes of their own, and two blocks of a cluster."""
+    of = SimpleNamespace(
+        overlaps=True, will_load=lambda name: None, function=lambda name, device: 4323, allow_shared=lambda *given: None
+    )
+    m, n, k = 4096, 6144, 2304
+    problem = Fp8GemmProblem(device=simulated("H200"), n=n, k=k)
+    sizes = MappedKernel.sizes_of(product._KINDS)
+    form = product.form_for(m, n, 132)
+    assert (form.rows, form.shared) == (192, True)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch._C, "_cuda_getDevice", lambda: OneDevice.current, raising=False)
+        patched.setattr(product.library, "library", lambda *given, **named: of)
+        patched.setattr(runtime, "parameter_sizes", lambda function, most: sizes)
+        stub.expect_of(4323, sizes)
+        adapter, anew = product.Fp8Gemm(problem), []
+        launch_anew = adapter._launch_anew
+        patched.setattr(adapter, "_launch_anew", lambda *given: anew.append(given) or launch_anew(*given))
+        for count in range(5):
+            a, b = (torch.zeros(rows, k, dtype=torch.uint8) for rows in (m, n))
+            a_scale, b_scale = torch.zeros(k // 128, m).t(), torch.zeros(n // 128, k // 128)
+            out = torch.zeros(m, n, dtype=torch.bfloat16)
+            stub.take()
+            adapter.launch(a, b, a_scale, b_scale, None, out)
+            (one,) = stub.take()
+            assert len(anew) == min(count + 1, 2)
+            assert (one.function, one.grid[0], one.block[0], one.shared_bytes) == (4323, 132, 512, form.shared_bytes)
+            assert [attribute[0] for attribute in one.attributes] == [4, 5], "it overlaps where it is captured"
+            assert one.attributes[0][1] & 0xFFFFFFFF == 2
+            given = one.parameters
+            for at, (of_map, type_of, swizzle, box) in enumerate(
+                ((a, 0, 3, (128, 96)), (b, 0, 3, (128, 128)), (a_scale, 7, 0, (192, 1)), (out, 9, 3, (64, 64)))
+            ):
+                encoded = given[5 * at]
+                assert struct.unpack_from("<IIII", encoded) == (type_of, 2, 0, swizzle)
+                inner_first = reversed(of_map.shape) if of_map is not a_scale else of_map.shape
+                bytes_apart = of_map.element_size() * max(of_map.stride())
+                want = (of_map.data_ptr(), *inner_first, bytes_apart)
+                assert struct.unpack_from("<QQQ", encoded, 24) + struct.unpack_from("<Q", encoded, 64) == want
+                assert struct.unpack_from("<II", encoded, 88) == box
+            assert [number("Q", one) for one in given[20:22]] == [b_scale.data_ptr(), out.data_ptr()]
+            assert [number("i", one) for one in given[22:26]] == [m, n, 18, 8]
+            assert [number("q", one) for one in given[26:]] == [18, 1, 0]
     stub.forget()
 
 
@@ -1972,6 +2020,7 @@ SCENARIOS = (
     gluon_experts_again,
     struct_of_cuda,
     latent_decode_of_cuda,
+    product_of_cuda,
     devices_and_streams,
     counters,
     shared_memory,

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from kernelhub.backends.cuda.requirements import MACHINE
-from kernelhub.dispatch.constraint import MultipleOf, OnDevice, anything, dtype_in
+from kernelhub.dispatch.constraint import MultipleOf, OnDevice, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import verified
+from kernelhub.ops.gemm.fp8.problem import BLOCK, FLOAT
 
-_RAN = (
+_FP4_RAN = (
     "NVIDIA H200, 2026-11-28, torch 2.11.0+cu130, float4 products by CUDA: 93 tests passed, none failed "
     "(benchmarks/results/cuda_fp4_h200.json)"
+)
+_FP8_RAN = (
+    "NVIDIA H200, 2026-11-28, torch 2.11.0+cu130, float8 products by CUDA: 52 tests passed, none failed "
+    "(benchmarks/results/cuda_gemm_h200.json)"
 )
 
 KERNELS = (
@@ -29,6 +34,28 @@ KERNELS = (
         features=frozenset({"bias"}),
         graph=GraphLevel.FULL,
         deterministic=True,
-        standings=(verified("hopper", evidence=_RAN),),
+        standings=(verified("hopper", evidence=_FP4_RAN),),
+    ),
+    Kernel(
+        op="fp8_gemm",
+        name="cuda.fp8_gemm",
+        target="kernelhub.backends.cuda.gemm.fp8:Fp8Gemm",
+        summary="in CUDA C++: tiles of 256, 192 or 128 rows, those whose rounds take the least time",
+        band=Band.PORTABLE,
+        constraints=(
+            OnDevice("nvidia", only=((9, 0),)),
+            *MACHINE[1:],
+            OneOf("scaling", (BLOCK,), why="it scales the sums of every 128 columns"),
+            dtype_in("out_dtype", "bfloat16"),
+            dtype_in("a_scale_dtype", FLOAT),
+            dtype_in("b_scale_dtype", FLOAT),
+            MultipleOf("k", 16, why="TMA reads rows of whole 16 bytes"),
+            anything("n", "rows"),
+        ),
+        features=frozenset({"bias"}),
+        graph=GraphLevel.FULL,
+        deterministic=True,
+        source="DeepSeek-V3 (2024), section 3.3; the tiles and the sharing are those of DeepGEMM on Hopper",
+        standings=(verified("hopper", evidence=_FP8_RAN),),
     ),
 )

@@ -1,0 +1,271 @@
+"""`csrc/cuda/sm_90/fp8_gemm.cu` with its adapter, on a CPU: barriers, copies and products are those of
+`warpgroup_emulated.h`, everything else is the kernel's own. Planted faults must be found."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import hashlib
+import re
+import subprocess
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import kernelhub
+from kernelhub.backends.cuda.gemm import fp8
+from kernelhub.backends.cuda.gemm.fp8 import HIGH, LOW, MIDDLE, Form, form_for
+from kernelhub.backends.cuda.nvrtc import SOURCES
+from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
+from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
+from kernelhub.ops.gemm.fp8.tolerance import compare
+from kernelhub.probes.device import simulated
+from tests.cuda.emulated import COMPILER, HERE, folder
+from tests.gpu.products_sanitized import forms
+
+pytestmark = pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
+
+_SMS = 6  # so that a block has several tiles
+_ENTRY = """
+struct Given {
+  TensorMap a, b, scale, out;
+  const float* b_scale;
+  const bf16* bias;
+  i64 m, n, steps, together, stride_bn, stride_bk, stride_bias;
+};
+extern "C" const char* launch(const Given& p, i64 clusters, i64 cluster, i64 threads, i64 shared_bytes, i64 seed) {
+  static std::string said;
+  body = [&p] {
+    fp8_gemm(p.a, p.b, p.scale, p.out, p.b_scale, p.bias, p.m, p.n, p.steps, p.together, p.stride_bn, p.stride_bk,
+             p.stride_bias);
+  };
+  said = launched(clusters, cluster, threads, shared_bytes, seed);
+  return said.c_str();
+}
+"""
+_MEMORY = "extern __shared__ __align__(1024) char memory[];"
+
+
+@functools.cache
+def built(constants: tuple[tuple[str, int], ...], fault: tuple[str, str] | None) -> Any:
+    """The source, with a fault in place of what is right."""
+    source = (SOURCES / "sm_90" / "fp8_gemm.cu").read_text()
+    if fault is not None:
+        if source.count(fault[0]) != 1:
+            raise ValueError(f"{fault[0]} is not there once")
+        source = source.replace(*fault)
+    assert _MEMORY in source
+    source = source.replace(_MEMORY, "char* memory = emulated_memory();")
+    places = re.search(r"INLINE u32 place_in_tile.*\n", (SOURCES / "warpgroup.h").read_text())
+    assert places is not None
+    where = folder() / hashlib.sha256(repr((constants, fault)).encode()).hexdigest()[:16]
+    where.mkdir(exist_ok=True)
+    emulated = (HERE / "warpgroup_emulated.h").read_text().replace("\nTEST_PLACES\n", "\n" + places[0])
+    (where / "warpgroup.h").write_text(emulated)
+    for name in ("formats.h", "cluster.h"):
+        (where / name).write_text((SOURCES / name).read_text())
+    (where / "fp8_gemm.cpp").write_text(source + _ENTRY)
+    defined = [f"-D{name}={value}" for name, value in constants]
+    flags = ("-O3", "-fno-finite-math-only", "-std=c++17", "-w", "-fPIC", "-shared")
+    command = [COMPILER.value, *flags, *defined, "-include", HERE / "emulation.h", f"-I{where}"]
+    made = where / "fp8_gemm.so"
+    answer = subprocess.run([*map(str, command), str(where / "fp8_gemm.cpp"), "-o", str(made)], capture_output=True)
+    if answer.returncode:
+        raise ValueError(answer.stderr.decode()[-3000:])
+    library = ctypes.CDLL(str(made))
+    library.launch.restype = ctypes.c_char_p
+    library.launch.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 5]
+    return library
+
+
+class Emulated:
+    """In place of `MappedKernel`."""
+
+    fault: tuple[str, str] | None = None
+    seed = 0
+
+    def __init__(
+        self, constants: Any, name: str, kinds: str, threads: int, shared_bytes: int, boxes: Any, cluster: int
+    ) -> None:
+        self.library = built(tuple(sorted(constants.items())), self.fault)
+        self.kinds, self.threads, self.shared_bytes, self.boxes = kinds, threads, shared_bytes, boxes
+        self.cluster = cluster
+
+    def __call__(self, clusters: int, *values: Any) -> None:
+        numbers: list[int] = []
+        boxes = iter(self.boxes)
+        assert len(values) == len(self.kinds)
+        for kind, value in zip(self.kinds, values, strict=True):
+            if kind == "T":
+                box = next(boxes)
+                item, swizzle = value.base.element_size(), box.swizzle
+                assert box.item == item
+                assert value.strides[1] == 1
+                assert not value.base.data_ptr() % 16
+                assert not value.strides[0] * item % 16
+                assert max(box.shape) <= 256
+                assert box.shape[1] * item == 128 or not swizzle
+                numbers += [value.base.data_ptr(), *value.shape, value.strides[0] * item, item, *box.shape, swizzle]
+            else:
+                numbers.append(value.data_ptr() if isinstance(value, torch.Tensor) else value)
+        given = (ctypes.c_int64 * len(numbers))(*numbers)
+        said = self.library.launch(
+            ctypes.addressof(given), clusters, self.cluster, self.threads, self.shared_bytes, Emulated.seed
+        )
+        assert not said, said.decode()
+
+
+@pytest.fixture(autouse=True)
+def emulation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8, "MappedKernel", Emulated)
+    monkeypatch.setattr(fp8, "library", SimpleNamespace(library=lambda source, constants, *_, **__: constants))
+
+
+def problem_of(n: int, k: int, bias: bool) -> Fp8GemmProblem:
+    device = dataclasses.replace(simulated("H200"), num_sms=_SMS)
+    return Fp8GemmProblem(device=device, n=n, k=k, bias=bias)
+
+
+def run(form: Form | None, tokens: int, n: int, k: int, seeds: range, bias: bool = False) -> None:
+    """Calls of a form, each the reference's."""
+    arguments = fp8_gemm_inputs(tokens=tokens, n=n, k=k, bias=bias)
+    operands = {name: arguments.get(name) for name in ("a", "b", "a_scale", "b_scale", "bias")}
+    made = type("Formed", (fp8.Fp8Gemm,), {"form": form})(problem_of(n, k, bias))
+    for seed in seeds:
+        Emulated.seed = seed
+        around = torch.full((tokens + 2, n + 16), 7.0, dtype=torch.bfloat16)
+        out = around[1:-1, 8:-8]
+        made._launch_anew(*operands.values(), out)
+        agreement = compare(out, fp8_gemm_reference, arguments, matrix_instructions=False)
+        assert agreement.ok, str(agreement)
+        out.fill_(7.0)
+        assert (around == 7.0).all()
+
+
+SEVERAL = (600, 392, 400)  # several tiles for each block, which end within them; four steps
+
+
+@pytest.mark.parametrize("form", forms(), ids=str)
+def test_each_form_gives_the_reference(form: Form) -> None:
+    run(form, *SEVERAL, range(2))
+    run(form, 65, 136, 144, range(2, 4), bias=True)
+
+
+def test_what_tma_cannot_take_is_copied() -> None:
+    arguments = fp8_gemm_inputs(tokens=33, n=130, k=272, bias=True)
+    made = fp8.Fp8Gemm(problem_of(130, 272, True))
+    a = torch.zeros(33, 300, dtype=torch.uint8).view(torch.float8_e4m3fn)[:, 8:280]
+    a.view(torch.uint8).copy_(arguments["a"].view(torch.uint8))
+    b = arguments["b"].view(torch.uint8).t().contiguous().t().view(torch.float8_e4m3fn)
+    b_scale = arguments["b_scale"].t().contiguous().t()
+    bias = arguments["bias"].repeat_interleave(2)[::2]
+    out = torch.full((33, 260), 7.0, dtype=torch.bfloat16)
+    made._launch_anew(a, b, arguments["a_scale"].t().contiguous().t(), b_scale, bias, out[:, ::2])
+    agreement = compare(out[:, ::2], fp8_gemm_reference, arguments, matrix_instructions=False)
+    assert agreement.ok, str(agreement)
+    assert (out[:, 1::2] == 7.0).all()
+
+
+SHARING = dataclasses.replace(HIGH, shared=True, early=False)
+FAULTS: dict[str, tuple[str, str, Form]] = {
+    "loads do not wait": ("at.phase ^ 1", "at.phase", HIGH),
+    "loads wait for the round before": ("stage = 0, phase ^= 1", "stage = 0", LOW),
+    "scales are not expected": ("STAGE_BYTES + SCALES_BYTES);", "STAGE_BYTES);", MIDDLE),
+    "warps of one block release": ("4 * GROUPS * BLOCKS", "4 * GROUPS", SHARING),
+    "only this block is told": ("lane < BLOCKS", "lane < 1", MIDDLE),
+    "both blocks load one half": ("a + rank * (A_BYTES / 2)", "a", MIDDLE),
+    "a stage is released before its products": (
+        "      products_wait<0>(made);\n      if (wave == WAVES - 1) release(base, stage);",
+        "      if (wave == WAVES - 1) release(base, stage);\n      products_wait<0>(made);",
+        SHARING,
+    ),
+    "the next step is not waited for": (
+        "if (step + 1 < steps) barrier_wait(bar_of(base, FULL + at.stage), at.phase);\n      }\n      products_wait",
+        "}\n      products_wait",
+        HIGH,
+    ),
+    "results are replaced while they are stored": ("if (thread == 0) tma_stores_read();", "", HIGH),
+    "a block ends before the other": ("  if (BLOCKS > 1) sync_cluster();", "  if (false) sync_cluster();", SHARING),
+    "tiles are left out": (
+        "first; unit < all.units; unit += apart) {\n    Tile tile = tile_of(all, unit, rank);\n    const",
+        "first + apart; unit < all.units; unit += apart) {\n    Tile tile = tile_of(all, unit, rank);\n    const",
+        LOW,
+    ),
+    "the last group of rows is as tall as others": ("min(all.high - first, all.together)", "all.together", LOW),
+    "scales of b of the step before": ("if (left > 1) next += stride, left--;", "", HIGH),
+    "the second wave has the first one's scales": ("+ wave * 256, b);\n      issue", ", b);\n      issue", HIGH),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_faults_are_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    right, wrong, form = FAULTS[fault]
+    monkeypatch.setattr(Emulated, "fault", (right, wrong))
+    with pytest.raises(AssertionError):
+        run(dataclasses.replace(form, together=2), *SEVERAL, range(12))
+
+
+@pytest.mark.parametrize("rows", [1, 64, 128, 129, 256, 1000, 1024, 2048, 4096, 8192, 65536])
+@pytest.mark.parametrize("n", [8, 128, 576, 2112, 7168, 24576])
+def test_a_form_fits_and_covers_the_result(rows: int, n: int) -> None:
+    form = form_for(rows, n, 132)
+    assert form.shared_bytes <= 232_448
+    assert form.units(rows, n) * form.cluster * form.rows * 128 >= rows * n
+
+
+# Of a run on an H200 (benchmarks/results/cuda_gemm_h200.json): of these three forms those that took the least time.
+FASTEST = {
+    (8192, 7168, 18432): HIGH,
+    (4096, 7168, 18432): HIGH,
+    (4096, 7168, 2304): HIGH,
+    (1024, 24576, 1536): HIGH,
+    (1024, 7168, 18432): HIGH,
+    (512, 7168, 18432): HIGH,
+    (512, 24576, 1536): HIGH,
+    (512, 7168, 2304): HIGH,
+    (4096, 24576, 1536): MIDDLE,
+    (4096, 6144, 16384): MIDDLE,
+    (4096, 18432, 7168): MIDDLE,
+    (4096, 2112, 7168): MIDDLE,
+    (4096, 576, 7168): MIDDLE,
+    (2048, 7168, 18432): MIDDLE,
+    (768, 7168, 18432): MIDDLE,
+    (768, 24576, 1536): MIDDLE,
+    (768, 7168, 2304): MIDDLE,
+    (768, 2112, 7168): LOW,
+    (512, 2112, 7168): LOW,
+    (256, 7168, 18432): LOW,
+    (256, 24576, 1536): LOW,
+    (256, 7168, 2304): LOW,
+    (256, 2112, 7168): LOW,
+    (128, 7168, 18432): LOW,
+    (128, 24576, 1536): LOW,
+    (64, 7168, 2304): LOW,
+}
+
+
+@pytest.mark.parametrize(("size", "form"), FASTEST.items())
+def test_the_form_is_that_which_was_the_fastest(size: tuple[int, int, int], form: Form) -> None:
+    assert form_for(*size[:2], 132) == form
+
+
+@pytest.mark.parametrize(
+    ("rows", "others", "selected"),
+    [
+        (64, {}, "triton.fp8_gemm"),
+        (65, {}, "cuda.fp8_gemm"),
+        (4096, {}, "cuda.fp8_gemm"),
+        (4096, {"deep_gemm": "2.5.0"}, "deep_gemm.fp8_blocks"),
+    ],
+)
+def test_more_than_64_rows_run_in_it_where_deep_gemm_is_not_installed(
+    rows: int, others: dict[str, str], selected: str
+) -> None:
+    machine = SimulatedMachine({"triton": "3.6.0", "cuda": "13.0.3", "torch": "2.11.0", **others})
+    made = fp8_gemm_inputs(tokens=rows, n=256, k=256)
+    assert kernelhub.fp8_gemm.explain(**made, device="H200", machine=machine).selected == selected

@@ -1,0 +1,35 @@
+"""Small calls of each form of `cuda.fp8_gemm`, for compute-sanitizer: python -m tests.gpu.products_sanitized."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+import kernelhub
+from kernelhub.backends.cuda.gemm.fp8 import HIGH, LOW, MIDDLE, Form, Fp8Gemm
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.tolerance import compare
+
+
+def forms() -> list[Form]:
+    """Each height of tiles, with clusters and without, with early waits and without."""
+    more = (dataclasses.replace(form, shared=not form.shared) for form in (MIDDLE, LOW))
+    return [HIGH, dataclasses.replace(HIGH, early=False), MIDDLE, LOW, *more]
+
+
+def main() -> None:
+    for tokens, n, k, bias in ((300, 200, 400, True), (600, 384, 256, False)):
+        arguments = fp8_gemm_inputs(tokens=tokens, n=n, k=k, bias=bias, device="cuda")
+        problem = kernelhub.fp8_gemm.explain(**arguments, backend="cuda.fp8_gemm").problem
+        for form in forms():
+            made = type("Formed", (Fp8Gemm,), {"form": form})(problem)
+            out = torch.full((tokens, n), torch.nan, dtype=torch.bfloat16, device="cuda")
+            made.launch(*(arguments.get(name) for name in ("a", "b", "a_scale", "b_scale", "bias")), out)
+            torch.cuda.synchronize()
+            agreement = compare(out, kernelhub.fp8_gemm.reference, arguments, matrix_instructions=True)
+            print(f"{tokens} rows, {form}: {'right' if agreement.ok else 'WRONG'} {agreement}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
