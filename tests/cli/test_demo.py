@@ -134,7 +134,10 @@ class TestQuick:
         monkeypatch.setenv("KERNELHUB_FORCE", "torch.sdpa")
         answer = ask(*QUICK, "--json")
         assert (answer.code, answer.out) == (1, "")
-        assert "KERNELHUB_FORCE=torch.sdpa requests torch.sdpa, which cannot run this" in answer.err
+        assert (
+            "KERNELHUB_FORCE=torch.sdpa requests torch.sdpa, and no kernel of paged_attention has that name"
+            in answer.err
+        )
         assert "Traceback" not in answer.err
 
 

@@ -204,7 +204,15 @@ def reasons_against(kernel: Kernel, device: str, machine: SimulatedMachine, valu
     return {item.code for made in selection.decisions if made.kernel == kernel.name for item in made.rejections}
 
 
-OURS = ("cpp.", "triton.", "gluon.prefill_fp8", "torch.packed", "torch.blocked", "torch.dequantized")
+OURS = (
+    "cpp.",
+    "triton.",
+    "gluon.prefill_fp8",
+    "cuda.paged_decode",
+    "torch.packed",
+    "torch.blocked",
+    "torch.dequantized",
+)
 
 
 @pytest.mark.parametrize(
