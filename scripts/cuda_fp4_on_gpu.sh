@@ -7,32 +7,9 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-build/cuda_fp4}
-mkdir -p "$OUT" build
-PYTHON=${PYTHON:-python3}
-STARTED=$SECONDS
 LIMIT=${LIMIT:-110}
-left() { echo $((LIMIT - SECONDS + STARTED - $1)); } # seconds until so many before the end
-least() { echo $(($1 < $2 ? $1 : $2)); }
-export PYTHONPATH=$PWD PYTHONUNBUFFERED=1 PYTHONPYCACHEPREFIX=$PWD/build/pycache
-export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$PWD/build/triton_cache}
-export PATH=$PATH:/usr/local/cuda/bin
-IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES:-0}"
-export CUDA_VISIBLE_DEVICES=${gpus[0]}
-
-timed() { # NAME LIMIT COMMAND...: a child process with a time limit, its text in a log
-    local name=$1 limit=$2
-    [ "$limit" -gt 3 ] || { echo "== $name: no time left" && return 1; }
-    timeout --signal=INT --kill-after=3 "$limit" "${@:3}" >"$OUT/$name.log" 2>&1
-    local status=$?
-    echo "== $name: exit $status, at $((SECONDS - STARTED)) s"
-    return "$status"
-}
-memcheck() {
-    local only=()
-    [[ $(compute-sanitizer --help 2>&1) == *--kernel-regex* ]] && only=(--kernel-regex kns=fp4_)
-    timed memcheck 28 compute-sanitizer --tool memcheck --report-api-errors no --print-limit 20 "${only[@]}" \
-        "$PYTHON" -m tests.gpu.fp4_sanitized
-}
+# shellcheck source=scripts/one_gpu.sh
+source scripts/one_gpu.sh
 
 measure=("$PYTHON" scripts/measure_cuda_fp4.py)
 timed compile 40 "${measure[@]}" compile &
@@ -52,7 +29,7 @@ wait
 timed contract "$(least "$(left 34)" 30)" "$PYTHON" -m pytest -v -p no:cacheprovider -n 8 -m gpu --tb=short --maxfail=12 \
     tests/gpu/test_cuda_fp4_on_gpu.py &
 timed soak "$(least "$(left 34)" 28)" "$PYTHON" -m tests.gluon.soak --here --kernels fp4_gemm/cuda.fp4_gemm --calls 4000 --draws 16 &
-memcheck &
+memcheck 28 fp4_ tests.gpu.fp4_sanitized &
 wait
 timed time "$(left 7)" "${measure[@]}" time --seconds "$(left 13)" --out "$OUT/time.json"
 timed host "$(least "$(left 0)" 12)" "${measure[@]}" host --out "$OUT/host.json"

@@ -9,38 +9,11 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-build/cuda_gemm}
-WHEELS=${WHEELS:-.gpu}
-VENDORS=$PWD/build/vendors
-mkdir -p "$OUT" "$VENDORS" build
-PYTHON=${PYTHON:-python3}
-STARTED=$SECONDS
 LIMIT=${LIMIT:-150}
-left() { echo $((LIMIT - SECONDS + STARTED - $1)); } # seconds until so many before the end
-least() { echo $(($1 < $2 ? $1 : $2)); }
-for wheel in "$WHEELS"/tokenspeed_deepgemm-*.whl; do
-    [ -f "$wheel" ] || { echo "no wheel: $wheel" && continue; }
-    "$PYTHON" -m zipfile -e "$wheel" "$VENDORS"
-done
-export PYTHONPATH=$PWD:$VENDORS PYTHONUNBUFFERED=1 PYTHONPYCACHEPREFIX=$PWD/build/pycache
-export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$PWD/build/triton_cache} DG_JIT_CACHE_DIR=$PWD/build/deep_gemm
-export PATH=$PATH:/usr/local/cuda/bin
-IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES:-0}"
-export CUDA_VISIBLE_DEVICES=${gpus[0]}
-
-timed() { # NAME LIMIT COMMAND...: a child process with a time limit, its text in a log
-    local name=$1 limit=$2
-    [ "$limit" -gt 3 ] || { echo "== $name: no time left" && return 1; }
-    timeout --signal=INT --kill-after=3 "$limit" "${@:3}" >"$OUT/$name.log" 2>&1
-    local status=$?
-    echo "== $name: exit $status, at $((SECONDS - STARTED)) s"
-    return "$status"
-}
-memcheck() {
-    local only=()
-    [[ $(compute-sanitizer --help 2>&1) == *--kernel-regex* ]] && only=(--kernel-regex kns=fp8_gemm)
-    timed memcheck 40 compute-sanitizer --tool memcheck --report-api-errors no --print-limit 20 "${only[@]}" \
-        "$PYTHON" -m tests.gpu.products_sanitized
-}
+# shellcheck source=scripts/one_gpu.sh
+source scripts/one_gpu.sh
+unpacked "${WHEELS:-.gpu}"/tokenspeed_deepgemm-*.whl
+export DG_JIT_CACHE_DIR=$PWD/build/deep_gemm
 
 parts=$(($(nproc) < 16 ? 3 : 14))
 for ((part = 0; part < parts; part++)); do
@@ -54,7 +27,7 @@ grep -E "^check|^  |Error" "$OUT/check.log" | cut -c1-300 | tail -n 24
 timed contract "$(least "$(left 70)" 45)" "$PYTHON" -m pytest -v -p no:cacheprovider -n 6 -m gpu --tb=short --maxfail=12 \
     tests/gpu/test_cuda_products_on_gpu.py &
 timed soak "$(least "$(left 70)" 40)" "$PYTHON" -m tests.gluon.soak --here --kernels fp8_gemm/cuda.fp8_gemm --calls 3000 --draws 24 &
-memcheck &
+memcheck 40 fp8_gemm tests.gpu.products_sanitized &
 wait
 nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv,noheader -lms 250 >"$OUT/clocks.log" 2>&1 &
 clocks=$!

@@ -9,32 +9,11 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 OUT=${OUT:-build/cuda_paged}
-mkdir -p "$OUT" build
-PYTHON=${PYTHON:-python3}
-STARTED=$SECONDS
 TIMES=${TIMES:-}
 LIMIT=${LIMIT:-$([ -n "$TIMES" ] && echo 78 || echo 148)}
-left() { echo $((LIMIT - SECONDS + STARTED - $1)); } # seconds until so many before the end
-export PYTHONPATH=$PWD:$PWD/scripts${FA3:+:$FA3} PYTHONUNBUFFERED=1 PYTHONPYCACHEPREFIX=$PWD/build/pycache
-export TRITON_CACHE_DIR=${TRITON_CACHE_DIR:-$PWD/build/triton_cache}
-export PATH=$PATH:/usr/local/cuda/bin
-IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES:-0}"
-export CUDA_VISIBLE_DEVICES=${gpus[0]}
-
-timed() { # NAME LIMIT COMMAND...: a child process with a time limit, its text in a log
-    local name=$1 limit=$2
-    [ "$limit" -gt 3 ] || { echo "== $name: no time left" && return 1; }
-    timeout --signal=INT --kill-after=3 "$limit" "${@:3}" >"$OUT/$name.log" 2>&1
-    local status=$?
-    echo "== $name: exit $status, at $((SECONDS - STARTED)) s"
-    return "$status"
-}
-memcheck() {
-    local only=()
-    [[ $(compute-sanitizer --help 2>&1) == *--kernel-regex* ]] && only=(--kernel-regex kns=paged_)
-    timed memcheck 30 compute-sanitizer --tool memcheck --report-api-errors no --print-limit 20 "${only[@]}" \
-        "$PYTHON" -m tests.gpu.paged_sanitized
-}
+# shellcheck source=scripts/one_gpu.sh
+source scripts/one_gpu.sh
+export PYTHONPATH=$PYTHONPATH:$PWD/scripts${FA3:+:$FA3}
 
 check() {
     for part in 0 1 2; do timed "check$part" 30 "$PYTHON" scripts/measure_cuda_paged.py check --part "$part/3" & done
@@ -42,7 +21,7 @@ check() {
     [ -z "$TIMES" ] || return
     timed soak 30 "$PYTHON" -m tests.gluon.soak --here --kernels paged_attention/cuda.paged_decode \
         --calls "${SOAK:-3000}" --draws 6 &
-    memcheck &
+    memcheck 30 paged_ tests.gpu.paged_sanitized &
     wait
 }
 rows() { # one that fails ends its process

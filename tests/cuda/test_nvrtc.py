@@ -373,6 +373,12 @@ def test_every_kernel_first_waits_for_the_launches_before_it(source: str) -> Non
         assert re.search(rf"INLINE void {first}\([^)]*\) {{\n  follow_launches\(\);\n", text), first
 
 
+def test_decode_over_pages_waits_before_its_merge_may_begin() -> None:
+    """The merge reads the lengths before it waits, which the launches before the decode may have written."""
+    text = (nvrtc.SOURCES / "sm_90/paged_decode.cu").read_text()
+    assert re.search(r"INLINE void decode\([^)]*\) {\n  wait_for_launches\(\);[^\n]*\n  begin_next_launch\(\);\n", text)
+
+
 def test_all_kernels_of_a_source_are_loaded_at_once_so_that_no_size_loads_after_seal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

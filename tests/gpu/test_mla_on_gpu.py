@@ -67,9 +67,11 @@ class TestNumbers:
 
     def test_the_gpu_is_served_by_a_kernel_of_ours(self) -> None:
         arguments = inputs(seq_lens=(700, 65))
-        own = "gluon.decode" if torch.cuda.get_device_capability() == (9, 0) else "triton.split_kv"
+        hopper = ("cuda.decode", "gluon.decode")  # the first needs cuda-bindings
+        own = hopper if torch.cuda.get_device_capability() == (9, 0) else ("triton.split_kv",)
+        first = next(name for name in own if kernelhub.mla_attention.explain(**arguments, backend=name).selected)
         with kernelhub.use(disable="flash_mla"):  # which comes first where it is installed
-            assert kernelhub.mla_attention.explain(**arguments).selected == own
+            assert kernelhub.mla_attention.explain(**arguments).selected == first
             agrees(kernelhub.mla_attention(**arguments), arguments)
 
 
