@@ -1,13 +1,15 @@
-"""What adapters ask of operands: whether vectors of 16 bytes may be moved, and the sizes of grids."""
+"""What adapters ask of operands and say to kernels: dtypes, vectors of 16 bytes, and the sizes of grids."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 VECTOR_BYTES = 16
 WARP = 32
 C_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "float"}
 BITS = {1: "u8", 2: "u16", 4: "u32"}
+KINDS_OF_SINKS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # as kernels take their dtype
 
 
 def in_vectors(tensor: Tensor, elements: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernelhub.backends.shared.decode_parts import parts_alike
 from kernelhub.backends.shared.operands import contiguous_copy, is_aligned
 
 _ROWS = 64  # of a tile
@@ -22,11 +23,7 @@ def cut(rows: int, num_seqs: int, num_sms: int, alike: bool = True) -> tuple[int
     most = max(1, num_sms // tiles)
     if not alike or tiles == 1 or num_seqs < _MANY_SEQS:
         return tiles, most
-    if num_seqs > most:
-        parts = -(-num_seqs // -(-num_seqs // most))
-    else:
-        parts = most // num_seqs * num_seqs
-    return tiles, parts if parts * 20 >= most * 19 else most
+    return tiles, parts_alike(most, num_seqs)
 
 
 def sums_of_parts(tiles: int, parts: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -62,21 +59,3 @@ def rows_of_pages(kv_cache: Tensor) -> tuple[Tensor, int]:
         page, row = _PAGE * _WIDTH, _WIDTH
     rows = (kv_cache.shape[0] - 1) * (page // row) + _PAGE
     return kv_cache.as_strided((rows, _WIDTH), (row, 1)), page // row
-
-
-def strides_of_tokens(tensor: Tensor) -> tuple[int, int, int]:
-    """(sequence, token, head) strides of out."""
-    if tensor.ndim == 4:
-        sequence, token, head, _ = tensor.stride()
-        return sequence, token, head
-    return tensor.stride(0), 0, tensor.stride(1)
-
-
-def strides_of_lse(lse: Tensor | None, tokens: int) -> tuple[int, int, int]:
-    """(sequence, head, token) strides of the LSE, [H, sequences] or [sequences, H, tokens]."""
-    if lse is None:
-        return 0, 0, 0
-    if lse.ndim == 3:
-        sequence, head, token = lse.stride()
-        return sequence, head, token
-    return lse.stride(1), lse.stride(0), 0

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.cuda import library
-from kernelhub.backends.cuda.shapes import C_TYPES
-from kernelhub.backends.shared.latent_rows import strides_of_lse, strides_of_tokens
+from kernelhub.backends.cuda.shapes import C_TYPES, KINDS_OF_SINKS
+from kernelhub.backends.shared.decode_parts import parts_alike, strides_of_lse, strides_of_tokens
 from kernelhub.backends.shared.operands import adjacent, aligned, on_device_of
 from kernelhub.backends.shared.repeated_attention import RepeatedAttention
 from kernelhub.ops.attention.arguments import Values
@@ -22,7 +22,6 @@ _LOG2E = math.log2(math.e)
 _WARPS = 4
 _THREADS = 32 * _WARPS
 _RING_BYTES = 24 << 10  # of a warp, with two blocks on a multiprocessor
-_SINKS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 _MANY_SEQS = 16  # from which on sequences are cut alike
 _MOST_ROWS = 1024  # that have four warps each to merge them
@@ -63,17 +62,12 @@ def tiles_of(head_dim: int, itemsize: int, rows: int) -> Tiles:
 def parts_of(num_seqs: int, blocks: int, inner: int, alike: bool = True) -> int:
     """Parts of all keys, for so many blocks at once, of which each part has `inner`.
 
-    A part that begins within a sequence writes float32 sums, which are merged. Up to a twentieth of the blocks are left
-    out where sequences of one length are then cut alike, or not at all.
+    A part that begins within a sequence writes float32 sums, which are merged.
     """
     most = max(1, blocks // inner)
     if num_seqs < _MANY_SEQS or not alike:
         return most
-    if num_seqs > most:
-        parts = -(-num_seqs // -(-num_seqs // most))
-    else:
-        parts = most // num_seqs * num_seqs
-    return parts if parts * 20 >= most * 19 else most
+    return parts_alike(most, num_seqs)
 
 
 class Decode(RepeatedAttention):
@@ -178,7 +172,7 @@ class Decode(RepeatedAttention):
             room,
             k.shape[0] - 1,
             min(values.window_left, _NO_LIMIT),
-            0 if values.sinks is None else _SINKS[values.sinks.dtype],
+            0 if values.sinks is None else KINDS_OF_SINKS[values.sinks.dtype],
             table.stride(0),
             *strides_of_tokens(q),
             *self._strides_of(k),

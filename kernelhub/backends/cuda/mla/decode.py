@@ -10,12 +10,12 @@ from torch import Tensor
 
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.mapped import Box, MappedKernel, rows_of
+from kernelhub.backends.cuda.shapes import KINDS_OF_SINKS
+from kernelhub.backends.shared.decode_parts import strides_of_lse, strides_of_tokens
 from kernelhub.backends.shared.latent_rows import (
     cut,
     rows_of_pages,
     rows_of_queries,
-    strides_of_lse,
-    strides_of_tokens,
     sums_bytes,
     sums_of_parts,
 )
@@ -33,7 +33,6 @@ _MERGE = "P" * 6 + "i" * 7 + "q" * 6
 _DECODE_THREADS, _MERGE_THREADS = 384, 128
 _SHARED_BYTES = 231152  # of a block of `mla_decode`
 _ASKS_FROM = 128  # heads, for whose arithmetic a pair of pages takes so long that more of them come ahead
-_SINKS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _WARPS, _MOST_BLOCKS = 4, 2048  # of a block that merges, and blocks that run at once
 
 
@@ -82,7 +81,7 @@ class Decode(RepeatedMla):
         result = out if in_vectors else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         lengths, table = adjacent(step.seq_lens), adjacent(step.block_table)
         sinks = part_lse if values.sinks is None else values.sinks
-        kind = 0 if values.sinks is None else _SINKS[values.sinks.dtype]
+        kind = 0 if values.sinks is None else KINDS_OF_SINKS[values.sinks.dtype]
         lse_of = part_lse if lse is None else lse
         strides = (*strides_of_tokens(result), *strides_of_lse(lse, tokens))
         each_block = 1  # of few rows four warps merge each

@@ -14,12 +14,11 @@ from kernelhub.backends.gluon.mla.decode import decode_kernel
 from kernelhub.backends.gluon.mla.decode_float8 import decode_float8_kernel
 from kernelhub.backends.gluon.mla.few_float8 import few_float8_kernel
 from kernelhub.backends.gluon.mla.merge import merge_kernel
+from kernelhub.backends.shared.decode_parts import strides_of_lse, strides_of_tokens
 from kernelhub.backends.shared.latent_rows import (
     cut,
     rows_of_pages,
     rows_of_queries,
-    strides_of_lse,
-    strides_of_tokens,
     sums_bytes,
     sums_of_parts,
 )
