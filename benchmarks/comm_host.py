@@ -239,35 +239,39 @@ def stub_calls() -> Calls:
         adapter.attach(group.group_name, workspace)
         return function.op.contract.bind(adapter, adapter.problem, -1, int, int)
 
+    def planned(function: Any, adapter: Any, *given: Any, **named: Any) -> Any:
+        adapter.attach(group.group_name, workspace)
+        return plan_of(function, adapter, *given, **named)
+
     x = torch.zeros(2, HIDDEN, dtype=torch.bfloat16, device="cpu")
     residual, weight, out, residual_out = x.clone(), x[0].clone(), torch.empty_like(x), torch.empty_like(x)
-    total = bound(kernelhub.all_reduce, OneShot(AllReduceProblem(**facets, dtype="bfloat16", message="32KB")))
-    norm = bound(
-        kernelhub.all_reduce_rms_norm,
-        OneShotRmsNorm(
-            AllReduceRmsNormProblem(
-                **facets, dtype="bfloat16", weight_dtype="bfloat16", hidden_size=HIDDEN, message="32KB"
-            )
-        ),
+    sizes = {**facets, "dtype": "bfloat16", "message": "32KB"}
+    of_norm = {**sizes, "weight_dtype": "bfloat16", "hidden_size": HIDDEN}
+    total = planned(kernelhub.all_reduce, OneShot(AllReduceProblem(**sizes)), x, group)
+    layer = (x, residual, weight, 1e-5)
+    norm = planned(kernelhub.all_reduce_rms_norm, OneShotRmsNorm(AllReduceRmsNormProblem(**of_norm)), *layer, group)
+    of_quantised = AllReduceRmsNormProblem(**of_norm, format="fp8_group")
+    one_launch = OneShotRmsNormQuant(of_quantised)
+    one_launch.attach(group.group_name, workspace)
+    adapter, norm_alone = pair_of(of_quantised, group, workspace)
+    pair, one_launch = (
+        plan_of(kernelhub.all_reduce_rms_norm, one, *layer, group, format="fp8_group") for one in (adapter, one_launch)
     )
-    rest = (None, None, None)  # no format
-    of_quantised = AllReduceRmsNormProblem(
-        **facets, dtype="bfloat16", weight_dtype="bfloat16", hidden_size=HIDDEN, message="32KB", format="fp8_group"
-    )
-    one_launch = bound(kernelhub.all_reduce_rms_norm, OneShotRmsNormQuant(of_quantised))
-    pair, norm_alone = pair_of(of_quantised, group, workspace)
-    codes, scale, _ = pair(x, residual, weight, 1e-5, group, *[None] * 5)
-    of_format = (None, None, scale)
+    codes, scale, _ = pair(*layer)
+    places = {"out": out, "residual_out": residual_out}
+    of_format = {"out": codes, "residual_out": residual_out, "out_scale": scale}
     calls: Calls = {
-        "all_reduce, out": lambda: total(x, group, out),
-        "all_reduce, run": lambda: total(x, group, None),
-        "all_reduce_rms_norm, out": lambda: norm(x, residual, weight, 1e-5, group, out, residual_out, *rest),
-        "all_reduce_rms_norm, run": lambda: norm(x, residual, weight, 1e-5, group, None, None, *rest),
+        "all_reduce, out": lambda: total(x, out=out),
+        "all_reduce, in place": lambda: total(x, out=x),
+        "all_reduce, run": lambda: total(x),
+        "all_reduce_rms_norm, out": lambda: norm(*layer, **places),
+        "all_reduce_rms_norm, in place": lambda: norm(*layer, out=x, residual_out=residual),
+        "all_reduce_rms_norm, run": lambda: norm(*layer),
         "rms_norm_quant, out": lambda: norm_alone(x, weight, 1e-5, residual, None, None, codes, scale, residual_out),
     }
     for name, run in (("comm_pairs.sum_then_quant", pair), ("triton.one_shot_quant", one_launch)):
-        calls[f"{name}, out"] = lambda run=run: run(x, residual, weight, 1e-5, group, codes, residual_out, *of_format)
-        calls[f"{name}, run"] = lambda run=run: run(x, residual, weight, 1e-5, group, None, None, *rest)
+        calls[f"{name}, out"] = lambda run=run: run(*layer, **of_format)
+        calls[f"{name}, run"] = lambda run=run: run(*layer)
     facets |= {"capacity": "few", "hidden_size": HIDDEN, "top_k": TOP_K, "num_experts": EXPERTS}
     for format, dtype in ways():
         given = exchanged(torch.device("cpu"), group, format, dtype)
@@ -292,8 +296,28 @@ def stub_calls() -> Calls:
     return {"torch, empty": lambda: torch.empty_like(one), **calls}
 
 
+def plan_of(function: Any, adapter: Any, *given: Any, **named: Any) -> Any:
+    """The run of a plan whose kernel is bound for rank 0 of two; `prepare` would ask the other rank."""
+    from types import SimpleNamespace
+
+    from kernelhub.dispatch.bound import Bound
+    from kernelhub.dispatch.hub import HUB
+    from kernelhub.ops.comm.all_reduce import AllReducePlan
+    from kernelhub.ops.comm.all_reduce_rms_norm import AllReduceRmsNormPlan
+    from kernelhub.ops.comm.problem import BUCKETS
+    from kernelhub.ops.comm.topology import GroupFacts
+
+    op, kind = function.op, AllReducePlan if function is kernelhub.all_reduce else AllReduceRmsNormPlan
+    counter, selection = itertools.count(), SimpleNamespace(selected="the kernel", problem=adapter.problem)
+    run = op.contract.bind(adapter, adapter.problem, -1, counter.__next__, int)
+    bound = Bound(selection, adapter, run, counter, -1)  # type: ignore[arg-type]  # reports are not asked
+    HUB.ledger.add(bound)
+    parsed = op.parse(None, given, named)
+    return kind(op, dict.fromkeys(BUCKETS, bound), "32KB", parsed, GroupFacts("nvlink", "atomics", "a stub")).run
+
+
 def pair_of(problem: Any, group: Any, workspace: Any) -> tuple[Any, Any]:
-    """The runs of the quantised norm by two kernels of Triton, and of its norm alone."""
+    """The adapter of the quantised norm by two kernels of Triton, and the run of its norm alone."""
     from kernelhub.backends.comm_pairs.kernels import parts_of
     from kernelhub.backends.comm_pairs.norm import SumThenQuant
     from kernelhub.backends.triton.comm.adapter import OneShot
@@ -308,7 +332,7 @@ def pair_of(problem: Any, group: Any, workspace: Any) -> tuple[Any, Any]:
     made[0].adapter.attach(group.group_name, workspace)
     pair = SumThenQuant(problem)
     pair.part_bounds[:] = made
-    return kernelhub.all_reduce_rms_norm.op.contract.bind(pair, problem, -1, int, int), made[1].run
+    return pair, made[1].run
 
 
 def against(before: Path) -> dict[str, tuple[float, float, float]]:

@@ -19,7 +19,9 @@ typedef struct {
   Py_ssize_t num_flat;
   PyObject* constants[MAX_OPERANDS]; /* NULL for a tensor */
   uint8_t forms[MAX_OPERANDS];
-  int followed_by; /* which call came after it last */
+  uint64_t repeated;           /* one bit per argument: it is the same tensor as one before it, */
+  uint8_t first[MAX_OPERANDS]; /* which is this one */
+  int followed_by;             /* which call came after it last */
 } Call;
 
 typedef struct { /* the arguments of a call, with the tensors of a list or tuple one by one */
@@ -256,6 +258,7 @@ static int is_call(const Call* call, const Arguments* given) {
     int tensor = (given->tensors >> at) & 1;
     if (tensor != (call->constants[at] == NULL) || call->forms[at] != given->forms[at]) return 0;
     if (!tensor && !same_constant(call->constants[at], given->flat[at])) return 0;
+    if (((call->repeated >> at) & 1) && given->flat[at] != given->flat[call->first[at]]) return 0;
   }
   return 1;
 }
@@ -438,6 +441,11 @@ static PyObject* calls_add(PyObject* object, PyObject* args) {
     call->forms[at] = arguments.forms[at];
     call->constants[at] = (arguments.tensors >> at) & 1 ? NULL : arguments.flat[at];
     Py_XINCREF(call->constants[at]);
+    for (Py_ssize_t one = 0; one < at && call->constants[at] == NULL && !((call->repeated >> at) & 1); one++) {
+      if (arguments.flat[one] != arguments.flat[at]) continue;
+      call->repeated |= 1ULL << at;
+      call->first[at] = (uint8_t)one;
+    }
   }
   Py_INCREF(of);
   if (self->num_calls < MAX_CALLS) {

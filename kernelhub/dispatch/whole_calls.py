@@ -9,7 +9,7 @@ The extension counts the calls that it does not recognise. The fourth, eighth, s
 which watches what the function does with its arguments. A call is learned if
 
 - it made the launches of one known call, all of whose operands are arguments or results of it,
-- every tensor among its arguments is such an operand, and none is given twice,
+- every tensor among its arguments is such an operand; one that is given twice is so again in each call,
 - all other arguments are immutable values,
 - what it returns are arguments, and new tensors that fill their memory.
 """
@@ -114,9 +114,7 @@ def facts_of(
     if arguments is None or bound is None:
         return None
     tensors = [one for one in arguments if isinstance(one, Tensor)]
-    if len({id(one) for one in tensors}) < len(tensors) or not all(
-        any(one is of for of in operands) for one in tensors
-    ):
+    if not all(any(one is of for of in operands) for one in tensors):
         return None
     if not all(isinstance(one, Tensor) or _is_value(one) for one in arguments):
         return None

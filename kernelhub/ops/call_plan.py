@@ -6,6 +6,7 @@ import functools
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from textwrap import indent
 from typing import Any, ClassVar, TypeVar
 
@@ -30,6 +31,8 @@ class CallPlan(Plan):
         call: the arguments of the bound function, as the op's public function passes them.
         fixed: parameters that the problem fixes, with their values for traced code.
         repeats: whether the launcher's extension may make runs that come again from the arguments of `call`.
+        repeats_with: a destination without which it is not asked; by default it always is.
+        repeats_without: parameters that are `kept`, and that it is not given.
         kept: parameters of `call` that keep the value which the plan was prepared with.
         weights: parameters that keep it where a run is given none of them. Those that `call` does not name come last in
             `run`, and as one tuple behind the arguments of `call`.
@@ -39,6 +42,8 @@ class CallPlan(Plan):
     call: ClassVar[str]
     fixed: ClassVar[Fixed] = {}
     repeats: ClassVar[bool] = True
+    repeats_with: ClassVar[str] = ""
+    repeats_without: ClassVar[tuple[str, ...]] = ()
     kept: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -71,10 +76,12 @@ class CallPlan(Plan):
         else:
             kept = tuple(weights or (parsed.arguments[order.index(part)] for part in self.weights))
         weights_of = _weights_of(name, self.weights, kept)
-        make = _written(op.function, self.call, tuple(fixed), self.weights, self.repeats)
+        again = ", ".join(name for name in order if name not in self.repeats_without) if self.repeats else ""
+        make = _written(op.function, self.call, tuple(fixed), self.weights, again, self.repeats_with)
         called = run or bound.run
         given = (called, op.traced, backend or bound.selection.selected, kept, weights_of)
-        run, traced = make(*given, HUB, Runs(bound, called), **fixed)
+        runs = Runs(bound, _with_kept(called, [(order.index(name), fixed[name]) for name in self.repeats_without]))
+        run, traced = make(*given, HUB, runs, **fixed)
         run.__qualname__ = f"{name}.run"
         held = fixed | (dict(zip(self.weights, kept, strict=True)) if kept else {})
         keeps = [name for name, value in held.items() if isinstance(value, Tensor | PackedWeight)]
@@ -109,11 +116,33 @@ def _weights_of(op: str, names: Sequence[str], kept: tuple[Any, ...]) -> Callabl
     return weights_of
 
 
+def _with_kept(called: Callable[..., Any], kept: Sequence[tuple[int, Any]]) -> Callable[..., Any]:
+    """A function that is given the others of its arguments, and keeps these at their places."""
+    if not kept:
+        return called
+
+    def run(*given: Any) -> Any:
+        arguments = list(given)
+        for place, value in sorted(kept, key=itemgetter(0)):
+            arguments.insert(place, value)
+        return called(*arguments)
+
+    return run
+
+
 @functools.cache
 def _written(
-    function: Callable[..., Any], call: str, fixed: tuple[str, ...], weights: tuple[str, ...], again: bool
+    function: Callable[..., Any], call: str, fixed: tuple[str, ...], weights: tuple[str, ...], again: str, given: str
 ) -> Callable[..., Any]:
-    """The function that makes `run` and `traced` of a plan. Tracebacks show its lines."""
+    """The function that makes `run` and `traced` of a plan. Tracebacks show its lines.
+
+    Args:
+        function: of the op.
+        call, weights: of the plan.
+        fixed: parameters that have a value.
+        again: what the launcher's extension is given first; empty if it makes no runs.
+        given: a destination without which it is not asked; or empty.
+    """
     all_of = [item for item in inspect.signature(function).parameters.values() if item.name != "backend"]
     beside = weights if weights and weights[0] not in call.split(", ") else ()
     open_ = [item for item in all_of if item.name not in (*fixed, *beside)]
@@ -130,7 +159,8 @@ def _written(
     none = " is ".join(weights) + " is None"
     taken, launch = "", f"        return bound_run({call})\n"
     if again:
-        asked = f"        if hub.calls_of is not None and (done := runs.again({call})) is not None:\n"
+        with_given = f"{given} is not None and " if given else ""
+        asked = f"        if {with_given}hub.calls_of is not None and (done := runs.again({again})) is not None:\n"
         launch = f"{asked}            return done\n{launch}"
     if weights:
         taken = f"        if {weights[0]} is None:\n"

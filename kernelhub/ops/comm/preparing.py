@@ -40,8 +40,8 @@ class CollectivePlan(CallPlan):
     """
 
     __slots__ = ("connection", "kernels", "parts")
-    repeats = False
-    kept = ("group",)
+    repeats_with = "out"  # other results come from memory that is ready, which takes less than an allocation of each
+    repeats_without = kept = ("group",)
     kernels: Mapping[str, str]
     parts: Mapping[str, tuple[Selection[Any], ...]]
     connection: GroupFacts

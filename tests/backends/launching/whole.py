@@ -9,16 +9,30 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import kernelhub
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.hub import HUB
+from kernelhub.errors import RanksDisagree
+from kernelhub.ops.comm.preparing import CollectivePlan
+from kernelhub.ops.comm.problem import BUCKETS
+from kernelhub.ops.comm.topology import GroupFacts
 from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.runtime import launch as runtime
-from tests.backends.launching.check import WHOLE, believed_on_gpu, counted, on_stub
+from tests.backends.launching.check import (
+    WHOLE,
+    _collectives,
+    _groups_of_two,
+    _Workspaces,
+    believed_on_gpu,
+    counted,
+    on_stub,
+)
 from tests.backends.launching.stub import Stub, install
 
 E4M3 = torch.float8_e4m3fn
@@ -217,6 +231,92 @@ def plans(stub: Stub) -> None:
                 plan.run(given["x"].float())
 
 
+def collectives(stub: Stub) -> None:
+    """A plan's collectives are made so, too, in place as well, until a rank is missing or its group has other memory.
+
+    A call in place and one that is not are two: each has the launches of its own kind, whichever was learned first.
+    """
+    on_stub(stub)
+    runtime.recognise_in_c(runtime.native())
+    group = _groups_of_two()[0]
+    for op, adapter, good, places in _collectives():
+        adapter_of_parts, memory = getattr(adapter, "parts", adapter), _Workspaces()
+        adapter_of_parts.attach(group.group_name, memory.own)
+        reached: list[Any] = []  # calls that Python made
+        asked = {one: value for one, value in good.items() if one not in places}
+        plan = _plan_of(op, adapter, asked, group, reached)
+        inside = {"all_reduce": {"out": "x"}, "all_reduce_rms_norm": {"out": "x", "residual_out": "residual"}}
+        place = inside.get(op.__name__, {})
+        if good["out"].dtype is not torch.bfloat16:  # codes
+            place = {"residual_out": "residual"}
+        kinds = [good, *([_in_place(good, place)] if place else [])]
+
+        def launched(given: dict[str, Any], plan: Any = plan, reached: list[Any] = reached) -> tuple[bool, list[int]]:
+            """Whether Python saw the call, and the addresses of its launch."""
+            before, counted = len(reached), plan.bound.calls
+            stub.take()
+            results = plan.run(**given)
+            results = results if isinstance(results, tuple) else (results,)
+            assert all(any(one is of for of in given.values()) for one in results)
+            assert plan.bound.calls == counted + 1
+            [launch] = stub.take()
+            values = [value for value in launch.parameters if len(value) == 8]
+            return len(reached) > before, [struct.unpack("<Q", value)[0] for value in values]
+
+        for order in (kinds, kinds[::-1]):
+            for given in order * 2:
+                for _ in range(2 * WHOLE):
+                    launched(given)
+            for given in order:
+                like = _alike(given)
+                seen, addresses = launched(like)
+                assert not seen, (op.__name__, type(adapter), given is good)
+                tensors = {one.data_ptr() for one in like.values() if isinstance(one, torch.Tensor)}
+                assert tensors | {memory.own.missing.data_ptr()} <= {*addresses}
+        if place:  # the result is in the place of another tensor than in the calls before
+            other = {**good, **dict.fromkeys(list(place)[-1:], good["x"])}
+            reached.clear()
+            launched(other)
+            assert reached or op is kernelhub.all_reduce
+        memory.own.missing[1] = 1
+        for given in kinds:
+            with pytest.raises(RanksDisagree, match="rank 1"):
+                plan.run(**given)
+        memory.own.missing[1] = 0
+        newer = _Workspaces()
+        adapter_of_parts.attach(group.group_name, newer.own)
+        for given in kinds:
+            for _ in range(2 * WHOLE):
+                _, addresses = launched(given)
+                assert newer.own.missing.data_ptr() in addresses, "prepared anew, over other memory"
+            seen, _ = launched(_alike(given))
+            assert not seen
+    stub.forget()
+
+
+def _plan_of(op: Any, adapter: Any, given: dict[str, Any], group: Any, reached: list[Any]) -> Any:
+    """A plan of rank 0 of two, whose kernel is bound for all messages."""
+    plan = next(kind for kind in CollectivePlan.__subclasses__() if kind.__module__ == op.__module__)
+    counter, selection = itertools.count(), SimpleNamespace(selected="the kernel", problem=adapter.problem)
+    bound = Bound(selection, adapter, None, counter, -1)  # type: ignore[arg-type]  # reports are not asked
+    run = op.op.contract.bind(adapter, adapter.problem, -1, counter.__next__, int)
+    bound.run = lambda *arguments: (reached.append(arguments), run(*arguments))[1]
+    HUB.ledger.add(bound)
+    form = getattr(adapter.problem, "format", "none")
+    parsed = op.op.parse(None, (), {**given, "group": group, **({} if form == "none" else {"format": form})})
+    return plan(op.op, dict.fromkeys(BUCKETS, bound), "32KB", parsed, GroupFacts("nvlink", "atomics", "a stub"))
+
+
+def _in_place(given: dict[str, Any], place: dict[str, str]) -> dict[str, Any]:
+    return given | {one: given[operand] for one, operand in place.items()}
+
+
+def _alike(given: dict[str, Any]) -> dict[str, Any]:
+    """Other tensors, one for each."""
+    tensors = {id(one): one.clone() for one in given.values() if isinstance(one, torch.Tensor)}
+    return {name: tensors.get(id(one), one) for name, one in given.items()}
+
+
 def errors(stub: Stub) -> None:
     """An error of the driver is raised as the function raises it; nothing is counted, and later calls go on."""
     with quantising(stub) as again:
@@ -315,7 +415,21 @@ def leaks(stub: Stub) -> None:
         stub.take()
 
 
-SCENARIOS = (values, contexts, counts, layers, results, lists, plans, errors, wrong, subclasses, threads, leaks)
+SCENARIOS = (
+    values,
+    contexts,
+    counts,
+    layers,
+    results,
+    lists,
+    plans,
+    collectives,
+    errors,
+    wrong,
+    subclasses,
+    threads,
+    leaks,
+)
 
 
 def main(names: list[str]) -> None:
