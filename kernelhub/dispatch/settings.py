@@ -287,7 +287,7 @@ VARIABLES = {
             False,
             "0 or 1",
             "Check lengths, offsets, page and token numbers on a GPU too (each call then waits for the GPU), "
-            "and all arguments of each run of a step.",
+            "and all arguments of each run of a step, and compare each collective with the other ranks.",
         ),
         Variable(
             "KERNELHUB_DIRECT_LAUNCH",

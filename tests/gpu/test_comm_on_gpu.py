@@ -63,6 +63,21 @@ def test_conformance_of_deep_ep(kernel: str, how: tuple[str, ...]) -> None:
     check("tests.gpu.expert_conformance", kernel, kernel, "--width", "3072", *how)
 
 
+def test_with_check_unlike_ranks_raise_before_a_launch() -> None:
+    if torch.cuda.device_count() < RANKS:
+        pytest.skip(f"{RANKS} GPUs are needed")
+    command = [sys.executable, "-m", "tests.gpu.unlike_ranks", "--ranks", str(RANKS)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=200)
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert answers["ended"] == [0] * RANKS, done.stderr[-2000:]
+    for rank in answers["ranks"]:
+        assert rank.pop("costs")
+        for scene, answer in rank.items():
+            assert answer["raised"].startswith("arguments_differ "), scene
+            assert " on rank 0 and " in answer["raised"], scene
+            assert answer["after"] == RANKS, scene
+
+
 def check(module: str, *names: str) -> None:
     if torch.cuda.device_count() < RANKS:
         pytest.skip(f"{RANKS} GPUs are needed")

@@ -22,6 +22,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return answers
 
 
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank answered with KERNELHUB_CHECK=1."""
+    answers = run_world(SIZE, unlike_scenes.act_compared, tmp_path_factory.mktemp("compared"), limit_s=240)
+    assert None not in answers, "a rank ended before its scenes did"
+    return answers
+
+
 @pytest.mark.parametrize(
     ("name", "first", "second"),
     [
@@ -72,3 +80,35 @@ def test_a_group_of_another_backend_is_an_error_on_every_rank(tmp_path) -> None:
         for name, said in answers.items():
             assert said.startswith("NoKernel: "), name
             assert "the group has neither NCCL for a GPU nor gloo for a CPU" in said, name
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("shape", "all_reduce: x is float32 [4] on rank 0 and float32 [5] on rank 1; give all ranks the same"),
+        ("none", "all_reduce: x is float32 [4] on rank 0 and float32 [0] on rank 1; give all ranks the same"),
+        ("run", "all_reduce: x is float32 [4] on rank 0 and float32 [5] on rank 1; give all ranks the same"),
+        ("dtype", "all_reduce: x is float32 [4] on rank 0 and float16 [4] on rank 1; give all ranks the same"),
+        ("eps", "all_reduce_rms_norm: eps is 1e-05 on rank 0 and 2e-05 on rank 1; give all ranks the same"),
+        ("scatter", "reduce_scatter: x is float32 [3, 2] on rank 0 and float32 [6, 2] on rank 1; give all ranks"),
+        ("gather", "all_gather: x is float32 [4, 2] on rank 0 and float32 [5, 2] on rank 1; give all ranks the same"),
+        ("rows", "all_gather: rows is [1, 2, 3] on rank 0 and [1, 2, 4] on rank 1; give all ranks the same"),
+        ("room", "moe_dispatch: max_tokens is 9 on rank 0 and 10 on rank 1; give all ranks the same"),
+        ("experts", "moe_dispatch: num_experts is 12 on rank 0 and 15 on rank 1; give all ranks the same"),
+        ("format", "moe_dispatch: format is tokens on rank 0 and masked on rank 1; give all ranks the same"),
+        ("kernel", "kernel is torch.all_to_all_fixed on rank 0 and torch.gather_fixed on rank 1; give all ranks"),
+        ("results", "moe_combine: y is bfloat16 [..., 130] on rank 0 and float16 [..., 130] on rank 1; give all"),
+        ("layer", "expert_parallel_moe: max_tokens is 9 on rank 0 and 10 on rank 1; give all ranks the same"),
+    ],
+)
+def test_with_check_each_rank_raises_before_a_launch_on_any_device(compared, name: str, message: str) -> None:
+    scene = [answers[name] for answers in compared]
+    assert message in failure(scene, "arguments_differ", [1])
+    assert [answer["after"] for answer in scene] == [[3.0] * 3] * SIZE
+
+
+def test_with_check_ranks_name_the_one_whose_arguments_were_refused(tmp_path) -> None:
+    first, second, third = run_world(SIZE, unlike_scenes.refused, tmp_path)
+    assert second["code"] == "refused"
+    message = failure([first, third], "rank_missing", [1])
+    assert message.startswith("all_reduce: rank 1 of 3 did not call it within 3 s; all ranks of a group make the same")

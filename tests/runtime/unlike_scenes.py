@@ -9,9 +9,9 @@ import torch
 from torch import distributed as dist
 
 import kernelhub
-from kernelhub.errors import NoKernel
+from kernelhub.errors import InvalidArgument, NoKernel
 from tests.runtime.expert_scenes import tokens_of
-from tests.runtime.world import attempt
+from tests.runtime.world import attempt, variables
 
 EXPERTS, MOST = 12, 9
 
@@ -91,3 +91,28 @@ def parts(rank: int, size: int) -> dict[str, Any]:
     """Ranks 1 and 2 of the world differ in a group of their own."""
     part = dist.new_group([1, 2])
     return attempt(lambda: str(kernelhub.all_reduce(torch.ones(rank), part))) if rank else {}
+
+
+def act_compared(rank: int, size: int) -> dict[str, Any]:
+    """The same calls, and a whole layer of experts, where KERNELHUB_CHECK=1 has the ranks compare them."""
+    group, other = dist.group.WORLD, rank == 1
+    local = EXPERTS // size
+    experts = {"w13": torch.ones(local, 4, 130).bfloat16(), "w2": torch.ones(local, 130, 2).bfloat16()}
+    given = {**tokens_of(rank, "random"), **experts, "group": group, "max_tokens": MOST + other}
+    with variables(KERNELHUB_CHECK="1"):
+        answers = act(rank, size)
+        answers["layer"] = attempt(lambda: str(kernelhub.expert_parallel_moe(**given)))
+        answers["layer"]["after"] = kernelhub.all_reduce(torch.ones(3), group).tolist()
+    return answers
+
+
+def refused(rank: int, size: int) -> dict[str, Any]:
+    """Rank 1 gives a tensor that cannot be summed, so that the others compare their call without it."""
+    group, x = dist.group.WORLD, torch.ones(4, dtype=torch.int64 if rank == 1 else torch.float32)
+    with variables(KERNELHUB_CHECK="1", KERNELHUB_COMM_TIMEOUT_S="3"):
+        try:
+            answer = attempt(lambda: str(kernelhub.all_reduce(x, group)))
+        except InvalidArgument as error:
+            answer = {"code": "refused", "message": str(error)}
+    dist.barrier()
+    return answer

@@ -16,6 +16,7 @@ from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import check_wants_no_gradient, dense, describe, dtype_name, refuse
 from kernelhub.ops.comm.adapter import AllGatherAdapter
+from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.known import GroupCalls, group_type, plain_operand, plain_place
@@ -64,6 +65,13 @@ def message_bytes(x: Tensor, rows: Sequence[int] | None) -> int:
     return max(rows, default=0) * x.shape[1:].numel() * x.itemsize
 
 
+def gathered(x: Tensor, rows: Sequence[int] | None) -> dict[str, Any]:
+    """What of a call must be equal on all ranks, as plain values."""
+    if rows is None:
+        return {"x": describe(x)}
+    return {"x": f"{dtype_name(x.dtype)} {['n', *x.shape[1:]]}", "rows": list(rows)}
+
+
 def bind(
     adapter: Any,
     problem: AllGatherProblem,
@@ -74,7 +82,7 @@ def bind(
     """The function that a call runs: the checks, the destination, the launch. A rank without rows launches, too."""
     launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
     dtype, world_size = getattr(torch, problem.dtype), problem.world_size
-    known = GroupCalls(adapter)
+    known, compare = GroupCalls(adapter), comparing(NAME, adapter, timeout_s)
 
     def is_place(out: Any, x: Tensor) -> bool:
         return out is not x and plain_place(out, (x.shape[0] * world_size, *x.shape[1:]), dtype, device, (x,))
@@ -121,6 +129,8 @@ def bind(
             made = torch.empty(total, *x.shape[1:], dtype=dtype, device=x.device)
         if key is not None and not again:
             calls.learn(key, (x, made), 1, int(out is None))
+        if compare is not None:
+            compare(pg, gathered(x, rows))
         tick()
         try:
             if rows is None:  # a kernel without the feature need not take it
@@ -179,9 +189,7 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllGatherPla
 
     def state(parsed: Any) -> dict[str, Any]:
         x, _, _, rows = parsed.arguments
-        if rows is None:
-            return {"x": describe(x)}
-        return {"x": f"{dtype_name(x.dtype)} {['n', *x.shape[1:]]}", "rows": list(rows)}
+        return gathered(x, rows)
 
     return prepare(_op, AllGatherPlan, backend, args, kwargs, state)
 
@@ -205,7 +213,8 @@ def all_gather(
     """Gather the rows of all ranks of a process group, in the order of ranks. Every rank of the group calls it.
 
     `all_gather.prepare` compares shape, dtype, `rows` and kernel of all ranks, and names a rank that differs or is
-    missing. A direct call and `plan.run` compare them but for the kernel on a CPU, and nothing on a GPU.
+    missing. A direct call and `plan.run` compare them but for the kernel on a CPU, all of them with KERNELHUB_CHECK=1,
+    and nothing on a GPU without it.
 
     Args:
         x: ``[n, ...]``, the rows of this rank, in float32, float16, bfloat16, float8_e4m3fn, uint8, int32 or int64.
@@ -221,7 +230,8 @@ def all_gather(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+            rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
 

@@ -12,14 +12,13 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe
 from kernelhub.ops.comm.adapter import AllReduceAdapter
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.preparing import CollectivePlan, prepare
 from kernelhub.ops.comm.problem import ALL_REDUCE, AllReduceProblem
 from kernelhub.ops.comm.reference import all_reduce_reference
-from kernelhub.ops.comm.sums import binds, check_summed
+from kernelhub.ops.comm.sums import binds, check_summed, summed
 from kernelhub.ops.comm.topology import connection
 from kernelhub.ops.operands import check_destination
 from kernelhub.ops.operators import Traced
@@ -66,8 +65,8 @@ _contexts = HUB.contexts.get
 class AllReducePlan(CollectivePlan):
     """Kernels selected for a group: ``run(x, out=None)`` sums a tensor of the plan's dtype and any shape.
 
-    Ranks compared kernels, dtype and shape when they prepared the plan. On a GPU a run does not compare them again:
-    every rank gives it the same shape. It switches between kernels by the bytes of `x`.
+    Ranks compared kernels, dtype and shape when they prepared the plan. On a GPU a run compares them again with
+    KERNELHUB_CHECK=1 only: every rank gives it the same shape. It switches between kernels by the bytes of `x`.
     """
 
     __slots__ = ()
@@ -83,7 +82,7 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllReducePla
         RanksDisagree: a rank gives another shape or dtype, selects another kernel, fails, or is missing after
             KERNELHUB_COMM_TIMEOUT_S.
     """
-    return prepare(_op, AllReducePlan, backend, args, kwargs, lambda parsed: {"x": describe(parsed.arguments[0])})
+    return prepare(_op, AllReducePlan, backend, args, kwargs, lambda parsed: summed(parsed.arguments[0]))
 
 
 _prepare.__annotations__["return"] = AllReducePlan
@@ -103,8 +102,8 @@ def all_reduce(
     """Sum a tensor over the ranks of a process group. Every rank of the group calls it, with the same shape and dtype.
 
     `all_reduce.prepare` compares shape, dtype and kernel of all ranks, and names a rank that differs or is missing. On
-    a CPU a direct call and `plan.run` compare shape and dtype, too. On a GPU they compare nothing: ranks that differ
-    there make the backend of the group wait or fail.
+    a CPU, or with KERNELHUB_CHECK=1, a direct call and `plan.run` do so, too. Otherwise they compare nothing on a GPU:
+    ranks that differ there make the backend of the group wait or fail.
 
     Args:
         x: any shape, also without elements, in float32, float16 or bfloat16.
@@ -118,7 +117,8 @@ def all_reduce(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+            rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
 

@@ -20,12 +20,13 @@ from kernelhub.ops.arguments import check_wants_no_gradient, dense, describe, dt
 from kernelhub.ops.call_plan import Fixed
 from kernelhub.ops.comm.adapter import AllReduceRmsNormAdapter
 from kernelhub.ops.comm.all_reduce import same_place
+from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.known import GroupCalls, group_type, plain_like, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
 from kernelhub.ops.comm.problem import ALL_REDUCE_RMS_NORM, AllReduceRmsNormProblem
-from kernelhub.ops.comm.quantised_norm import bind_quantised, check_results
+from kernelhub.ops.comm.quantised_norm import FORM, bind_quantised, check_results, normed
 from kernelhub.ops.comm.reference import all_reduce_rms_norm_reference
 from kernelhub.ops.comm.sums import check_summed
 from kernelhub.ops.comm.topology import connection
@@ -104,7 +105,7 @@ def bind(
     launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
     dtype, weight_dtype = getattr(torch, problem.dtype), getattr(torch, problem.weight_dtype)
     world_size, hidden_size = problem.world_size, problem.hidden_size
-    known = GroupCalls(adapter)
+    known, compare = GroupCalls(adapter), comparing(NAME, adapter, timeout_s)
 
     def is_place(residual_out: Any, out: Any, *operands: Tensor) -> bool:
         return residual_out is not out and plain_place(residual_out, operands[0].shape, dtype, device, operands)
@@ -186,6 +187,8 @@ def bind(
         if key is not None and not again:
             calls.learn(key, given, 2, 2 * (out is residual_out is None))
         launched = (x, residual, weight, float(eps), made, added, pg, timeout_s)
+        if compare is not None:
+            compare(pg, normed(x, weight, eps, problem))
         tick()
         try:
             launch(*launched)
@@ -199,11 +202,10 @@ def bind(
     return run
 
 
-_FORM = ("format", "scale_dtype", "ue8m0", "column")
 _op: Op[AllReduceRmsNormProblem] = Op(
     Contract.of(
         ALL_REDUCE_RMS_NORM,
-        problem_of=from_keys(AllReduceRmsNormProblem, "hidden_size", "weight_dtype", *_FORM),
+        problem_of=from_keys(AllReduceRmsNormProblem, "hidden_size", "weight_dtype", *FORM),
         adapter=AllReduceRmsNormAdapter,
         bind=bind,
         reference=all_reduce_rms_norm_reference,
@@ -245,8 +247,7 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> AllReduceRms
 
     def state(parsed: Any) -> dict[str, Any]:
         x, _, weight, eps, *_ = parsed.arguments
-        form = dict(zip(_FORM, map(str, parsed.key[-3 - len(_FORM) : -3]), strict=True))
-        return {"x": describe(x), "weight": describe(weight), "eps": float(eps), **form}
+        return normed(x, weight, eps, _op.contract.problem_of(parsed.key, parsed.device))
 
     return prepare(_op, AllReduceRmsNormPlan, backend, args, kwargs, state)
 
@@ -296,7 +297,8 @@ def all_reduce_rms_norm(
     shape and dtype, and with the same `residual`, `weight` and `eps`, so that all ranks get the same results.
 
     `all_reduce_rms_norm.prepare` compares shapes, dtypes, `eps` and kernel of all ranks, and names a rank that differs
-    or is missing. A direct call and `plan.run` compare x, `eps` and `format` on a CPU, and nothing on a GPU.
+    or is missing. A direct call and `plan.run` compare x, `eps` and `format` on a CPU, all of these with
+    KERNELHUB_CHECK=1, and nothing on a GPU without it.
 
     With `format` the first result is quantised: it is that of ``rms_norm_quant(r, weight, eps, format=...)``, with r
     rounded to the dtype of `x`.
@@ -327,7 +329,8 @@ def all_reduce_rms_norm(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+            rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _FIX = "give a ProcessGroup of torch.distributed that this process is in, or its group_name"
 _USUAL = {"cuda": "nccl", "cpu": "gloo"}
-_LOOK_S = 0.005  # how often a waiting rank reads the store
+_LOOKS_S = (0.0002, 0.005)  # how long a rank that waits does not read the store: first, doubled each time, and at most
 _KEYS = "kernelhub/comm"
 _GONE = "gave up waiting for"
 KeptT = TypeVar("KeptT")
@@ -121,7 +121,15 @@ def libraries_of(kernels: Iterable[Kernel | None]) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(found.items()))
 
 
-def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: float, own: Any = None) -> list[Any]:
+def meet(
+    op: str,
+    group: ProcessGroup,
+    statement: Mapping[str, Any],
+    timeout_s: float,
+    own: Any = None,
+    *,
+    of_call: bool = False,
+) -> list[Any]:
     """Compare what each rank of a group would run. Every rank calls it, as often as the others.
 
     Args:
@@ -130,6 +138,7 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
         statement: plain values that must be equal on all ranks. ``"error"`` is the reason why this rank cannot run.
         timeout_s: longest wait for the other ranks.
         own: what else this rank states to the others, as plain values.
+        of_call: whether the ranks call the op, not its `prepare`.
 
     Returns:
         `own` of each rank.
@@ -143,6 +152,7 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
     if size == 1:
         return [own]
     store = _store_of(op, group)
+    where, same = (op, "make the same calls") if of_call else (f"{op}.prepare", "prepare the same plans")
     try:
         turn = store.add(f"{_KEYS}/turn/{rank}", 1)
         store.set(f"{_KEYS}/{turn}/{rank}", json.dumps([dict(statement), own]))
@@ -152,8 +162,8 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
             names = ", ".join(map(str, missing))
             raise RanksDisagree(
                 "rank_missing",
-                f"{op}.prepare: rank {names} of {size} did not call it within {timeout_s:g} s; all ranks of a group "
-                "prepare the same plans in the same order: see the log of that rank, or raise KERNELHUB_COMM_TIMEOUT_S"
+                f"{where}: rank {names} of {size} did not call it within {timeout_s:g} s; all ranks of a group "
+                f"{same} in the same order: see the log of that rank, or raise KERNELHUB_COMM_TIMEOUT_S"
                 f"{in_world(group, missing)}",
                 tuple(missing),
             )
@@ -164,20 +174,22 @@ def meet(op: str, group: ProcessGroup, statement: Mapping[str, Any], timeout_s: 
         raise
     except RuntimeError as error:  # torch's errors of a connection are RuntimeErrors
         reason = str(error).splitlines()[0]
-        raise RanksDisagree("store_lost", f"{op}.prepare: the group's store is gone: {reason}", (0,)) from error
-    _compare(op, group, [statement for statement, _ in said])
+        raise RanksDisagree("store_lost", f"{where}: the group's store is gone: {reason}", (0,)) from error
+    _compare(where, group, [statement for statement, _ in said])
     return [own for _, own in said]
 
 
 def _wait(store: Any, turn: int, size: int, timeout_s: float) -> list[int]:
     """The ranks that have not posted their statement when the time is over."""
     until = time.monotonic() + timeout_s
+    pause, longest = _LOOKS_S
     missing = list(range(size))
     while True:
         missing = [other for other in missing if not store.check([f"{_KEYS}/{turn}/{other}"])]
         if not missing or time.monotonic() > until:
             return missing
-        time.sleep(_LOOK_S)
+        time.sleep(pause)
+        pause = min(2 * pause, longest)
 
 
 def in_world(group: ProcessGroup, ranks: Iterable[int]) -> str:
@@ -192,26 +204,26 @@ def in_world(group: ProcessGroup, ranks: Iterable[int]) -> str:
     return "".join(f"; rank {rank} of the group is rank {other} of the world" for rank, other in others)
 
 
-def _compare(op: str, group: ProcessGroup, said: list[dict[str, Any]]) -> None:
+def _compare(where: str, group: ProcessGroup, said: list[dict[str, Any]]) -> None:
     for rank, statement in enumerate(said):
         if _GONE in statement:
             names, waited = ", ".join(map(str, statement[_GONE])), f"{statement['after_s']:g} s"
             raise RanksDisagree(
                 "rank_missing",
-                f"{op}.prepare: rank {rank} gave up after it waited {waited} for rank {names}; call it again on all "
+                f"{where}: rank {rank} gave up after it waited {waited} for rank {names}; call it again on all "
                 f"ranks, or raise KERNELHUB_COMM_TIMEOUT_S{in_world(group, statement[_GONE])}",
                 tuple(statement[_GONE]),
             )
     for rank, statement in enumerate(said):
         if "error" in statement:
-            message = f"{op}.prepare: rank {rank} cannot run it: {statement['error']}{in_world(group, (rank,))}"
+            message = f"{where}: rank {rank} cannot run it: {statement['error']}{in_world(group, (rank,))}"
             raise RanksDisagree("rank_failed", message, (rank,))
     for rank, statement in enumerate(said):
         for name in sorted({*said[0], *statement}):
             first, here = said[0].get(name), statement.get(name)
             if first != here:
                 message = (
-                    f"{op}.prepare: {name} is {first} on rank 0 and {here} on rank {rank}; give all ranks the same"
+                    f"{where}: {name} is {first} on rank 0 and {here} on rank {rank}; give all ranks the same"
                     f"{in_world(group, (0, rank))}"
                 )
                 raise RanksDisagree("arguments_differ", message, (rank,))

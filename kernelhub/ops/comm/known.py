@@ -17,6 +17,7 @@ from kernelhub.ops.arguments import alike, usable
 from kernelhub.ops.comm.ready import Form, Ready
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import may_overlap, transformed
+from kernelhub.ops.values import checks_devices
 
 _MOST_READY = 16  # keys of a group whose results are ready
 _MOST_BYTES = 2 << 20  # of what one of them has ready: calls with larger results wait for the GPU rather
@@ -60,7 +61,7 @@ class GroupCalls:
 
     def __init__(self, adapter: Any) -> None:
         self._adapter = adapter
-        self.repeats = is_repeated(adapter)
+        self.repeats = is_repeated(adapter) and not checks_devices()  # which has the ranks compare each call
         self._calls: weakref.WeakKeyDictionary[Any, KnownCalls] = weakref.WeakKeyDictionary()
         self._last: tuple[Callable[[], Any], KnownCalls | None] = (lambda: None, None)
         self._plain: Any = None  # key of the last call whose results were allocated

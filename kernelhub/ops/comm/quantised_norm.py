@@ -12,6 +12,7 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dense, describe, refuse
 from kernelhub.ops.comm.all_reduce import same_place
+from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.known import GroupCalls, group_type
 from kernelhub.ops.comm.preparing import TIMEOUT
 from kernelhub.ops.comm.problem import AllReduceRmsNormProblem
@@ -21,8 +22,15 @@ from kernelhub.ops.operands import check_destination
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+FORM = ("format", "scale_dtype", "ue8m0", "column")  # facets of the form of the norm, in the order of a key
 _NAMES = ("x", "residual", "weight", "scale", "global_scale")
 CheckOperands = Callable[[Any, Any, Any, Any, Any], "ProcessGroup"]
+
+
+def normed(x: Tensor, weight: Tensor, eps: float, problem: AllReduceRmsNormProblem) -> dict[str, Any]:
+    """What of a call, quantised or not, must be equal on all ranks, as plain values."""
+    form = {name: getattr(problem, name) for name in FORM}
+    return {"x": describe(x), "weight": describe(weight), "eps": float(eps), **form}
 
 
 def check_results(
@@ -63,6 +71,7 @@ def bind_quantised(
     """
     launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
     results, known = Results(op, problem, device), GroupCalls(adapter)
+    compare = comparing(op, adapter, timeout_s)
     dtype, weight_dtype = getattr(torch, problem.dtype), getattr(torch, problem.weight_dtype)
     scale_dtype, column = getattr(torch, problem.scale_dtype), "column" if problem.column else "row"
     world_size, hidden_size, form = problem.world_size, problem.hidden_size, problem.format
@@ -137,6 +146,8 @@ def bind_quantised(
         codes, scales = results.rows(whole, made)
         given_scale = results.given(scale, global_scale)
         launched = (x, residual, weight, float(eps), codes, added, pg, timeout_s, given_scale, scales)
+        if compare is not None:
+            compare(pg, normed(x, weight, eps, problem))
         tick()
         try:
             launch(*launched)

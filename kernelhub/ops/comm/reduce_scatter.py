@@ -12,14 +12,14 @@ from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
-from kernelhub.ops.arguments import describe, refuse
+from kernelhub.ops.arguments import refuse
 from kernelhub.ops.comm.adapter import ReduceScatterAdapter
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.preparing import CollectivePlan, prepare
 from kernelhub.ops.comm.problem import REDUCE_SCATTER, ReduceScatterProblem
 from kernelhub.ops.comm.reference import reduce_scatter_reference
-from kernelhub.ops.comm.sums import binds, check_summed
+from kernelhub.ops.comm.sums import binds, check_summed, summed
 from kernelhub.ops.comm.topology import connection
 from kernelhub.ops.operands import check_destination
 from kernelhub.ops.operators import Traced
@@ -76,7 +76,7 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ReduceScatte
         RanksDisagree: a rank gives another shape or dtype, selects another kernel, fails, or is missing after
             KERNELHUB_COMM_TIMEOUT_S.
     """
-    return prepare(_op, ReduceScatterPlan, backend, args, kwargs, lambda parsed: {"x": describe(parsed.arguments[0])})
+    return prepare(_op, ReduceScatterPlan, backend, args, kwargs, lambda parsed: summed(parsed.arguments[0]))
 
 
 _prepare.__annotations__["return"] = ReduceScatterPlan
@@ -99,7 +99,8 @@ def reduce_scatter(
     ``(r + 1) * N / W`` of the sum, for N rows and W ranks. `all_gather` of the results gives the whole sum.
 
     `reduce_scatter.prepare` compares shape, dtype and kernel of all ranks, and names a rank that differs or is missing.
-    A direct call and `plan.run` compare shape and dtype on a CPU, and nothing on a GPU.
+    A direct call and `plan.run` compare shape and dtype on a CPU, the kernel too with KERNELHUB_CHECK=1, and nothing on
+    a GPU without it.
 
     Args:
         x: ``[N, ...]`` in float32, float16 or bfloat16; the ranks must divide N, which may be 0.
@@ -113,7 +114,8 @@ def reduce_scatter(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+            rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
 

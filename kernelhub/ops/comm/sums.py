@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import check_wants_no_gradient, dense, describe, dtype_name, refuse
+from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.known import GroupCalls, group_type, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT
 from kernelhub.ops.comm.problem import FLOATS, CollectiveProblem
@@ -29,6 +30,11 @@ def check_summed(op: str, x: Any) -> None:
     if x.dtype not in _DTYPES:
         refuse(op, "x", f"has dtype {dtype_name(x.dtype)}", f"give {', '.join(FLOATS)}")
     check_wants_no_gradient(op, "x", x)
+
+
+def summed(x: Tensor) -> dict[str, str]:
+    """What of a call must be equal on all ranks, as plain values."""
+    return {"x": describe(x)}
 
 
 def binds(op: str, check: Check, *, in_parts: bool) -> Callable[..., Callable[..., Any]]:
@@ -50,7 +56,7 @@ def binds(op: str, check: Check, *, in_parts: bool) -> Callable[..., Callable[..
         """The function that a call runs: checks, destination, launch. A rank without rows launches, too."""
         launch, timeout_s, groups = adapter.launch, HUB.settings[TIMEOUT], group_type()
         dtype, world_size = getattr(torch, problem.dtype), problem.world_size
-        known = GroupCalls(adapter)
+        known, compare = GroupCalls(adapter), comparing(op, adapter, timeout_s)
 
         def made_for(x: Tensor) -> Tensor:
             return x.new_empty(x.shape[0] // world_size, *x.shape[1:]) if in_parts else x.new_empty(x.shape)
@@ -103,6 +109,8 @@ def binds(op: str, check: Check, *, in_parts: bool) -> Callable[..., Callable[..
             given = (x, None if out is x else made)
             if key is not None and not again:
                 calls.learn(key, given, int(out is not x), int(out is None))
+            if compare is not None:
+                compare(pg, summed(x))
             tick()
             try:
                 launch(x, made, pg, timeout_s)

@@ -17,6 +17,7 @@ from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import dense, dtype_name, refuse
 from kernelhub.ops.call_plan import CallPlan
+from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.experts.adapter import CombineAdapter
 from kernelhub.ops.comm.experts.checks import COMBINE as NAME
 from kernelhub.ops.comm.experts.checks import capacity_named, check_combine, rows_named
@@ -64,6 +65,19 @@ def _facets(y: Tensor, top_k: int, header: Header) -> tuple[Any, ...]:
     return (y.dtype, y.shape[-1], top_k, header.num_experts, header.world_size, *form)
 
 
+def statement(y: Tensor, handle: Sequence[Tensor], *others: Any) -> dict[str, Any]:
+    """What of a call must be equal on all ranks, as plain values."""
+    header = header_of(handle)
+    return {
+        "y": f"{dtype_name(y.dtype)} [..., {y.shape[-1]}]",
+        "format": FORMATS[header.format],
+        "rows": rows_named(header),
+        "num_experts": header.num_experts,
+        "top_k": handle[1].shape[1],
+        "max_tokens": header.max_tokens,
+    }
+
+
 def bind(
     adapter: CombineAdapter,
     problem: CombineProblem,
@@ -74,6 +88,7 @@ def bind(
     """The function that a call runs: the checks, the destination, the launch. A rank without rows launches, too."""
     launch, timeout_s, groups, known = adapter.launch, HUB.settings[_TIMEOUT], group_type(), GroupCalls(adapter)
     dtype = getattr(torch, problem.dtype)
+    compare = comparing(NAME, adapter, timeout_s)
     form = (problem.capacity, problem.format, problem.rows)
     headers = Headers()
     last: _Last | None = None
@@ -132,6 +147,8 @@ def bind(
         if key is not None and not again:
             calls.learn(key, operands, 1, int(out is None))
         launched = (y, Handle(*handle), header, made, pg, timeout_s)
+        if compare is not None:
+            compare(pg, statement(y, handle))
         tick()
         try:
             launch(*launched)
@@ -179,17 +196,6 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> CombinePlan:
             missing after KERNELHUB_COMM_TIMEOUT_S.
     """
 
-    def statement(y: Tensor, handle: Sequence[Tensor], *others: Any) -> dict[str, Any]:
-        header = header_of(handle)
-        return {
-            "y": f"{dtype_name(y.dtype)} [..., {y.shape[-1]}]",
-            "format": FORMATS[header.format],
-            "rows": rows_named(header),
-            "num_experts": header.num_experts,
-            "top_k": handle[1].shape[1],
-            "max_tokens": header.max_tokens,
-        }
-
     def connect(plan: CombinePlan, pg: ProcessGroup, timeout_s: float, given: tuple[Any, ...]) -> None:
         y, handle = given[:2]
         plan.adapter.connect(y, Handle(*handle), header_of(handle), pg, timeout_s)
@@ -234,7 +240,8 @@ def moe_combine(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+            rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
 

@@ -17,6 +17,7 @@ from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import dtype_name, refuse
 from kernelhub.ops.call_plan import CallPlan
+from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.experts.adapter import DispatchAdapter, Outgoing
 from kernelhub.ops.comm.experts.again import into_earlier
 from kernelhub.ops.comm.experts.checks import DISPATCH as NAME
@@ -69,6 +70,7 @@ def bind(
     """The function that a call runs: the checks, the launch. A rank without tokens launches, too."""
     launch, timeout_s, groups = adapter.launch, HUB.settings[_TIMEOUT], group_type()
     world_size, calls, known = problem.world_size, KnownCalls(), GroupCalls(adapter)
+    compare = comparing(NAME, adapter, timeout_s)
     last: Callable[..., bool] | None = None  # of the last call into an earlier result
 
     def run(
@@ -119,6 +121,8 @@ def bind(
             check_problem(problem, arguments)
             calls.learn(key, operands, len(operands) - _OPERANDS)
         given = outgoing(x, topk_ids, topk_weights, scales, max_tokens, out)
+        if compare is not None:
+            compare(pg, statement(x, topk_ids, num_experts, scales, format, max_tokens))
         tick()
         try:
             sent = launch(given, pg, timeout_s)
@@ -142,6 +146,20 @@ def bind(
         return sent
 
     return run
+
+
+def statement(
+    x: Tensor, topk_ids: Tensor, num_experts: int, scales: Tensor | None, format: str, max_tokens: int | None
+) -> dict[str, Any]:
+    """What of a call must be equal on all ranks, as plain values."""
+    return {
+        "x": f"{dtype_name(x.dtype)} [T, {x.shape[1]}]",
+        "topk_ids": f"[T, {topk_ids.shape[1]}]",
+        "num_experts": num_experts,
+        "scales": "missing" if scales is None else "given",
+        "format": format,
+        "max_tokens": max_tokens,
+    }
 
 
 def outgoing(
@@ -174,8 +192,8 @@ _contexts = HUB.contexts.get
 class DispatchPlan(CallPlan):
     """A kernel selected for a group: ``run(x, topk_ids, topk_weights, scales=None, out=None)`` dispatches tokens.
 
-    Ranks compared all but the number of their tokens when they prepared the plan. On a GPU a run does not compare
-    them again.
+    Ranks compared all but the number of their tokens when they prepared the plan. On a GPU a run
+    compares them again with KERNELHUB_CHECK=1 only.
     """
 
     __slots__ = ("_device", "_max_tokens")
@@ -224,22 +242,14 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> DispatchPlan
             as for more tokens than `max_tokens`, or is missing after KERNELHUB_COMM_TIMEOUT_S.
     """
 
-    def statement(x: Tensor, topk_ids: Tensor, *others: Any) -> dict[str, Any]:
-        _, _, num_experts, scales, format, max_tokens, _ = others
-        return {
-            "x": f"{dtype_name(x.dtype)} [T, {x.shape[1]}]",
-            "topk_ids": f"[T, {topk_ids.shape[1]}]",
-            "num_experts": num_experts,
-            "scales": "missing" if scales is None else "given",
-            "format": format,
-            "max_tokens": max_tokens,
-        }
+    def state(x: Tensor, topk_ids: Tensor, *others: Any) -> dict[str, Any]:
+        return statement(x, topk_ids, *others[2:6])
 
     def connect(plan: DispatchPlan, pg: ProcessGroup, timeout_s: float, given: tuple[Any, ...]) -> None:
         x, topk_ids, topk_weights, _, _, scales, _, max_tokens, _ = given
         plan.adapter.connect(outgoing(x, topk_ids, topk_weights, scales, max_tokens), pg, timeout_s)
 
-    return prepared(_op, DispatchPlan, 3, statement, connect, backend, args, kwargs)
+    return prepared(_op, DispatchPlan, 3, state, connect, backend, args, kwargs)
 
 
 _prepare.__annotations__["return"] = DispatchPlan
@@ -261,8 +271,8 @@ def moe_dispatch(
     """Send each token to the ranks of its experts. Every rank of the group calls it, also one without tokens.
 
     Rank r of W holds the experts ``r * E / W`` to ``(r + 1) * E / W - 1``. `moe_dispatch.prepare` compares arguments of
-    all ranks, and names a rank that differs or is missing. A direct call and `plan.run` compare them on a CPU, and
-    nothing on a GPU.
+    all ranks, and names a rank that differs or is missing. A direct call and `plan.run` compare them on a CPU or with
+    KERNELHUB_CHECK=1, and nothing on a GPU without it.
 
     Args:
         x: tokens ``[T, H]``, float32, float16, bfloat16 or float8_e4m3fn; T may differ between ranks, and be 0.
@@ -294,7 +304,8 @@ def moe_dispatch(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+            rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
 

@@ -16,6 +16,7 @@ from kernelhub.dispatch.plan import publish
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import describe, refuse
 from kernelhub.ops.call_plan import CallPlan
+from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.experts.prepared import prepared
 from kernelhub.ops.comm.experts.problem import capacity_of
 from kernelhub.ops.comm.group import backend_kind, resolved
@@ -115,7 +116,7 @@ def bind(
     elsewhere: Callable[[int], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """The function that a call runs: the checks, the destination, the launch. A rank without tokens launches, too."""
-    launch = adapter.launch
+    launch, compare = adapter.launch, comparing(NAME, adapter, HUB.settings["KERNELHUB_COMM_TIMEOUT_S"])
     facets = [name for name in ParallelProblem.__dataclass_fields__ if name != "device"]
 
     def run(
@@ -153,6 +154,8 @@ def bind(
                 refuse(NAME, "x", f"and the other arguments make {name} {got}", f"the plan is for {wanted}")
         if out is None:
             out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        if compare is not None:
+            compare(pg, statement(x, w13, topk_weights, activation, activation_dtype, max_tokens))
         tick()
         try:
             launch(layer_of(given, max_tokens), out, pg)
@@ -162,6 +165,20 @@ def bind(
         return out
 
     return run
+
+
+def statement(
+    x: Tensor, w13: Tensor, topk_weights: Tensor, activation: str, activation_dtype: Any, max_tokens: int | None
+) -> dict[str, Any]:
+    """What of a call must be equal on all ranks, as plain values."""
+    return {
+        "x": f"{x.dtype} [T, {x.shape[1]}]",
+        "w13": describe(w13),
+        "topk_weights": f"[T, {topk_weights.shape[1]}]",
+        "activation": activation,
+        "activation_dtype": str(activation_dtype),
+        "max_tokens": max_tokens,
+    }
 
 
 def layer_of(given: Operands, max_tokens: int | None) -> Layer:
@@ -215,22 +232,15 @@ def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ParallelPlan
             missing after KERNELHUB_COMM_TIMEOUT_S.
     """
 
-    def statement(x: Tensor, w13: Tensor, w2: Tensor, topk_weights: Tensor, *others: Any) -> dict[str, Any]:
-        return {
-            "x": f"{x.dtype} [T, {x.shape[1]}]",
-            "w13": describe(w13),
-            "topk_weights": f"[T, {topk_weights.shape[1]}]",
-            "activation": others[2],
-            "activation_dtype": str(others[3]),
-            "max_tokens": others[-2],
-        }
+    def state(x: Tensor, w13: Tensor, w2: Tensor, topk_weights: Tensor, *others: Any) -> dict[str, Any]:
+        return statement(x, w13, topk_weights, others[2], others[3], others[-2])
 
     def connect(plan: ParallelPlan, pg: ProcessGroup, timeout_s: float, given: tuple[Any, ...]) -> None:
         x, w13, w2, topk_weights, topk_ids = given[:5]
         operands = operands_of(x, w13, w2, topk_weights, topk_ids, given[8:14], given[14], given[15], None)
         plan.parts = plan.adapter.connect(layer_of(operands, given[16]), pg)
 
-    return prepared(_op, ParallelPlan, _GROUP_AT, statement, connect, backend, args, kwargs)
+    return prepared(_op, ParallelPlan, _GROUP_AT, state, connect, backend, args, kwargs)
 
 
 _prepare.__annotations__["return"] = ParallelPlan
@@ -291,7 +301,8 @@ def expert_parallel_moe(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call, or no kernel a part of the pair. The message gives the reason of each.
-        RanksDisagree: on a CPU, a rank gives something else or calls another op; on every rank, before data is sent.
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+            rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
 
