@@ -113,6 +113,24 @@ def test_planted_faults_are_found(fault: str, tmp_path: Path, monkeypatch: pytes
     assert not all(found)
 
 
+@needs_a_compiler
+def test_a_plan_for_few_tokens_compiles_nothing_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tile has 8 rows or 16, which a group of 5 to 8 heads needs for one token and for two."""
+    made: list[str] = []
+    built = library.library
+    monkeypatch.setattr(library, "library", lambda *given, **named: (made.append(given[0]), built(*given, **named))[1])
+    model = AttentionModel("a group of 6", 12, 2, 64, 64)
+    arguments = paged_attention_inputs(model, seq_lens=[40, 30], q_lens=4, kv_dtype=torch.bfloat16)
+    plan = kernelhub.paged_attention.prepare(**arguments, backend="emulated.paged_decode")
+    compiled = len(made)
+    for tokens in (1, 2, 4):
+        q = arguments["q"][:, :tokens]
+        got = plan.run(q, *(arguments[name] for name in ("k_cache", "v_cache", "block_table", "seq_lens")))
+        want = kernelhub.paged_attention.reference(**arguments | {"q": q})
+        assert compare_out(got, want, largest_value(arguments)).ok
+    assert len(made) == compiled
+
+
 @pytest.mark.parametrize("inner", [1, 2, 8, 16])
 @pytest.mark.parametrize("num_seqs", [1, 8, 16, 31, 32, 64, 66, 128, 500])
 def test_parts_use_the_gpu_and_cut_no_more_than_they_need(num_seqs: int, inner: int) -> None:

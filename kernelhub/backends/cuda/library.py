@@ -89,19 +89,8 @@ class Kernel:
             raise LaunchError(f"{self._name}: cuLaunchKernel gave {status!r} for {blocks} blocks of {threads} threads")
 
     def step(self, programs: int, variant: Hashable | None, *arguments: Any) -> Step | None:
-        """A launch like one that was made, to be repeated with other tensors; None if cuda-bindings made it.
-
-        None also if a tensor may be moved in vectors of fewer than 16 bytes: a repeated call checks no other alignment.
-        """
-        if any(isinstance(value, torch.Tensor) and _in_small_vectors(value) for value in arguments):
-            return None
-        direct = self._direct.get(variant)
-        fixed = any(
-            kind == "P" and value != 0
-            for kind, value in zip(self._kinds, arguments, strict=True)
-            if not isinstance(value, torch.Tensor)
-        )  # an address without its tensor
-        return None if direct is None or fixed else Step(direct, programs, arguments)
+        """A launch like one that was made, to be repeated with other tensors; None if it is not to be repeated."""
+        return step_of(self._direct.get(variant), self._kinds, programs, arguments)
 
     def _function_of(self, device: int) -> Any:
         function = self._functions.get(device)
@@ -147,10 +136,24 @@ class Kernel:
             return self._library.driver.cuLaunchKernelEx(config, function, self._address, 0)[0]
 
 
+def step_of(direct: Any, kinds: str, programs: int, arguments: tuple[Any, ...]) -> Step | None:
+    """A launch of the launcher's kernel `direct` with these arguments, to be repeated with other tensors.
+
+    None if cuda-bindings made it, if an argument is an address without its tensor, or if a tensor may be moved in
+    vectors of fewer than 16 bytes: a repeated call checks no other alignment.
+    """
+    if direct is None or any(isinstance(value, torch.Tensor) and _in_small_vectors(value) for value in arguments):
+        return None
+    given = zip(kinds, arguments, strict=True)
+    if any(kind == "P" and value != 0 for kind, value in given if not isinstance(value, torch.Tensor)):
+        return None
+    return Step(direct, programs, arguments)
+
+
 def _in_small_vectors(tensor: torch.Tensor) -> bool:
-    """Whether an address that is no multiple of 16 bytes lets several small elements be moved at once."""
-    address = tensor.data_ptr()
-    return bool(address & 15) and tensor.element_size() < 4 and not address & 3
+    """Whether an address that is no multiple of 16 bytes lets two small elements or more be moved at once."""
+    address, size = tensor.data_ptr(), tensor.element_size()
+    return bool(address & 15) and size < 4 and not address % (2 * size)
 
 
 def kinds_of(packing: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.cuda.library import LaunchError, Library
+from kernelhub.backends.cuda.library import LaunchError, Library, step_of
 from kernelhub.backends.shared.launches import WATCHED, Launch, Step
 from kernelhub.runtime import launch
 from kernelhub.runtime.counters import captures
@@ -113,9 +113,8 @@ class MappedKernel:
             self._by_bindings(device, blocks, values)
 
     def step(self, programs: int, variant: Hashable | None, *arguments: Any) -> Step | None:
-        """A launch like one that was made, to be repeated with other tensors; None if cuda-bindings made it."""
-        direct = self._direct.get(variant)
-        return None if direct is None else Step(direct, programs, arguments)
+        """A launch like one that was made, to be repeated with other tensors; None if it is not to be repeated."""
+        return step_of(self._direct.get(variant), self.kinds, programs, arguments)
 
     def _function_of(self, device: int) -> Any:
         function = self._functions.get(device)

@@ -36,6 +36,7 @@ from kernelhub.backends.cuda.comm.total import OneShot as CudaOneShot
 from kernelhub.backends.cuda.gemm import fp8 as product
 from kernelhub.backends.cuda.mapped import MappedKernel
 from kernelhub.backends.cuda.mla import decode as latent
+from kernelhub.backends.cuda.moe import routing as of_routing
 from kernelhub.backends.shared import direct
 from kernelhub.backends.shared.direct import direct_launch
 from kernelhub.backends.shared.launches import Launch, Shared, sequence
@@ -65,6 +66,7 @@ from kernelhub.ops.mla.attention import call as mla_call
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
 from kernelhub.ops.moe.experts.inputs import moe_inputs
+from kernelhub.ops.moe.routing.problem import RoutingProblem
 from kernelhub.ops.operands import span_of
 from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
@@ -521,6 +523,37 @@ def struct_of_cuda(stub: Stub) -> None:
             other(0, 3, 96, x, y, 0, 0, 0.0)  # a struct of another size is left to cuda-bindings
 
 
+def routing_of_cuda(stub: Stub) -> None:
+    """A lane of `cuda.routing` reads two float32 at once only where every repeated call may, too."""
+    functions, size = {"route_elements": 4325, "route_vectors": 4326}, 13 * 8
+    driver = SimpleNamespace(cuLaunchKernel=None, CUresult=None)
+    of = SimpleNamespace(driver=driver, function=lambda name, device: functions[name])
+
+    def kernel(name: str, packing: str) -> Any:
+        launch = of_cuda.Kernel(of, name, packing)
+        return lambda device, *given: launch(0, *given)  # tensors are the CPU's
+
+    given_library = SimpleNamespace(kernel=kernel)
+    problem = RoutingProblem(device=simulated("H200"), dtype="float32", num_experts=64, top_k=8)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch._C, "_cuda_getCurrentRawStream", OneDevice.stream_of, raising=False)
+        patched.setattr(torch._C, "_cuda_getDevice", lambda: OneDevice.current, raising=False)
+        patched.setattr(runtime, "parameter_sizes", lambda function, most: [size])
+        patched.setattr(of_routing.library, "library", lambda *given: given_library)
+        stub.expect([size])
+        memory = torch.zeros(5 * 64 + 8)
+        begin = -memory.data_ptr() % 16 // 4
+        for first, then in ((2, 1), (1, 2), (0, 1), (0, 2)):  # elements beyond a multiple of 16 bytes
+            adapter = of_routing.Routing(problem)
+            for offset in (first, first, first, then):
+                logits = memory[begin + offset : begin + offset + 5 * 64].view(5, 64)
+                stub.take()
+                adapter.launch(logits, None, 1.0, torch.zeros(5, 8), torch.zeros(5, 8, dtype=torch.int32))
+                (one,) = stub.take()
+                assert number("Q", one.parameters[0][:8]) == logits.data_ptr()
+                assert one.function == functions["route_elements" if offset else "route_vectors"]
+
+
 def latent_decode_of_cuda(stub: Stub) -> None:
     """Both launches of `cuda.decode`: descriptors as the driver encoded them, sizes and strides beside them."""
     sizes = {"mla_decode": MappedKernel.sizes_of(latent._DECODE), "mla_merge": MappedKernel.sizes_of(latent._MERGE)}
@@ -566,6 +599,16 @@ def latent_decode_of_cuda(stub: Stub) -> None:
             assert shared == [number("Q", one) for one in merge.parameters[2:4]]
             assert number("Q", merge.parameters[0]) == out.data_ptr()
             assert [number("i", one) for one in merge.parameters[6:13]] == [40, 128, 66, 2, 7 * 64, 4, 0]
+        other, memory = latent.Decode(problem), torch.zeros(out.numel() + 16, dtype=torch.bfloat16)
+        begin = -memory.data_ptr() % 16 // 2
+        for offset in (4, 4, 4, 1):  # pairs of numbers are written where the first ones are
+            into = memory[begin + offset : begin + offset + out.numel()].view(out.shape)
+            stub.take()
+            other.launch(q, cache, None, PagedStep(table, lengths), MlaValues(0.5), into, None)
+            decode, merge = stub.take()
+            for one in (number("Q", decode.parameters[10]), number("Q", merge.parameters[0])):
+                assert (one == into.data_ptr()) == (offset == 4)
+                assert one % 8 == 0
     stub.forget()
 
 
@@ -2019,6 +2062,7 @@ SCENARIOS = (
     gluon_again,
     gluon_experts_again,
     struct_of_cuda,
+    routing_of_cuda,
     latent_decode_of_cuda,
     product_of_cuda,
     devices_and_streams,

@@ -85,9 +85,11 @@ class Decode(RepeatedAttention):
         self._heads_first = problem.kv_layout == "HND"
         self._kernels: dict[int, tuple[Any, Any]] = {}
         for tokens in (2, FEW_TOKENS) if problem.q_len == FEW else (1,):
-            self._kernels_of(self._tiles_of(tokens * problem.group_size))
+            self._kernels_of(self._tiles_of(tokens))
 
-    def _tiles_of(self, rows: int) -> Tiles:
+    def _tiles_of(self, tokens: int) -> Tiles:
+        """Of a plan for few tokens those of two at least, which were compiled with it: it may be run with one."""
+        rows = max(tokens, 2 if self.problem.q_len == FEW else 1) * self.problem.group_size
         return self.tiles or tiles_of(self.problem.head_dim_qk, self._itemsize, rows)
 
     def _kernels_of(self, tiles: Tiles) -> tuple[Any, Any]:
@@ -132,7 +134,7 @@ class Decode(RepeatedAttention):
         in_vectors = out.stride(-1) == 1 and not (out.data_ptr() & 7 or any(s % 4 for s in out.stride()[:-1]))
         result = out if in_vectors else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         lengths, table = adjacent(step.seq_lens), adjacent(step.block_table)
-        tiles = self._tiles_of(rows)
+        tiles = self._tiles_of(tokens)
         decode, merge = self._kernels_of(tiles)
         each_kv_head = -(-rows // tiles.rows)  # blocks
         inner = heads * each_kv_head
@@ -189,8 +191,8 @@ class Decode(RepeatedAttention):
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         problem = self.problem
-        rows = -(-num_tokens // max(1, num_seqs)) * problem.group_size
-        tiles = self._tiles_of(rows)
+        tokens = -(-num_tokens // max(1, num_seqs))
+        rows, tiles = tokens * problem.group_size, self._tiles_of(tokens)
         inner = problem.num_kv_heads * -(-rows // tiles.rows)
         blocks = max(inner, tiles.blocks * problem.device.num_sms)
         return 2 * blocks * tiles.rows * (problem.head_dim_vo + 1) * 4

@@ -64,7 +64,8 @@ class Routing(RoutingAdapter):
         self, logits: Tensor, correction_bias: Tensor | None, scaling_factor: float, weights: Tensor, ids: Tensor
     ) -> None:
         kernel, tokens = self._elements, logits.shape[0]
-        if self._vectors is not None and in_vectors(logits, self._each):
+        # Of 16 bytes whatever a lane reads at once: a repeated call checks no other alignment of float32.
+        if self._vectors is not None and in_vectors(logits, self._each) and not logits.data_ptr() % VECTOR_BYTES:
             kernel = self._vectors
         threads = WARP if tokens <= _FEW else _BLOCK
         kernel(
