@@ -305,7 +305,8 @@ struct OnTiles {
             factor = LOG2_E;
         }
         const int64_t whole = (to + UNIT - 1) / UNIT * UNIT;
-        const __m512 times = _mm512_set1_ps(factor), none = _mm512_set1_ps(-INFINITY);
+        const __m512 none = _mm512_set1_ps(-INFINITY);
+        __m512 times = _mm512_set1_ps(factor);
         for (int64_t j = to; j < whole; j++) _mm512_store_ps(s + 16 * j, none);
         __m512 most[4] = {none, none, none, none};
         for (int64_t j = from; j < whole; j += 4)
@@ -317,6 +318,12 @@ struct OnTiles {
         _mm512_store_ps(of_largest, top);
         const __m512 base = _mm512_mask_mov_ps(top, _mm512_cmp_ps_mask(top, none, _CMP_EQ_OQ), _mm512_setzero_ps());
         const __m512 rescaling = power_of_two(_mm512_sub_ps(before, base));
+        // `base` is rounded, and the products below are not: from 2^31 on one may be so far above it that 2^x overflows.
+        if (_mm512_cmp_ps_mask(_mm512_abs_ps(base), _mm512_set1_ps(1073741824.0f), _CMP_GT_OQ) != 0) {
+            for (int64_t j = from; j < whole; j++)
+                _mm512_store_ps(s + 16 * j, _mm512_mul_ps(_mm512_load_ps(s + 16 * j), times));
+            times = _mm512_set1_ps(1.0f);
+        }
         const __m512i interleaved = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22,
                                                      6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
         __m512 total[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};

@@ -84,6 +84,29 @@ class TestLatentByDots(MlaContract):
     device = "cpu"
 
 
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "cpp.split_kv",
+        pytest.param("cpp.avx512_bf16", marks=needs_dots),
+        pytest.param("cpp.amx", marks=needs_amx),
+    ],
+)
+@pytest.mark.parametrize("largest", [3e9, 1e32, 1e37])
+def test_scores_far_apart_choose_one_key(kernel: str, largest: float) -> None:
+    """Scores whose rounding errors are larger than any exponent that a weight may have."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 300, 12, 64, generator=generator, dtype=torch.float64) for _ in range(3))
+    q, k = ((x * (largest / 24) ** 0.5).bfloat16() for x in (q, k))
+    got = kernelhub.attention(q, k, v.bfloat16(), causal=True, scale=1.0, backend=kernel)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double())
+    first = scores.masked_fill(torch.ones(300, 300).triu(1).bool(), -torch.inf).topk(2)
+    want = v.bfloat16().transpose(1, 2).gather(2, first.indices[..., :1].expand(-1, -1, -1, 64)).transpose(1, 2)
+    clear = (first.values[..., 0] - first.values[..., 1] > 1e-3 * first.values[..., 0].abs()).transpose(1, 2)
+    assert clear.float().mean() > 0.9
+    assert torch.equal(got[clear], want[clear])
+
+
 def test_a_forked_child_computes_with_threads_of_its_own() -> None:
     """OpenMP's would be waited for without end."""
     before = torch.get_num_threads()
