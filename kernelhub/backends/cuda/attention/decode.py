@@ -10,9 +10,10 @@ from torch import Tensor
 
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.shapes import C_TYPES, KINDS_OF_SINKS
-from kernelhub.backends.shared.decode_parts import parts_alike, strides_of_lse, strides_of_tokens
+from kernelhub.backends.shared.decode_parts import parts_alike
 from kernelhub.backends.shared.operands import adjacent, aligned, on_device_of
 from kernelhub.backends.shared.repeated_attention import RepeatedAttention
+from kernelhub.backends.shared.strides import strides_of_lse, strides_of_tokens
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import E5M2, FEW, FEW_TOKENS, FP8, QUANTISED, PagedAttentionProblem
 
@@ -180,7 +181,7 @@ class Decode(RepeatedAttention):
             *self._strides_of(k),
             *self._strides_of(v),
             *strides_of_tokens(result),
-            *strides_of_lse(lse, tokens),
+            *strides_of_lse(lse),
         )
         with on_device_of(q):
             device = q.get_device()

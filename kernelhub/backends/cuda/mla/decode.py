@@ -11,7 +11,6 @@ from torch import Tensor
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.mapped import Box, MappedKernel, rows_of
 from kernelhub.backends.cuda.shapes import KINDS_OF_SINKS
-from kernelhub.backends.shared.decode_parts import strides_of_lse, strides_of_tokens
 from kernelhub.backends.shared.latent_rows import (
     cut,
     rows_of_pages,
@@ -21,6 +20,7 @@ from kernelhub.backends.shared.latent_rows import (
 )
 from kernelhub.backends.shared.operands import adjacent, on_device_of
 from kernelhub.backends.shared.repeated_mla import RepeatedMla
+from kernelhub.backends.shared.strides import strides_of_lse, strides_of_tokens
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
@@ -83,7 +83,7 @@ class Decode(RepeatedMla):
         sinks = part_lse if values.sinks is None else values.sinks
         kind = 0 if values.sinks is None else KINDS_OF_SINKS[values.sinks.dtype]
         lse_of = part_lse if lse is None else lse
-        strides = (*strides_of_tokens(result), *strides_of_lse(lse, tokens))
+        strides = (*strides_of_tokens(result), *strides_of_lse(lse))
         each_block = 1  # of few rows four warps merge each
         if step.num_seqs * rows > _MOST_BLOCKS // 2:
             each_block = _WARPS * min(4, -(-step.num_seqs * rows // (_WARPS * _MOST_BLOCKS)))

@@ -11,6 +11,7 @@ from torch import Tensor
 from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.shared.operands import adjacent, contiguous_copy, on_device_of
 from kernelhub.backends.shared.repeated_attention import RepeatedAttention
+from kernelhub.backends.shared.strides import strides_of_lse, strides_of_tokens
 from kernelhub.ops.attention.adapter import DenseStep, PagedStep
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import AttentionProblem, PagedAttentionProblem
@@ -106,7 +107,7 @@ class Prefill(RepeatedAttention):
         sinks = result if values.sinks is None else values.sinks
         nothing = step.seq_lens if paged else result
         table = adjacent(step.block_table) if paged else nothing
-        strides = _strides_of_tokens(result, ragged)
+        strides = strides_of_tokens(result, ragged)
         page = min(self._page or self._block_n, self._block_n)
         variant = (q.get_device(), result.dtype, sinks.dtype, strides, result.data_ptr() & 15)
         with on_device_of(q):
@@ -151,7 +152,7 @@ class Prefill(RepeatedAttention):
                 min(values.window_left, _NO_LIMIT),
                 min(values.window_right, _NO_LIMIT),
                 *strides,
-                *_strides_of_lse(lse, ragged),
+                *strides_of_lse(lse, ragged),
                 *self.order(q, num_seqs, q_tokens, kv_tokens),
             )
             if result is not out:
@@ -229,23 +230,3 @@ def _view_of(tensor: Tensor, paged: bool, heads_first: bool) -> Rows | None:
     rows = (outer - 1) * (outer_stride // row) + (heads - 1) * head_row + tokens
     apart = outer_stride // row if tensor.ndim == 4 else 0
     return Rows(tensor.as_strided((rows, columns), (row, 1)), apart, head_row, head_column)
-
-
-def _strides_of_tokens(tensor: Tensor, ragged: bool) -> tuple[int, int, int]:
-    """(sequence, token, head) strides of out."""
-    if tensor.ndim == 4:
-        sequence, token, head, _ = tensor.stride()
-        return sequence, token, head
-    first, head, _ = tensor.stride()
-    return (0, first, head) if ragged else (first, 0, head)
-
-
-def _strides_of_lse(lse: Tensor | None, ragged: bool) -> tuple[int, int, int]:
-    """(sequence, head, token) strides of the LSE."""
-    if lse is None:
-        return 0, 0, 0
-    if lse.ndim == 3:
-        sequence, head, token = lse.stride()
-        return sequence, head, token
-    head, last = lse.stride()
-    return (0, head, last) if ragged else (last, head, 0)

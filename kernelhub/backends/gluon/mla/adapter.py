@@ -14,7 +14,6 @@ from kernelhub.backends.gluon.mla.decode import decode_kernel
 from kernelhub.backends.gluon.mla.decode_float8 import decode_float8_kernel
 from kernelhub.backends.gluon.mla.few_float8 import few_float8_kernel
 from kernelhub.backends.gluon.mla.merge import merge_kernel
-from kernelhub.backends.shared.decode_parts import strides_of_lse, strides_of_tokens
 from kernelhub.backends.shared.latent_rows import (
     cut,
     rows_of_pages,
@@ -24,6 +23,7 @@ from kernelhub.backends.shared.latent_rows import (
 )
 from kernelhub.backends.shared.operands import adjacent, aligned, on_device_of
 from kernelhub.backends.shared.repeated_mla import RepeatedMla
+from kernelhub.backends.shared.strides import strides_of_lse, strides_of_tokens
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.mla.attention.adapter import MlaValues
 from kernelhub.ops.mla.attention.problem import MlaProblem
@@ -74,7 +74,7 @@ class Decode(RepeatedMla):
         lengths, table = adjacent(step.seq_lens), adjacent(step.block_table)
         sinks = part_lse if values.sinks is None else values.sinks
         lse_of = part_lse if lse is None else lse
-        strides = (*strides_of_tokens(result), *strides_of_lse(lse, tokens))
+        strides = (*strides_of_tokens(result), *strides_of_lse(lse))
         variant = (q.get_device(), sinks.dtype, result.data_ptr() % 16, *strides[:3])
         decode, height = self._form(rows)
         with on_device_of(q):

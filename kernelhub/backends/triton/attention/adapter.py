@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kernelhub.backends.shared.operands import on_device_of
 from kernelhub.backends.shared.repeated_attention import RepeatedAttention
+from kernelhub.backends.shared.strides import strides_of_lse
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.prefill import prefill_kernel
 from kernelhub.backends.triton.attention.split_kv import merge_kernel, split_kernel
@@ -31,7 +32,7 @@ from kernelhub.backends.triton.attention.splits import (
     full_waves,
     shared,
 )
-from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_operands, variant_of
+from kernelhub.backends.triton.attention.strides import strides_of_operands, variant_of
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two, prefill_tiles, query_widths, split_tiles
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.requirements import has_float8

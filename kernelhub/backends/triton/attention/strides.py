@@ -6,37 +6,24 @@ from collections.abc import Hashable
 
 from torch import Tensor
 
+from kernelhub.backends.shared.strides import strides_of_tokens
+
 
 def strides_of_operands(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, ragged: bool, heads_first: bool
 ) -> tuple[int, ...]:
     """Of q, k, v and out, four each."""
     return (
-        *strides_of_tokens(q, ragged),
+        *strides_of_rows(q, ragged),
         *_strides_of_kv(k, heads_first),
         *_strides_of_kv(v, heads_first),
-        *strides_of_tokens(out, ragged),
+        *strides_of_rows(out, ragged),
     )
 
 
-def strides_of_tokens(tensor: Tensor, ragged: bool) -> tuple[int, ...]:
+def strides_of_rows(tensor: Tensor, ragged: bool) -> tuple[int, ...]:
     """(sequence, token, head, width) strides of q or out."""
-    strides = tensor.stride()
-    if len(strides) == 4:
-        return strides
-    first, head, width = strides
-    return (0, first, head, width) if ragged else (first, 0, head, width)
-
-
-def strides_of_lse(lse: Tensor | None, ragged: bool) -> tuple[int, ...]:
-    """(sequence, head, token) strides of the LSE."""
-    if lse is None:
-        return (0, 0, 0)
-    strides = lse.stride()
-    if len(strides) == 3:
-        return strides
-    head, last = strides
-    return (0, head, last) if ragged else (last, head, 0)
+    return (*strides_of_tokens(tensor, ragged), tensor.stride(-1))
 
 
 def variant_of(

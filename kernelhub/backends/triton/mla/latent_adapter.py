@@ -12,9 +12,10 @@ from torch import Tensor
 
 from kernelhub.backends.shared.operands import adjacent, on_device_of
 from kernelhub.backends.shared.repeated_mla import RepeatedMla
+from kernelhub.backends.shared.strides import strides_of_lse
 from kernelhub.backends.triton import interpreter
 from kernelhub.backends.triton.attention.splits import full_waves
-from kernelhub.backends.triton.attention.strides import strides_of_lse, strides_of_tokens
+from kernelhub.backends.triton.attention.strides import strides_of_rows
 from kernelhub.backends.triton.attention.tiles import Tiles, power_of_two
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.backends.triton.mla.latent import latent_kernel, merge_latent_kernel
@@ -119,7 +120,7 @@ class SplitKV(RepeatedMla):
         if isinstance(values.kv_scale, float | int):
             score_scale, value_scale = score_scale * values.kv_scale, value_scale * values.kv_scale
         kv_cache = kv_cache.view(torch.uint8) if self._scores["FP8"] else kv_cache
-        strides = (*strides_of_tokens(q, ragged), *kv_cache.stride(), *strides_of_tokens(out, ragged))
+        strides = (*strides_of_rows(q, ragged), *kv_cache.stride(), *strides_of_rows(out, ragged))
         sizes = (step.num_seqs, q.shape[0] if ragged else tokens, topk, grid.splits, room)
         lse_strides = strides_of_lse(lse, ragged)
         variant = _variant_of(q, kv_cache, out, values.sinks, strides)
