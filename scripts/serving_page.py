@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -68,13 +69,15 @@ def latencies(table: Table, results: str) -> str:
         for at, (name, runs) in enumerate(backends.items()):
             speeds = [row["output_tokens_per_s"] for row in runs]
             spread = f" ({100 * (max(speeds) - min(speeds)) / median(runs, 'output_tokens_per_s'):.1f} %)"
+            at_99 = median(runs, "itl_ms_p99")
+            itl = mark(median(runs, "itl_ms_p50"), best["itl_ms_p50"])
             rows.append(
                 (
                     f"{load}, {clients}" if at == 0 else "",
                     BACKENDS[name],
                     str(len(runs)),
                     mark(median(runs, "ttft_ms_p50"), best["ttft_ms_p50"]),
-                    f"{mark(median(runs, 'itl_ms_p50'), best['itl_ms_p50'])} ({median(runs, 'itl_ms_p99'):.1f})",
+                    itl if math.isinf(at_99) else f"{itl} ({at_99:.1f})",
                     mark(median(runs, "tpot_ms_p50"), best["tpot_ms_p50"]),
                     mark(median(runs, "output_tokens_per_s"), most, digits=4) + (spread if len(runs) > 1 else ""),
                     f"{median(runs, 'dollars_per_million_output_tokens'):.3f}",
@@ -85,10 +88,13 @@ def latencies(table: Table, results: str) -> str:
 
 
 def median(runs: Rows, figure: str) -> float:
-    return float(statistics.median(row[figure] for row in runs))
+    """Of the runs that have the figure: of some, tokens/s alone were kept. Infinite if none has it."""
+    return float(statistics.median([row[figure] for row in runs if figure in row] or [math.inf]))
 
 
 def mark(value: float, best: float, digits: int = 3) -> str:
-    """To so many digits; bold if it shows as the best does."""
+    """To so many digits; bold if it shows as the best does. A dash for what no run has."""
+    if math.isinf(value):
+        return "-"
     text, of_best = (f"{number:.{digits}g}" if number < 10**digits else f"{number:.0f}" for number in (value, best))
     return f"**{text}**" if text == of_best else text
