@@ -232,6 +232,13 @@ static PyObject* raise_status(Driver* driver, int status, PyObject* name) {
   return NULL;
 }
 
+/* Make a device's context current in this thread, which has not used the device yet; -1 with an exception. */
+static int enter(Driver* driver, PyObject* device) {
+  PyObject* done = PyObject_CallFunctionObjArgs(driver->enter, device, NULL);
+  Py_XDECREF(done);
+  return done == NULL ? -1 : 0;
+}
+
 /* Encode the map of a descriptor's address, sizes and strides into it; -1 with an exception. */
 static int encode(Kernel* self, const Map* map, Encoded* now) {
   if (self->driver->encode == NULL) {
@@ -246,8 +253,12 @@ static int encode(Kernel* self, const Map* map, Encoded* now) {
     if (inner > 0) bytes[inner - 1] = now->strides[of] * (uint64_t)map->item_bytes;
   }
   alignas(64) unsigned char encoded[MAP_BYTES] = {0};
-  int status = self->driver->encode(encoded, map->type, (uint32_t)map->rank, (void*)(uintptr_t)now->address, sizes,
-                                    bytes, map->box, steps, 0, map->swizzle, 2, now->padded);
+  int status = INVALID_CONTEXT;
+  for (int entered = 0; status == INVALID_CONTEXT && entered < 2; entered++) {
+    if (entered && enter(self->driver, self->device) < 0) return -1;
+    status = self->driver->encode(encoded, map->type, (uint32_t)map->rank, (void*)(uintptr_t)now->address, sizes, bytes,
+                                  map->box, steps, 0, map->swizzle, 2, now->padded);
+  }
   if (status != 0) {
     raise_status(self->driver, status, self->name);
     return -1;
@@ -396,9 +407,7 @@ static int launch_all(Driver* driver, PyObject* device, void* stream, Launch* la
     PyEval_RestoreThread(thread);
     if (status != INVALID_CONTEXT || entered) break;
     entered = 1; /* a thread that has not used the device yet; nothing was launched */
-    PyObject* done = PyObject_CallFunctionObjArgs(driver->enter, device, NULL);
-    if (done == NULL) return -1;
-    Py_DECREF(done);
+    if (enter(driver, device) < 0) return -1;
   }
   if (status == 0) return 0;
   raise_status(driver, status, launches[at].kernel->name);

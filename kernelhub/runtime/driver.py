@@ -9,16 +9,13 @@ import functools
 @functools.cache
 def cuda() -> ctypes.CDLL | None:
     """The CUDA driver; None if there is none, or one before CUDA 12.4."""
-    try:
-        library = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
+    library = _any()
     return library if hasattr(library, "cuLaunchKernelEx") and hasattr(library, "cuFuncGetParamInfo") else None
 
 
 def enter(device: int) -> None:
     """Make a device's context current in a thread that has not used the device yet."""
-    library, context, handle = cuda(), ctypes.c_void_p(), ctypes.c_int()
+    library, context, handle = _any(), ctypes.c_void_p(), ctypes.c_int()
     if library is None:
         return
     for status in (
@@ -30,6 +27,15 @@ def enter(device: int) -> None:
             raise failed(status, f"the context of device {device}")
 
 
+@functools.cache
+def _any() -> ctypes.CDLL | None:
+    """The CUDA driver of whatever version."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
 def failed(status: int, kernel: str) -> RuntimeError:
     """What a launch raises; `dispatch.lost` reads from its text whether the device is lost."""
     name, text = (_text(function, status) for function in ("cuGetErrorName", "cuGetErrorString"))
@@ -37,7 +43,7 @@ def failed(status: int, kernel: str) -> RuntimeError:
 
 
 def _text(function: str, status: int) -> str:
-    library, found = cuda(), ctypes.c_char_p()
+    library, found = _any(), ctypes.c_char_p()
     if library is not None and getattr(library, function)(status, ctypes.byref(found)) == 0 and found.value:
         return found.value.decode()
     return "unknown error"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import kernelhub
-from kernelhub.backends.cuda import kernels, library, nvrtc
+from kernelhub.backends.cuda import kernels, library, mapped, nvrtc
 from kernelhub.backends.cuda.attention.decode import Decode
 from kernelhub.backends.cuda.gemm import fp4, fp8
 from kernelhub.dispatch.machine import SimulatedMachine
@@ -288,7 +288,7 @@ def test_a_launch_packs_its_values_and_tries_again_where_a_thread_has_no_context
     )
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    monkeypatch.setattr(library, "enter", devices.append)
     of = SimpleNamespace(driver=driver, function=lambda name, device: f"{name} on {device}")
     kernel = library.Kernel(of, "rows", "Qqf")  # type: ignore[arg-type]
     kernel(0, 3, 64, 1 << 40, -2, 0.5)
@@ -298,6 +298,37 @@ def test_a_launch_packs_its_values_and_tries_again_where_a_thread_has_no_context
     statuses[:] = [1]
     with pytest.raises(library.LaunchError, match="rows: cuLaunchKernel gave 1 for 3 blocks of 64 threads"):
         kernel(0, 3, 64, 0, 0, 0.0)
+
+
+def test_a_launch_with_descriptors_tries_again_where_a_thread_has_no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    driver = pytest.importorskip("cuda.bindings.driver", reason="the driver's structs are those of cuda-bindings")
+    none, done = driver.CUresult.CUDA_ERROR_INVALID_CONTEXT, driver.CUresult.CUDA_SUCCESS
+    encodings, launches = [none, done], [none, done]
+    devices: list[int] = []
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 77, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(mapped.launch, "in_use", lambda: False)
+    monkeypatch.setattr(library, "enter", devices.append)
+    made = library.Library("rows", b"")
+    made.function = lambda name, device: driver.CUfunction(1)  # type: ignore[method-assign]
+    made.allow_shared = lambda function, shared_bytes: None  # type: ignore[method-assign]
+    made.driver = SimpleNamespace(
+        **{name: getattr(driver, name) for name in dir(driver) if name.startswith("CU")},
+        cuuint64_t=driver.cuuint64_t,
+        cuuint32_t=driver.cuuint32_t,
+        cuTensorMapEncodeTiled=lambda *given: (encodings.pop(0), driver.CUtensorMap()),
+        cuLaunchKernelEx=lambda *given: (launches.pop(0),),
+    )
+    kernel = mapped.MappedKernel(made, "rows", "Ti", 64, 0, (mapped.bytes_box(16, 128),))
+    given = mapped.rows_of(torch.zeros(16, 128, dtype=torch.uint8))
+    kernel(3, given, 7)
+    assert (encodings, launches, devices) == ([], [], [0, 0])
+    launches[:] = [none, none]
+    encodings[:] = [done]
+    with pytest.raises(library.LaunchError, match=r"rows: cuLaunchKernelEx gave .*INVALID_CONTEXT"):
+        kernel(3, given, 7)
 
 
 def test_clusters_are_launched_with_their_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +421,6 @@ def test_all_kernels_of_a_source_are_loaded_at_once_so_that_no_size_loads_after_
     monkeypatch.setitem(sys.modules, "cuda.bindings", bindings)
     for name in ("_cuda_getCurrentRawStream", "_cuda_getDevice"):
         monkeypatch.setattr(torch._C, name, None, raising=False)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     bindings.driver = SimpleNamespace(  # type: ignore[attr-defined]
         CUresult=SimpleNamespace(CUDA_SUCCESS=0),
         cuLaunchKernel=None,

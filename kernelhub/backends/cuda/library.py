@@ -12,7 +12,7 @@ import functools
 import re
 import struct
 import threading
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.runtime import launch
 from kernelhub.runtime.counters import captures
+from kernelhub.runtime.driver import enter
 
 _ALIGNMENT = 8  # of a struct that has an address
 _OVERLAP_FROM = (9, 0)
@@ -81,10 +82,8 @@ class Kernel:
         if direct is not None and direct.launch(blocks, *values):
             return
         function, fields = self._function_of(device), addresses_in(values)
-        status = self._once(function, device, blocks, threads, fields)
-        if status == self._results.CUDA_ERROR_INVALID_CONTEXT:
-            torch.cuda.set_device(device)  # a thread that has not used CUDA has no context; nothing was launched
-            status = self._once(function, device, blocks, threads, fields)
+        once = functools.partial(self._once, function, device, blocks, threads, fields)
+        (status,) = in_context(device, self._results, once)
         if status != self._results.CUDA_SUCCESS:
             raise LaunchError(f"{self._name}: cuLaunchKernel gave {status!r} for {blocks} blocks of {threads} threads")
 
@@ -131,9 +130,21 @@ class Kernel:
             overlaps = self._overlaps and captures()
             if self._cluster == 1 and not overlaps:
                 shared = self._shared_bytes
-                return self._launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, self._address, 0)[0]
+                return self._launch(function, blocks, 1, 1, threads, 1, 1, shared, stream, self._address, 0)
             config = self._library.config_of(self._cluster, overlaps, blocks, threads, stream, self._shared_bytes)
-            return self._library.driver.cuLaunchKernelEx(config, function, self._address, 0)[0]
+            return self._library.driver.cuLaunchKernelEx(config, function, self._address, 0)
+
+
+def in_context(device: int, results: Any, once: Callable[[], tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The answer of a function of the driver, asked again in the context of a device if this thread has none.
+
+    `torch.cuda.set_device` makes none where the device is the current one already, as device 0 is in each new thread.
+    """
+    answer = once()
+    if answer[0] == results.CUDA_ERROR_INVALID_CONTEXT:
+        enter(device)  # nothing was launched
+        answer = once()
+    return answer
 
 
 def step_of(direct: Any, kinds: str, programs: int, arguments: tuple[Any, ...]) -> Step | None:
@@ -228,7 +239,7 @@ class Library:
 
     def function(self, name: str, device: int) -> Any:
         """The function on the current device. The first loads those of all kernels, since other sizes need others."""
-        torch.cuda.set_device(device)  # makes its context that of this thread
+        enter(device)
         with self._lock:
             if (device, name) not in self._functions:
                 with JOURNAL.doing("load", f"{self._source} {name}", "cuda"):

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.cuda.library import LaunchError, Library, step_of
+from kernelhub.backends.cuda.library import LaunchError, Library, in_context, step_of
 from kernelhub.backends.shared.launches import WATCHED, Launch, Step
 from kernelhub.runtime import launch
 from kernelhub.runtime.counters import captures
@@ -158,7 +158,10 @@ class MappedKernel:
         boxes = iter(self._boxes)
         for kind, value in zip(self.kinds, values, strict=True):
             if kind == "T":
-                parameters += [self._encoded(value, next(boxes)), *(struct.pack("i", size) for size in value.shape)]
+                parameters += [
+                    self._encoded(device, value, next(boxes)),
+                    *(struct.pack("i", size) for size in value.shape),
+                ]
                 parameters += [struct.pack("q", stride) for stride in value.strides]
             else:
                 number = value.data_ptr() if isinstance(value, Tensor) else value
@@ -168,16 +171,17 @@ class MappedKernel:
         stream = torch._C._cuda_getCurrentRawStream(device)
         overlaps = library.overlaps and captures()
         config = library.config_of(self._cluster, overlaps, blocks, self._threads, stream, self._shared_bytes)
-        (status,) = library.driver.cuLaunchKernelEx(config, function, ctypes.addressof(addresses), 0)
+        given = config, function, ctypes.addressof(addresses), 0
+        (status,) = in_context(device, library.driver.CUresult, lambda: library.driver.cuLaunchKernelEx(*given))
         if status != library.driver.CUresult.CUDA_SUCCESS:
             raise LaunchError(f"{self._name}: cuLaunchKernelEx gave {status!r} for {blocks} blocks")
 
-    def _encoded(self, rows: Rows, box: Box) -> bytes:
+    def _encoded(self, device: int, rows: Rows, box: Box) -> bytes:
         """The tensor map of a descriptor."""
         driver = self._library.driver
         of = driver.cuuint64_t, driver.cuuint32_t
         inner_first = [of[0](size) for size in reversed(rows.shape)]
-        status, made = driver.cuTensorMapEncodeTiled(
+        given = (
             driver.CUtensorMapDataType(box.type),
             len(rows.shape),
             rows.base.data_ptr(),
@@ -190,6 +194,7 @@ class MappedKernel:
             driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
+        status, made = in_context(device, driver.CUresult, lambda: driver.cuTensorMapEncodeTiled(*given))
         if status != driver.CUresult.CUDA_SUCCESS:
             raise LaunchError(f"{self._name}: cuTensorMapEncodeTiled gave {status!r}")
         return ctypes.string_at(int(made.getPtr()), _MAP_BYTES)

@@ -170,6 +170,13 @@ def tensor_maps(stub: Stub) -> None:
     with pytest.raises(RuntimeError, match="CUDA_ERROR_INVALID_VALUE"):
         kernel.launch(1, descriptor(64), y, 3)
     assert kernel.launch(1, descriptor(64), y, 3), "the map is encoded after the error"
+    entered = c_int.in_dll(stub.library, "entered")
+    before = entered.value
+    stub.fail(201)
+    stub.take()
+    assert kernel.launch(1, descriptor(32), y, 3)
+    assert entered.value == before + 1, "a thread without a context gets one"
+    assert len(stub.take()) == 1
 
 
 def gluon_maps(stub: Stub) -> None:
