@@ -17,10 +17,14 @@ typedef struct {
   PyObject* failed;   /* (status, kernel) -> exception */
   PyObject* enter;    /* device -> None; makes the device's context current in this thread */
   PyObject* allocate; /* (bytes, stream) -> memory as a tensor or an address; or None: there are no temporaries */
+  PyObject* keep;     /* the same of memory that outlives the call; it gives None where that must not be; or None: as
+                         `allocate` */
   PyObject* release;  /* (memory); or None: it goes with the object */
   PyObject* current;  /* () -> the current device; or None */
   PyCFunction current_function;
   PyObject* current_self;
+  PyObject* modes;   /* () -> how many modes of torch this thread is in; or None */
+  PyObject* traced;  /* () -> whether one of them records operators, or replaces memory by none */
   PyObject* runtime; /* has launch_enter_hook and launch_exit_hook; or None */
   PyObject* own; /* attributes of `runtime` itself, which has no hook of its own as long as there are none; or NULL */
   PyObject* chains[2]; /* attributes of the hooks of its class */
@@ -64,16 +68,16 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   static char* names[] = {"launch",       "encode",   "tensor",  "data_ptr",    "stream_of",   "failed",
                           "enter",        "current",  "runtime", "allocate",    "release",     "nested",
                           "capturing",    "counters", "graphs",  "graph_after", "graph_least", "pointer_of",
-                          "graph_shared", "usual",    NULL};
+                          "graph_shared", "usual",    "keep",    "modes",       "traced",      NULL};
   Driver* self = (Driver*)object;
   unsigned long long launch, encode, capturing, graph_after = 0, pointer_of = 0;
   int graph_least = 1, graph_shared = 0;
-  PyObject *graphs = NULL, *usual = NULL;
+  PyObject *graphs = NULL, *usual = NULL, *keep = Py_None, *modes = Py_None, *traced = Py_None;
   PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested, *counters;
-  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!KiKpO", names, &launch, &encode, &tensor, &data_ptr,
-                                   &stream_of, &failed, &enter, &current, &runtime, &allocate, &release, &nested,
-                                   &capturing, &counters, &PyTuple_Type, &graphs, &graph_after, &graph_least,
-                                   &pointer_of, &graph_shared, &usual))
+  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!KiKpOOOO", names, &launch, &encode, &tensor,
+                                   &data_ptr, &stream_of, &failed, &enter, &current, &runtime, &allocate, &release,
+                                   &nested, &capturing, &counters, &PyTuple_Type, &graphs, &graph_after, &graph_least,
+                                   &pointer_of, &graph_shared, &usual, &keep, &modes, &traced))
     return -1;
   PyObject* of_python = NULL;
   Py_ssize_t impl_at = 0;
@@ -125,7 +129,7 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   }
   Py_INCREF(tensor), Py_INCREF(data_ptr), Py_INCREF(stream_of), Py_INCREF(failed), Py_INCREF(enter), Py_INCREF(current);
   Py_INCREF(runtime), Py_INCREF(allocate), Py_INCREF(release), Py_INCREF(nested), Py_INCREF(counters);
-  Py_XINCREF(of_python);
+  Py_XINCREF(of_python), Py_INCREF(keep), Py_INCREF(modes), Py_INCREF(traced);
   self->usual = (PyTypeObject*)of_python;
   self->impl_at = impl_at;
   self->table = table;
@@ -134,6 +138,9 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   self->nested_of = (descrgetfunc)PyType_GetSlot(Py_TYPE(nested), Py_tp_descr_get);
   self->current = current;
   self->allocate = allocate;
+  self->keep = keep;
+  self->modes = modes;
+  self->traced = traced;
   self->release = release;
   self->tensor = (PyTypeObject*)tensor;
   self->data_ptr_of_a = data_ptr;
@@ -158,6 +165,9 @@ static void driver_dealloc(PyObject* object) {
   Py_XDECREF(self->own);
   for (int at = 0; at < 2; at++) Py_XDECREF(self->chains[at]);
   Py_XDECREF(self->allocate);
+  Py_XDECREF(self->keep);
+  Py_XDECREF(self->modes);
+  Py_XDECREF(self->traced);
   Py_XDECREF(self->release);
   Py_XDECREF(self->nested);
   Py_XDECREF(self->counters);
@@ -182,8 +192,25 @@ static PyObject* driver_graph_counts(PyObject* object, PyObject* nothing) {
   return found;
 }
 
-/* Whether one of the profiler's hooks is set: 1, 0, or -1 with an exception. */
+/* Whether torch traces this thread, and so sees no launch by address: 1, 0, or -1 with an exception. */
+static int traced(Driver* driver) {
+  if (driver->modes == Py_None) return 0;
+  PyObject* count = PyObject_CallObject(driver->modes, NULL);
+  if (count == NULL) return -1;
+  int modes = PyObject_IsTrue(count);
+  Py_DECREF(count);
+  if (modes <= 0) return modes;
+  PyObject* found = PyObject_CallObject(driver->traced, NULL);
+  int answer = found == NULL ? -1 : PyObject_IsTrue(found);
+  Py_XDECREF(found);
+  return answer;
+}
+
+/* Whether a launch is left to Python, since torch traces it or a hook of the profiler is set: 1, 0, or -1 with an
+ * exception. */
 static int hooked(Driver* driver) {
+  int left = traced(driver);
+  if (left != 0) return left;
   if (driver->runtime == Py_None) return 0;
   if (driver->own != NULL && PyDict_Size(driver->own) == 0) {
     Py_ssize_t empty = 0;

@@ -230,10 +230,10 @@ static void sequence_dealloc(PyObject* object) {
   Py_DECREF(type);
 }
 
-/* Memory of torch's allocator; -1 with an exception. */
-static int allocate(Driver* driver, unsigned long long bytes, void* stream, PyObject** memory) {
+/* Memory of torch's allocator, by `allocate` or `keep` of the driver; -1 with an exception. */
+static int allocate(PyObject* by, unsigned long long bytes, void* stream, PyObject** memory) {
   PyObject *size = PyLong_FromUnsignedLongLong(bytes), *on = PyLong_FromVoidPtr(stream);
-  *memory = size == NULL || on == NULL ? NULL : PyObject_CallFunctionObjArgs(driver->allocate, size, on, NULL);
+  *memory = size == NULL || on == NULL ? NULL : PyObject_CallFunctionObjArgs(by, size, on, NULL);
   Py_XDECREF(size);
   Py_XDECREF(on);
   return *memory == NULL ? -1 : 0;
@@ -285,6 +285,26 @@ static uint64_t room_bytes(uint64_t least) {
   return bytes;
 }
 
+/* Make a room larger: 1, 0 if its memory must not be kept now, or -1 with an exception. */
+static int enlarge(Sequence* self, Room* room, uint64_t bytes, void* stream) {
+  Driver* driver = self->driver;
+  PyObject *larger = NULL, *smaller = room->memory;
+  uint64_t begin;
+  if (allocate(driver->keep == Py_None ? driver->allocate : driver->keep, bytes, stream, &larger) < 0) return -1;
+  if (larger == Py_None) {
+    Py_DECREF(larger);
+    return 0;
+  }
+  if (address_of(driver, larger, given_of(self), &begin) < 0) {
+    Py_DECREF(larger);
+    return -1;
+  }
+  room->memory = larger;
+  room->bytes = bytes;
+  room->address = begin;
+  return smaller != NULL && release(driver, smaller) < 0 ? -1 : 1;
+}
+
 /* Memory for the temporaries of a sequence: `room`, which is busy until the launches are made, or else `memory`, which
  * has to be given back then; -1 with an exception.
  *
@@ -299,32 +319,21 @@ static int take_memory(Sequence* self, void* stream, const uint64_t* id, Room** 
     if (&driver->rooms[at] != found) all_bytes += driver->rooms[at].bytes;
   }
   /* One may be busy with another thread, whose launches would come in between. */
-  if (found == NULL || found->busy || all_bytes > MOST_ROOMS) {
-    if (allocate(driver, self->room, stream, memory) < 0) return -1;
-    if (address_of(driver, *memory, given_of(self), address) == 0) return 0;
-    Py_CLEAR(*memory);
-    return -1;
-  }
-  found->busy = 1;
-  if (found->bytes < self->room) {
-    PyObject *larger = NULL, *smaller = found->memory;
-    uint64_t bytes = room_bytes(self->room), begin;
-    if (allocate(driver, bytes, stream, &larger) < 0 || address_of(driver, larger, given_of(self), &begin) < 0) {
-      Py_XDECREF(larger);
-      found->busy = 0;
-      return -1;
+  if (found != NULL && !found->busy && all_bytes <= MOST_ROOMS) {
+    found->busy = 1;
+    int suffices = found->bytes >= self->room ? 1 : enlarge(self, found, room_bytes(self->room), stream);
+    if (suffices == 1) {
+      *room = found;
+      *address = found->address;
+      return 0;
     }
-    found->memory = larger;
-    found->bytes = bytes;
-    found->address = begin;
-    if (smaller != NULL && release(driver, smaller) < 0) {
-      found->busy = 0;
-      return -1;
-    }
+    found->busy = 0;
+    if (suffices < 0) return -1;
   }
-  *room = found;
-  *address = found->address;
-  return 0;
+  if (allocate(driver->allocate, self->room, stream, memory) < 0) return -1;
+  if (address_of(driver, *memory, given_of(self), address) == 0) return 0;
+  Py_CLEAR(*memory);
+  return -1;
 }
 
 /* The address of a stream's counters: 1, 0 if the launches have to do without, or -1 with an exception. They are zero

@@ -69,14 +69,19 @@ def check_operand(op: str, parameter: str, given: Any) -> None:
         check_bits(op, parameter, tensor)
 
 
+def is_traced() -> bool:
+    """Whether a mode of torch records the operators of this thread, or replaces memory by none."""
+    return bool(_dispatch_modes()) and any(_mode(key) is not None for key in _TRACING)
+
+
 def check_eager(op: str) -> None:
     """No mode of torch records the operators of this thread, or replaces memory by none: it sees no kernel by address.
 
     Raises:
         NotPlain: one does. What it records would lack the kernel, and its results would be fresh memory.
     """
-    if _dispatch_modes() and any(_mode(key) is not None for key in _TRACING):
-        fix = f"trace torch.compile's way, with torch.export, or call torch.ops.kernelhub.{op}"
+    if _dispatch_modes() and is_traced():
+        fix = "trace torch.compile's way, with torch.export, or call the op in torch.ops.kernelhub"
         raise NotPlain(op, "the call", "is traced by make_fx, or is made of plain tensors under FakeTensorMode", fix)
 
 

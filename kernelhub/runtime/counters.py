@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from kernelhub.ops.graph_memory import captures
 from kernelhub.runtime.driver import cuda, enter
 
 MOST = 4096  # counters of a stream
@@ -49,11 +48,6 @@ def counters_of(operand: Tensor, count: int) -> Tensor | None:
         return _of_stream(device, threading.get_ident())
     stream = torch._C._cuda_getCurrentRawStream(device)
     return _of_capture(device, stream) if captures() else _of_stream(device, stream)
-
-
-def captures() -> bool:
-    """Whether the launches of this thread go into a CUDA graph."""
-    return _captures is not None and _captures()
 
 
 def no_counters(operand: Tensor) -> Tensor:
@@ -85,7 +79,7 @@ def _of_stream(device: int, stream: int) -> Tensor | None:
 
 
 def _of_capture(device: int, stream: int) -> Tensor | None:
-    capture = _capture_of(stream)
+    capture = capture_of(stream)
     if not capture:
         return None
     with _lock, _disable_current_modes():
@@ -138,7 +132,7 @@ class _Memory:
         }
 
 
-def _capture_of(stream: int) -> int:
+def capture_of(stream: int) -> int:
     """The number of the capture that a stream is in; 0 if it is in none, or the driver does not say."""
     library = cuda()
     if library is None or not hasattr(library, "cuStreamGetCaptureInfo_v2"):
@@ -146,8 +140,3 @@ def _capture_of(stream: int) -> int:
     status, capture = ctypes.c_int(), ctypes.c_uint64()
     asked = ctypes.c_void_p(stream), ctypes.byref(status), ctypes.byref(capture), None, None, None
     return capture.value if library.cuStreamGetCaptureInfo_v2(*asked) == 0 and status.value == 1 else 0
-
-
-_captures: Callable[[], Any] | None = (
-    torch.cuda.is_current_stream_capturing if torch.version.cuda or torch.version.hip else None
-)

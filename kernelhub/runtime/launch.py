@@ -24,7 +24,7 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
-VERSION = 14  # of the extension's interface, as `launch.c` gives it
+VERSION = 15  # of the extension's interface, as `launch.c` gives it
 # Of a kernel's `programmatic`: only where a caller captures, since it takes the host 1.7 us longer elsewhere; and the
 # launcher may make such launches a graph of its own, in which none is programmatic.
 CAPTURED_ONLY, CAPTURED_OR_GRAPH = 2, 3
@@ -180,6 +180,8 @@ def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other
     """A launcher that enters functions at these addresses; `other` are other arguments of the `Driver`."""
     import torch  # `kernelhub doctor` asks what is here without it
 
+    from kernelhub.ops.operands import is_traced
+
     usual = {
         "tensor": torch._C.TensorBase,
         "data_ptr": torch.empty(0, dtype=torch.uint8, device="cpu").data_ptr,
@@ -188,6 +190,9 @@ def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other
         "enter": enter,
         "current": getattr(torch._C, "_cuda_getDevice", None),
         "allocate": _allocator() if torch.version.cuda else None,
+        "modes": torch._C._len_torch_dispatch_stack,
+        "traced": is_traced,
+        "keep": None if "allocate" in other else _keeper(),
         "release": None,
         "nested": torch._C.TensorBase.is_nested,
         "counters": _counters_of,
@@ -264,6 +269,20 @@ def _allocator() -> Callable[[int, int], Any]:
         return empty(size, dtype=uint8, device=cuda)
 
     return allocated
+
+
+def _keeper() -> Callable[[int, int], Any]:
+    """What allocates memory that a stream keeps for later calls; it gives None where that would be a graph's."""
+    import torch
+
+    from kernelhub.ops.graph_memory import of_graph
+
+    allocated = _allocator()
+
+    def kept(size: int, stream: int) -> Any:
+        return None if of_graph(torch._C._cuda_getDevice()) else allocated(size, stream)
+
+    return kept
 
 
 def _pointer_of() -> int:

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from kernelhub.ops.graph_memory import may_keep
+
 _KEPT_BYTES = 256 << 20  # larger requests are given back at once
 
 _GUARD_BYTES = 1024  # before and after watched memory; a multiple of every alignment that a kernel requires
@@ -75,5 +77,7 @@ def scratch(tag: str, shape: Sequence[int], dtype: torch.dtype, device: torch.de
         buffers = _threads.buffers = {}
     buffer = buffers.get(tag)
     if buffer is None or buffer.numel() < num_bytes:
-        buffer = buffers[tag] = torch.empty(1 << max(num_bytes - 1, 1).bit_length(), dtype=torch.uint8, device="cpu")
+        buffer = torch.empty(1 << max(num_bytes - 1, 1).bit_length(), dtype=torch.uint8, device="cpu")
+        if may_keep(buffer):
+            buffers[tag] = buffer
     return buffer[:num_bytes].view(dtype).view(*shape)

@@ -196,7 +196,7 @@ class TestCounters:
         monkeypatch.setattr(counters, "_arenas", {})
         monkeypatch.setattr(counters, "STREAMS", 4)
         monkeypatch.setattr(counters, "_zeros", lambda device, stream: torch.zeros(4, counters.MOST, dtype=torch.int32))
-        monkeypatch.setattr(counters, "_capture_of", lambda stream: self.capture)
+        monkeypatch.setattr(counters, "capture_of", lambda stream: self.capture)
 
     capture = 0
 

@@ -14,7 +14,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -40,23 +40,17 @@ def live(rank: int, ranks: int, port: int, device: str, folder: str) -> None:
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    answers: dict[str, Any] = {}
-    costs: dict[str, float] = {}
-    with variables(KERNELHUB_CHECK="1", KERNELHUB_COMM_TIMEOUT_S="20"):
-        kernelhub.reload()
-        for name, answer in scenes(rank, device):
-            answers[name] = answer
-            Path(folder, str(rank)).write_text(json.dumps(answers))  # what was found if a later scene waits
-        costs["compared"] = cost(device)
+    with variables(KERNELHUB_CHECK="1", KERNELHUB_COMM_TIMEOUT_S="30"):
+        answers: dict[str, Any] = scenes(rank, device)
+        costs = {"compared": cost(device)}
     with variables(KERNELHUB_CHECK="0"):
-        kernelhub.reload()
         costs["plain"] = cost(device)
     Path(folder, str(rank)).write_text(json.dumps({**answers, "costs": costs}))
     dist.barrier()
     os._exit(0)
 
 
-def scenes(rank: int, device: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def scenes(rank: int, device: str) -> dict[str, Any]:
     """Rank 1 gives something else to each call; after each, all ranks sum the same."""
     group, other = dist.group.WORLD, rank == 1
 
@@ -78,12 +72,14 @@ def scenes(rank: int, device: str) -> Iterator[tuple[str, dict[str, Any]]]:
         "kernel": lambda: kernelhub.all_reduce(ones(4, HIDDEN), group, backend=first_kernel),
         "room": lambda: kernelhub.moe_dispatch(**tokens, num_experts=EXPERTS, max_tokens=MOST + other),
     }
+    answers: dict[str, Any] = {}
     for name, call in calls.items():
         try:
             answer = {"raised": "", "gave": str(call())[:80]}
         except RanksDisagree as error:
             answer = {"raised": f"{error.code} {error}"}
-        yield name, {**answer, "after": plan.run(ones(1, HIDDEN)).float().mean().item()}
+        answers[name] = {**answer, "after": plan.run(ones(1, HIDDEN)).float().mean().item()}
+    return answers
 
 
 def cost(device: str) -> float:
@@ -100,7 +96,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--limit-s", type=float, default=150.0)
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +103,7 @@ def main() -> None:
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for process in ranks:
             process.start()
-        until = time.monotonic() + options.limit_s
+        until = time.monotonic() + 150
         for process in ranks:
             process.join(max(0.0, until - time.monotonic()))
         for process in ranks:

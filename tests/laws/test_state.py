@@ -24,7 +24,10 @@ STATE: dict[str, dict[str, str]] = {
     "backends.flashinfer.comm.experts.workspace": {
         "_made": "exchanges in workspaces of `backends.shared.symmetric`, while those live"
     },
-    "backends.flashinfer.steps": {"_scratch": "workspaces, one for each kind, device and stream"},
+    "backends.flashinfer.steps": {
+        "_scratch": "workspaces, which captured graphs may use, for each kind, device and stream"
+    },
+    "backends.torch.gemm.fp4.dequantised": {"_PAIRS": "a small table for each device"},
     "backends.shared.slot_memory": {"_made": "slots in workspaces of `backends.shared.symmetric`, while those live"},
     "backends.shared.symmetric": {"_workspaces": "workspaces that captured graphs may use, while their groups live"},
     "backends.shared.operators": {"_files": "operator libraries that torch has loaded and cannot unload"},

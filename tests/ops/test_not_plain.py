@@ -27,14 +27,18 @@ from tests.fuzz.bases import DEFAULT, draw
 WITHOUT_GROUPS = [op for op in CASES if "group" not in inspect.signature(HUB.function(op)).parameters]
 
 
-def call_of(op: str, backend: str = "") -> dict[str, Any]:
-    """A call of an op, of tensors that have elements; one for which a kernel of the backend is selected, if one is."""
+def call_of(op: str, backend: str = "", forced: bool = False) -> dict[str, Any]:
+    """A call of an op, of tensors that have elements; one for which a kernel of the backend is selected, if one is.
+
+    `forced`: by a request for the backend.
+    """
+    request = {"backend": backend.rstrip(".")} if forced else {}
     random = Random(3)
     for _ in range(50):
         base = draw(op, DEFAULT, torch.device("cpu"), random, 20_000)
         if base is None or not all(tensor.numel() for tensor in tensors_in(base.arguments)):
             continue
-        if HUB.function(op).explain(**base.arguments).selected.startswith(backend):
+        if HUB.function(op).explain(**base.arguments, **request).selected.startswith(backend):
             return dict(base.arguments)
     pytest.skip(f"no kernel of {backend or 'any backend'} is selected here: a call of {op}")
 
@@ -140,6 +144,20 @@ def test_a_traced_call_of_plain_tensors_is_recorded_or_refused(op: str) -> None:
     results, want = graph(*(given[name] for name in names)), plan.run(**given)
     for result, expected in zip(tensors_in(results), tensors_in(want), strict=True):
         assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("op", ["attention", "fp8_gemm", "fused_moe", "quantize_fp8", "rms_norm_quant"])
+@pytest.mark.parametrize("traced", [lambda call: make_fx(call)(), lambda call: within(FakeTensorMode, call)])
+def test_a_traced_call_of_a_triton_kernel_is_refused(op: str, traced: Callable[[Callable[[], Any]], Any]) -> None:
+    function, arguments = HUB.function(op), call_of(op, "triton.", forced=True)
+    with pytest.raises(InvalidArgument, match="_kernel: the call is traced by make_fx"):
+        traced(lambda: function(**arguments, backend="triton"))
+
+
+def within(mode: Any, call: Callable[[], Any]) -> Any:
+    """A call of plain tensors under a mode of fake ones."""
+    with mode(allow_non_fake_inputs=True):
+        return call()
 
 
 def test_a_mode_that_only_looks_on_lets_kernels_run() -> None:

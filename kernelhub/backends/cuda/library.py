@@ -20,9 +20,10 @@ import torch
 from kernelhub.backends.cuda.nvrtc import Constants, compiled
 from kernelhub.backends.shared.launches import WATCHED, Launch, Step
 from kernelhub.dispatch.work import JOURNAL
+from kernelhub.ops.graph_memory import captures
+from kernelhub.ops.operands import check_eager
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.runtime import launch
-from kernelhub.runtime.counters import captures
 from kernelhub.runtime.driver import enter
 
 _ALIGNMENT = 8  # of a struct that has an address
@@ -76,6 +77,7 @@ class Kernel:
             with torch.cuda.device(device):
                 self(device, blocks, threads, *values)
             return
+        check_eager(self._name)
         if WATCHED.launches is not None:
             WATCHED.launches.append(Launch(self, blocks, (device, threads), values))
         direct = self._direct_of(device, threads)

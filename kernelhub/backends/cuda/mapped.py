@@ -17,8 +17,9 @@ from torch import Tensor
 
 from kernelhub.backends.cuda.library import LaunchError, Library, in_context, step_of
 from kernelhub.backends.shared.launches import WATCHED, Launch, Step
+from kernelhub.ops.graph_memory import captures
+from kernelhub.ops.operands import check_eager
 from kernelhub.runtime import launch
-from kernelhub.runtime.counters import captures
 
 _UINT8, _FLOAT32, _BFLOAT16 = 0, 7, 9  # of the driver's CUtensorMapDataType
 _SWIZZLE_128 = 3  # of its CUtensorMapSwizzle
@@ -106,6 +107,7 @@ class MappedKernel:
     def __call__(self, blocks: int, *values: Any) -> None:
         """Launch on torch's current stream of the current device."""
         device = torch._C._cuda_getDevice()
+        check_eager(self._name)
         if WATCHED.launches is not None:
             WATCHED.launches.append(Launch(self, blocks, device, values))
         direct = self._direct_of(device)

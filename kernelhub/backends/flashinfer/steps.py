@@ -17,7 +17,9 @@ from torch import Tensor
 
 from kernelhub.backends.shared.operands import aligned
 from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.graph_memory import captures, in_tree
 from kernelhub.ops.host import refuse_in_graph
+from kernelhub.runtime.counters import capture_of
 
 
 class Pages(NamedTuple):
@@ -164,7 +166,23 @@ TABLES_BYTES = 8 << 20  # of a wrapper on the device, and as many in pinned memo
 _MOST_BYTES = 2 << 30
 _MOST_WRAPPERS = 16  # of an adapter on a stream
 
-_scratch: dict[tuple[str, int, int], Tensor] = {}
+SEMAPHORE_BYTES = 8 << 20  # at the beginning of scratch: zero between launches
+
+
+class _Scratch:
+    """What the kernels of a family share on a stream, or in the graphs that are captured there.
+
+    Attributes:
+        memory: the last is the largest; captured graphs have the addresses of those before it.
+        capture: the one that zeroed the semaphores last, as a part of its graph.
+    """
+
+    def __init__(self) -> None:
+        self.memory: list[Tensor] = []
+        self.capture = 0
+
+
+_scratch: dict[tuple[str, int, int, bool], _Scratch] = {}
 
 
 def stream_of(device: torch.device) -> int:
@@ -175,13 +193,23 @@ def stream_of(device: torch.device) -> int:
 def workspace(family: str, device: torch.device, stream: int, num_bytes: int = RECOMMENDED_BYTES) -> Tensor:
     """Scratch of a family of kernels on a stream, zero at first, since some keep semaphores in it.
 
-    Kernels on a stream run one after the other, so all of them may share it.
+    Kernels on a stream run one after the other, so all of them may share it. Those of graphs have their own, and each
+    graph zeroes the semaphores: the graph in which the memory was made may never run.
     """
-    key = (family, -1 if device.index is None else device.index, stream)
-    have = _scratch.get(key)
-    if have is None or have.numel() < num_bytes:
-        have = _scratch[key] = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
-    return have
+    index = -1 if device.index is None else device.index
+    if device.type == "cuda" and in_tree(index):
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    captured = device.type == "cuda" and captures()
+    have = _scratch.setdefault((family, index, stream, captured), _Scratch())
+    larger = not have.memory or have.memory[-1].numel() < num_bytes
+    if larger:
+        have.memory.append(torch.zeros(num_bytes, dtype=torch.uint8, device=device))
+    if captured:
+        capture = capture_of(stream)
+        if not larger and (capture != have.capture or not capture):
+            have.memory[-1][:SEMAPHORE_BYTES].zero_()
+        have.capture = capture
+    return have.memory[-1]
 
 
 class _Wrapper:
@@ -207,6 +235,14 @@ class Lease:
         self._idle.append(self._wrapper)
 
 
+class _Wrappers:
+    """Those of an adapter on a stream: how many there are, and which of them no step uses."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.idle: list[_Wrapper] = []
+
+
 class Pool:
     """The wrappers of one adapter.
 
@@ -216,8 +252,7 @@ class Pool:
 
     def __init__(self, make: Callable[[Tensor], Any]) -> None:
         self._make = make
-        self._idle: dict[tuple[torch.device, int], list[_Wrapper]] = {}
-        self._count: dict[tuple[torch.device, int], int] = {}
+        self._wrappers: dict[tuple[torch.device, int], _Wrappers] = {}
         self._num_bytes = RECOMMENDED_BYTES
 
     def plan(self, device: torch.device, stream: int, fill: Callable[[Any], None]) -> Lease:
@@ -225,34 +260,34 @@ class Pool:
 
         Scratch that is too small, which the library says when it plans, is made larger.
         """
+        pooled = device.type == "cuda" and in_tree(device.index)
+        known = _Wrappers() if pooled else self._wrappers.setdefault((device, stream), _Wrappers())
         while True:
-            wrapper = self._take(device, stream)
+            wrapper = self._take(device, stream, known)
             try:
                 fill(wrapper.made)
             except Exception as error:
                 if "workspace buffer size" not in str(error) or wrapper.num_bytes >= _MOST_BYTES:
-                    self._idle[device, stream].append(wrapper)
+                    known.idle.append(wrapper)
                     raise
                 self._num_bytes = max(self._num_bytes, 2 * wrapper.num_bytes)
-                self._count[device, stream] -= 1
+                known.count -= 1
                 continue
             if wrapper.copied is not None:
                 wrapper.copied.record(torch.cuda.current_stream(device))
-            return Lease(wrapper, self._idle[device, stream])
+            return Lease(wrapper, known.idle)
 
-    def _take(self, device: torch.device, stream: int) -> _Wrapper:
+    def _take(self, device: torch.device, stream: int, known: _Wrappers) -> _Wrapper:
         """One whose last plan was copied; a new one; or, where there are very many, the oldest once it is copied."""
-        key = (device, stream)
-        idle = self._idle.setdefault(key, [])
-        for place, wrapper in enumerate(idle):
+        for place, wrapper in enumerate(known.idle):
             if wrapper.copied is None or wrapper.copied.query():
-                return idle.pop(place)
-        if idle and self._count[key] >= _MOST_WRAPPERS:
-            oldest = idle.pop(0)
+                return known.idle.pop(place)
+        if known.idle and known.count >= _MOST_WRAPPERS:
+            oldest = known.idle.pop(0)
             assert oldest.copied is not None
             oldest.copied.synchronize()
             return oldest
-        self._count[key] = self._count.get(key, 0) + 1
+        known.count += 1
         num_bytes = self._num_bytes
         return _Wrapper(self._make(workspace("wrappers", device, stream, num_bytes)), num_bytes, device)
 

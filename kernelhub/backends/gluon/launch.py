@@ -16,8 +16,9 @@ from torch import Tensor
 
 from kernelhub.backends.gluon.language import TensorDescriptor, gl
 from kernelhub.backends.shared.direct import direct_launch
-from kernelhub.backends.shared.launches import WATCHED, Launch, Step
+from kernelhub.backends.shared.launches import WATCHED, Launch, Step, name_of
 from kernelhub.backends.shared.operands import is_aligned
+from kernelhub.ops.operands import check_eager
 
 _MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change with their lengths
 _MOST_ROWS = 256  # of a block that TMA copies at once
@@ -55,6 +56,7 @@ class Launcher:
 
     def __init__(self, kernel: Any, static: Mapping[str, Any], num_warps: int = 4) -> None:
         self.kernel, self.static, self.num_warps = kernel, dict(static), num_warps
+        self._name = name_of(kernel)
         assert sorted(kernel.arg_names[-len(static) :]) == sorted(static), "static arguments must be last"
         self._values = tuple(static[name] for name in kernel.arg_names if name in static)
         self._ready: dict[Hashable, _Ready] = {}
@@ -68,6 +70,7 @@ class Launcher:
                 of pointers and equal numbers where it specialises on them; None if Triton is to look.
             arguments: everything but the static arguments, in order: tensors, descriptors, numbers.
         """
+        check_eager(self._name)
         if WATCHED.launches is not None:
             WATCHED.launches.append(Launch(self, grid, variant, arguments))
         sizes = grid if isinstance(grid, tuple) else (grid,)

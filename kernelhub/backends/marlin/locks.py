@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernelhub.ops.graph_memory import of_graph
+
 
 class Locks:
     """One count for each multiprocessor."""
@@ -18,9 +20,11 @@ class Locks:
 
     def on(self, device: torch.device) -> Tensor:
         """Zeros for a call on the device's current stream."""
-        if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+        if device.type != "cuda":
             return _zeros(device)
         index = torch.cuda.current_device() if device.index is None else device.index
+        if of_graph(index):
+            return _zeros(device)
         key = index, torch._C._cuda_getCurrentRawStream(index)
         found = self._of.get(key)
         if found is None:

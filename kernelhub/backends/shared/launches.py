@@ -64,6 +64,12 @@ class _Watched(threading.local):
 WATCHED = _Watched()
 
 
+def name_of(kernel: Any) -> str:
+    """The name of a jitted kernel, compiled or interpreted."""
+    function = getattr(kernel, "fn", kernel)
+    return getattr(function, "__name__", type(function).__name__)
+
+
 def sequence(
     steps: Sequence[Step | None],
     places: Sequence[Sequence[tuple[int, ...] | None]],

@@ -22,10 +22,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernelhub.backends.shared.launches import WATCHED, Launch, Shared, sequence
+from kernelhub.ops.graph_memory import captures
 from kernelhub.ops.known_calls import are_apart, places_of
 from kernelhub.ops.known_form import KnownForm
 from kernelhub.runtime import launch
-from kernelhub.runtime.counters import captures, is_counters
+from kernelhub.runtime.counters import is_counters
 
 _MOST_KEYS = 256  # of calls that are repeated, per adapter
 _MOST_SEEN = 4096  # keys that were met once

@@ -16,7 +16,8 @@ import triton
 from triton.backends.driver import GPUDriver
 
 from kernelhub.backends.shared.direct import direct_launch
-from kernelhub.backends.shared.launches import WATCHED, Launch, Step
+from kernelhub.backends.shared.launches import WATCHED, Launch, Step, name_of
+from kernelhub.ops.operands import check_eager
 from kernelhub.ops.precision import own_precision
 
 _MOST_VARIANTS = 256  # kept per launcher; strides of batched tensors change with their lengths
@@ -56,6 +57,7 @@ class Launcher:
     ) -> None:
         names = [name for name in kernel.arg_names if name in static]
         self._kernel, self._cluster, self._captured_only = kernel, cluster, captured_only
+        self._name = name_of(kernel)
         self._named = {**static, "num_warps": num_warps, "num_stages": num_stages, **options}
         self._static = tuple(static[name] for name in names)
         self._ready: dict[Hashable, _Ready] = {}
@@ -70,6 +72,7 @@ class Launcher:
                 not known, and Triton is to look.
             arguments: everything but the static arguments, in order.
         """
+        check_eager(self._name)
         if WATCHED.launches is not None:
             WATCHED.launches.append(Launch(self, programs, variant, arguments))
         ready = self._ready.get(variant)

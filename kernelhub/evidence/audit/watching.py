@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -46,6 +45,7 @@ from kernelhub.evidence.poison import same
 from kernelhub.ops.attention.adapter import AttentionAdapter
 from kernelhub.ops.case import Arguments
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
+from kernelhub.ops.graph_memory import of_graph
 
 log = logging.getLogger("kernelhub.audit")
 
@@ -140,7 +140,7 @@ class LaunchAudit:
         try:
             if self.device in GATE.lost:
                 raise NotAudited("lost")
-            if self.device >= 0 and (torch.cuda.is_current_stream_capturing() or _in_pool_of_a_graph(self.device)):
+            if self.device >= 0 and of_graph(self.device):
                 raise NotAudited("capture")
             if self.device >= 0 and len(PENDING.of(self.device)) >= MOST_PENDING:
                 raise NotAudited("pending")
@@ -325,10 +325,3 @@ def _free_bytes(device: int) -> int:
     """Available GPU memory: free memory, and memory that torch caches without using it."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-
-
-def _in_pool_of_a_graph(device: int) -> bool:
-    """Whether torch.compile warms up or captures a graph, whose memory must not be kept."""
-    trees: Any = sys.modules.get("torch._inductor.cudagraph_trees")
-    manager = None if trees is None else trees.get_manager(device, create_if_none_exists=False)
-    return manager is not None and (manager.in_warmup or manager.in_recording)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.whole_calls import maker
+from kernelhub.ops.graph_memory import in_tree
 
 _MOST_CALLS = 16  # whose results come from one allocation
 _LEAST_CALLS = 4  # for fewer it is not worth it
@@ -53,6 +54,7 @@ class Ready:
         on_gpu = device.type == "cuda" and torch.cuda.is_available()  # fake tensors are on GPUs that are not here
         self._stream: Any = torch._C._cuda_getCurrentRawStream if on_gpu else _no_stream
         self._captures: Any = torch._C._cuda_isCurrentStreamCapturing if on_gpu else bool
+        self._in_tree: Any = in_tree if on_gpu else bool
         self._current: Any = torch._C._cuda_getDevice if on_gpu else _no_device
         self._makers: tuple[Callable[[], Tensor], ...] | None = None  # of large results, on the current device
 
@@ -83,8 +85,8 @@ class Ready:
     def _made(self) -> tuple[Tensor, ...]:
         """The small results of a call, with those of later calls on this stream made ready."""
         small = self._forms[len(self._large) :]
-        # A captured call has memory of its graph, which is the graph's alone.
-        if self._calls == 1 or self._captures():
+        # A captured call has memory of its graph, which is the graph's alone, as has the call before it in a tree.
+        if self._calls == 1 or self._captures() or self._in_tree(self.device.index):
             return self._allocated(small, 1)
         if torch.is_inference_mode_enabled():  # later calls may be outside of it
             with torch.inference_mode(False):

@@ -356,6 +356,39 @@ def rooms(stub: Stub) -> None:
     Memory.rooms.clear()
 
 
+def rooms_of_graphs(stub: Stub) -> None:
+    """Before a graph is captured, a stream keeps no memory of its pool: calls have their own."""
+    on_stub(stub)
+    pooled = True
+
+    def keep(size: int, stream: int) -> int | None:
+        return None if pooled else Memory.allocate(size, stream)
+
+    install_launcher(stub, AFTER, keep=keep)
+    small, large = (one_launch(stub, room=size, install=False) for size in (256, ROOM + 1))
+
+    def memory_of(made: Any) -> int:
+        stub.take()
+        assert made.launch(torch.zeros(64)) is True
+        (noted,) = stub.take()
+        return int.from_bytes(noted.parameters[1], "little")
+
+    for _ in range(3):
+        memory_of(small)
+        assert not Memory.rooms
+        assert not Memory.live
+    pooled = False
+    kept = memory_of(small)
+    assert list(Memory.rooms) == [kept]
+    pooled = True
+    assert memory_of(small) == kept
+    assert memory_of(large) != kept
+    assert memory_of(small) == kept, "a larger one that was refused leaves it"
+    pooled = False
+    assert memory_of(large) == memory_of(small) != kept
+    Memory.rooms.clear()
+
+
 def failures(stub: Stub) -> None:
     """What the driver refuses is launched plainly from then on, once per call, and counted; graphs are freed."""
     making = [name for name in MADE if name != "cuStreamGetGreenCtx"]
@@ -460,6 +493,7 @@ SCENARIOS = (
     attributes,
     collectives,
     rooms,
+    rooms_of_graphs,
     failures,
     threads,
     forks,

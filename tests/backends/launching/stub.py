@@ -232,8 +232,11 @@ def install(stub: Stub, capability: int = 90) -> None:
     install_launcher(stub)
 
 
-def install_launcher(stub: Stub, graph_after: int = 0, least: int = 2, shared: bool = False) -> None:
-    """A launcher on the stub, with memory of the CPU for temporaries; graphs after so many launches, if not 0."""
+def install_launcher(stub: Stub, graph_after: int = 0, least: int = 2, shared: bool = False, **changed: Any) -> None:
+    """A launcher on the stub, with memory of the CPU for temporaries; graphs after so many launches, if not 0.
+
+    `changed` are other arguments of the `Driver`.
+    """
     after = graph_after or AS_GRAPHS
     graphs = launch.as_graphs(stub.library, after, least, shared or AS_GRAPHS > 0) if after else {}
     native = stub.native(
@@ -243,6 +246,7 @@ def install_launcher(stub: Stub, graph_after: int = 0, least: int = 2, shared: b
         allocate=Memory.allocate,
         release=Memory.release,
         counters=OneDevice.counters_of,
+        **changed,
     )
     launch.native = lambda: native
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import itertools
 import struct
@@ -18,7 +19,7 @@ import torch
 import kernelhub
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.hub import HUB
-from kernelhub.errors import RanksDisagree
+from kernelhub.errors import InvalidArgument, RanksDisagree
 from kernelhub.ops.comm.preparing import CollectivePlan
 from kernelhub.ops.comm.problem import BUCKETS
 from kernelhub.ops.comm.topology import GroupFacts
@@ -366,6 +367,33 @@ def subclasses(stub: Stub) -> None:
             assert all(type(one) is FakeTensor for one in (made if isinstance(made, tuple) else (made,)))
 
 
+def traced(stub: Stub) -> None:
+    """A call that would be made again is refused while torch traces, and made again under a mode that looks on."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with quantising(stub) as again:
+        good, fresh = quantised(), quantised(fresh=True)
+        learned(good)
+        learned(fresh)
+        stub.take()
+        for given in (good, fresh):
+            with pytest.raises(InvalidArgument, match="the call is traced"):
+                make_fx(functools.partial(kernelhub.quantize_fp8, **given))()
+            with (
+                FakeTensorMode(allow_non_fake_inputs=True),
+                pytest.raises(InvalidArgument, match=": the call is traced"),
+            ):
+                kernelhub.quantize_fp8(**given)
+            assert not stub.take(), "its graph would lack the launch"
+            with FlopCounterMode(display=False):
+                kernelhub.quantize_fp8(**given)
+            assert stub.take()
+            assert again(**given) is not None
+            stub.take()
+
+
 def threads(stub: Stub) -> None:
     """Threads call one op with tensors of their own, while selections are forgotten."""
     with quantising(stub):
@@ -427,6 +455,7 @@ SCENARIOS = (
     errors,
     wrong,
     subclasses,
+    traced,
     threads,
     leaks,
 )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.formats import E4M3, from_e2m1, from_e8m0, from_int4
+from kernelhub.ops.graph_memory import may_keep
 from kernelhub.ops.host import on_host
 from kernelhub.ops.moe.experts.activations import SMALLEST_AMAX, Activations, inner_least
 from kernelhub.ops.moe.experts.adapter import ExpertsAdapter, Values
@@ -181,7 +182,9 @@ class Experts(ExpertsAdapter):
             if two:  # the first of two bytes is the low one
                 one = torch.stack([one.repeat(256, 1), one.repeat_interleave(256, 0)], 1).view(65536, -1)
             words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[one.shape[1] * self._dtype.itemsize]
-            table = self._tables[two] = one.view(words).flatten().to(codes.device)
+            table = one.view(words).flatten().to(codes.device)
+            if may_keep(table):
+                self._tables[two] = table
         keys = (raw.view(torch.uint16) if two else raw).to(torch.int32)
         return table.index_select(0, keys).view(self._dtype)
 

@@ -11,6 +11,7 @@ from kernelhub.compat.vllm.answer import answer, first_bad
 from kernelhub.compat.vllm.deep_gemm.calls import deep_gemm
 from kernelhub.compat.vllm.deep_gemm.support import has
 from kernelhub.compat.vllm.here import capability, on_device
+from kernelhub.ops.graph_memory import may_keep
 from kernelhub.probes.finding import Finding
 
 _ONE_FOUR_TIMES = 0x7F7F7F7F  # the UE8M0 byte of 1.0, four times
@@ -205,5 +206,8 @@ def _unit_scales(device: torch.device, count: int) -> Tensor:
     buffers = _ones.setdefault(device, [])
     if not buffers or buffers[-1].numel() < count:
         size = max(count, 2 * buffers[-1].numel()) if buffers else count
-        buffers.append(torch.full((size,), _ONE_FOUR_TIMES, dtype=torch.int32, device=device))
+        made = torch.full((size,), _ONE_FOUR_TIMES, dtype=torch.int32, device=device)
+        if not may_keep(made):
+            return made[:count]
+        buffers.append(made)
     return buffers[-1][:count]

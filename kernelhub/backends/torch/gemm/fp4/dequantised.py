@@ -6,8 +6,6 @@ e8m0 scales, up to 2^127, a power of two is left for then too, or the largest va
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -15,6 +13,7 @@ from kernelhub.backends.torch.gemm.two_scales import multiply_by_both
 from kernelhub.ops.formats import from_e2m1, from_e8m0
 from kernelhub.ops.gemm.fp4.adapter import Activations, Fp4GemmAdapter, Weights
 from kernelhub.ops.gemm.fp4.problem import FP8, GROUP, MXFP4, MXFP8, NVFP4
+from kernelhub.ops.graph_memory import may_keep
 from kernelhub.ops.precision import at_own_precision
 
 # Of a block in float32, 4 MB; on a GPU 256 MB.
@@ -26,10 +25,17 @@ _ELEMENTS_ON_GPU = 1 << 26
 _LEFT = {MXFP4: 2.0**3, MXFP8: 2.0**9}
 
 
-@functools.cache
+_PAIRS: dict[torch.device, Tensor] = {}
+
+
 def _pairs(device: torch.device) -> Tensor:
     """Both values of every byte, float32 [256, 2]."""
-    return from_e2m1(torch.arange(256, device=device).to(torch.uint8)).view(256, 2)
+    made = _PAIRS.get(device)
+    if made is None:
+        made = from_e2m1(torch.arange(256, device=device).to(torch.uint8)).view(256, 2)
+        if may_keep(made):
+            _PAIRS[device] = made
+    return made
 
 
 def _grouped(codes: Tensor, scale: Tensor, form: str) -> Tensor:
