@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import functools
 import importlib
 import json
 import os
@@ -44,6 +45,7 @@ from kernelhub.ops.comm.tolerance import normalised_error_allowed, sum_error_all
 from kernelhub.ops.fused_quant.cases import judged
 from kernelhub.ops.fused_quant.inputs import form_of
 from kernelhub.ops.fused_quant.reference import normalised
+from tests.gpu import comm_places
 from tests.runtime.world import _free_port
 
 HIDDEN = 2048
@@ -376,6 +378,37 @@ class Scenes:
         torch.cuda.synchronize()
         return [f"call {turn}" for turn, got in enumerate(found) if self.wrong(got, rows, dtype, turn)]
 
+    def places(self) -> list[str]:
+        """Runs into given tensors, other ones each time, eager and in graphs."""
+        run, wrong = functools.partial(self.run, (dtype := self.dtypes()[0])), []
+        kinds = comm_places.kinds_of(self.op, self.format is not None)
+        rows_of = [rows for rows in self.sizes(dtype) if 0 < rows < 200][::2]
+        cases = [[self.placed(rows, dtype, seed) for seed in range(4)] for rows in rows_of]
+        for rows in cases:
+            wrong += comm_places.in_graphs(run, kinds, rows[0], rows[1:], self.capture)
+        return wrong + comm_places.eager(run, kinds, [one for rows in cases for one in rows], self.calls, self.rank)
+
+    def placed(self, rows: int, dtype: torch.dtype, seed: int) -> tuple[list[Any], dict[str, Tensor]]:
+        """Operands, and the right results by the names of their places."""
+        operands = self.operands(rows, dtype, seed)
+        found = self.run(dtype, *operands)
+        assert not self.wrong(found, rows, dtype, seed), f"{rows} rows without places"
+        found = found if isinstance(found, tuple) else (found,)
+        names = {1: ("out",), 2: ("out", "residual_out"), 3: ("out", "out_scale", "residual_out")}[len(found)]
+        results = {name: one.clone() for name, one in zip(names, found, strict=True)}
+        if "scale" in self.scales:  # the result is the one that was given
+            del results["out_scale"]
+        return operands, results
+
+    def capture(self, runs: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            runs()
+        return graph
+
     def sealed(self) -> list[str]:
         """Runs of a plan of rows that no scene had before: its `prepare` compiled all that they need."""
         before, plans = self.hidden, self.plans
@@ -411,7 +444,7 @@ class Scenes:
             return
         scenes = [
             *(self.sums, self.odd_widths, self.widths, self.same_bits),
-            *(self.graphs, self.chains, self.delayed, self.side_streams, self.many, self.sealed),
+            *(self.graphs, self.chains, self.delayed, self.side_streams, self.many, self.places, self.sealed),
         ]
         scenes = [scene for scene in scenes if not self.only or scene.__name__ in self.only]
         seconds = answers["seconds"] = {}

@@ -11,10 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ import torch.distributed as dist
 
 import kernelhub
 from kernelhub.errors import RanksDisagree
+from tests.gpu.comm_conformance import write
 from tests.runtime.world import _free_port, variables
 
 EXPERTS, MOST, HIDDEN = 8, 16, 1024
@@ -40,17 +43,23 @@ def live(rank: int, ranks: int, port: int, device: str, folder: str) -> None:
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
-    with variables(KERNELHUB_CHECK="1", KERNELHUB_COMM_TIMEOUT_S="30"):
-        answers: dict[str, Any] = scenes(rank, device)
-        costs = {"compared": cost(device)}
+    answers: dict[str, Any] = {}
+    costs: dict[str, float] = {}
+    with variables(KERNELHUB_CHECK="1", KERNELHUB_COMM_TIMEOUT_S="20"):
+        kernelhub.reload()
+        for name, answer in scenes(rank, device):
+            answers[name] = answer
+            write(Path(folder, str(rank)), answers)  # what is printed if a later scene waits
+        costs["compared"] = cost(device)
     with variables(KERNELHUB_CHECK="0"):
+        kernelhub.reload()
         costs["plain"] = cost(device)
-    Path(folder, str(rank)).write_text(json.dumps({**answers, "costs": costs}))
+    write(Path(folder, str(rank)), {**answers, "costs": costs})
     dist.barrier()
     os._exit(0)
 
 
-def scenes(rank: int, device: str) -> dict[str, Any]:
+def scenes(rank: int, device: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rank 1 gives something else to each call; after each, all ranks sum the same."""
     group, other = dist.group.WORLD, rank == 1
 
@@ -72,19 +81,18 @@ def scenes(rank: int, device: str) -> dict[str, Any]:
         "kernel": lambda: kernelhub.all_reduce(ones(4, HIDDEN), group, backend=first_kernel),
         "room": lambda: kernelhub.moe_dispatch(**tokens, num_experts=EXPERTS, max_tokens=MOST + other),
     }
-    answers: dict[str, Any] = {}
     for name, call in calls.items():
         try:
             answer = {"raised": "", "gave": str(call())[:80]}
         except RanksDisagree as error:
             answer = {"raised": f"{error.code} {error}"}
-        answers[name] = {**answer, "after": plan.run(ones(1, HIDDEN)).float().mean().item()}
-    return answers
+        yield name, {**answer, "after": plan.run(ones(1, HIDDEN)).float().mean().item()}
 
 
 def cost(device: str) -> float:
     """Median microseconds of a call of 8 KB that waits for its end."""
     x, taken = torch.ones(4, HIDDEN, dtype=torch.bfloat16, device=device), []
+    kernelhub.all_reduce.prepare(x, dist.group.WORLD)  # both times the kernel that is selected for a connected group
     for _ in range(60):
         began = time.perf_counter()
         kernelhub.all_reduce(x, dist.group.WORLD).sum().item()
@@ -96,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--limit-s", type=float, default=150.0)
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
@@ -103,16 +112,19 @@ def main() -> None:
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for process in ranks:
             process.start()
-        until = time.monotonic() + 150
-        for process in ranks:
-            process.join(max(0.0, until - time.monotonic()))
-        for process in ranks:
-            if process.is_alive():
-                process.kill()
-            process.join()
-        files = [Path(folder, str(rank)) for rank in range(options.ranks)]
-        answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
-        print(json.dumps({"ended": [process.exitcode for process in ranks], "ranks": answers}))
+        until = time.monotonic() + options.limit_s
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # of `timeout`: what was found until then is printed
+        try:
+            for process in ranks:
+                process.join(max(0.0, until - time.monotonic()))
+        finally:
+            for process in ranks:
+                if process.is_alive():
+                    process.kill()
+                process.join()
+            files = [Path(folder, str(rank)) for rank in range(options.ranks)]
+            answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
+            print(json.dumps({"ended": [process.exitcode for process in ranks], "ranks": answers}), flush=True)
 
 
 if __name__ == "__main__":
