@@ -132,9 +132,17 @@ def in_graphs(
     changed: Sequence[tuple[list[Any], dict[str, Tensor]]],
     capture: Callable[[Callable[[], None]], torch.cuda.CUDAGraph],
 ) -> list[str]:
-    """Replays of a graph of runs of all kinds with changed operands, and eager runs of the same kinds between them."""
+    """Replays of a graph of runs of all kinds with changed operands, and eager runs of the same kinds between them.
+
+    Runs of all kinds come before the capture, which cannot load code.
+    """
     operands, results = case
     placed: list[Placed] = []
+    wrong = []
+    for kind in kinds:
+        before = Placed(kind, operands, results)
+        if bool(before.wrong(run(*before.operands, **before.places))):
+            wrong.append(f"before the graph: {kind}")
     sources = [one.clone() if isinstance(one, Tensor) else one for one in operands]
 
     def runs() -> None:
@@ -144,7 +152,6 @@ def in_graphs(
             placed.append(one)
 
     graph = capture(runs)
-    wrong = []
     for turn, (new, wanted) in enumerate(changed):
         for source, value in zip(sources, new, strict=True):
             if isinstance(source, Tensor):
