@@ -176,7 +176,7 @@ class TestGraphs:
     def test_a_capture_without_counters_merges_by_a_second_launch(self, monkeypatch) -> None:
         arguments = call_of(20)
         kernelhub.paged_attention(**arguments, backend=KERNEL)
-        monkeypatch.setattr(counters, "_capture_of", lambda stream: 0)
+        monkeypatch.setattr(counters, "capture_of", lambda stream: 0)
         out = torch.empty_like(arguments["q"])
         graph = captured(lambda: kernelhub.paged_attention(**arguments, out=out, backend=KERNEL))
         assert len(kernels_of(graph.replay)) == 2
