@@ -8,7 +8,9 @@ Conventions, the same for both and for every kernel:
   p + right, -1 meaning no limit;
 * a sink is one more score per query head, without a value: it only adds to the softmax denominator;
 * LSE is the natural log of the softmax denominator (sinks included), float32, ``[..., heads, tokens]``;
-* a query with no visible key gives zeros, and an LSE of -inf (or its sink).
+* a query with no visible key gives zeros, and an LSE of -inf (or its sink);
+* where the reference's result is infinite or NaN because of operands that a query sees, that of a kernel is so, too. It
+  may also be NaN for other queries of the same sequence, which do not see them.
 
 Files: `problem` (facets), `arguments` (checks and normal forms), `attention` and `paged_attention` (the
 ops), `adapter` (the interface of kernels), `reference`, `tolerance`, `inputs`, `cases`.

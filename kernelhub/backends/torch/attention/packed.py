@@ -11,6 +11,8 @@ instead, row = (token, head in group), and KV is read once, in place:
 A sink is one more term of the softmax denominator, applied to finished rows:
 o *= sigmoid(lse - sink), lse = log(exp(lse) + exp(sink)).
 
+In bfloat16 the operator's exp gives a number for NaN, so that a row with an infinite score would be finite.
+
 The operator takes the weight of a score that is 87 or more below the largest of its row, less than 1.7e-38, for 0.
 
 float16 and fp8 are computed in float32, since the CPU's float16 products are several times slower.
@@ -174,6 +176,10 @@ class _Attend:
             attn_mask=self._mask(position, tokens, group, low, high),
             scale=self.scale,
         )
+        if self.dtype is torch.bfloat16:
+            infinite = row_lse == torch.inf
+            if infinite.any():
+                o = o.masked_fill(infinite.unsqueeze(3), torch.nan)
         o = o.unflatten(2, (tokens, group)).permute(0, 2, 1, 3, 4).flatten(2, 3)
         row_lse = row_lse.unflatten(2, (tokens, group)).transpose(2, 3).flatten(1, 2)
         if self.sinks is not None:
