@@ -80,6 +80,12 @@ def check(
     """Everything that the contract says of a call whose result is not quantised; returns the group."""
     pg = check_operands(x, residual, weight, eps, group)
     check_format(NAME, x, x.shape[-1], None, scale, global_scale, False, torch.float32, "row")
+    check_places(x, residual, weight, out, residual_out, out_scale)
+    return pg
+
+
+def check_places(x: Tensor, residual: Tensor, weight: Tensor, out: Any, residual_out: Any, out_scale: Any) -> None:
+    """The destinations of such a call, whose operands were checked."""
     if out_scale is not None:
         refuse(NAME, "out_scale", "is given for format None", "leave it out")
     for parameter, place, other in (("out", out, residual_out), ("residual_out", residual_out, out)):
@@ -89,7 +95,6 @@ def check(
             if other is not None:
                 operands["residual_out" if parameter == "out" else "out"] = other
             check_destination(NAME, parameter, place, x.shape, x.dtype, x.device, {**operands, "weight": weight})
-    return pg
 
 
 def bind(
@@ -366,7 +371,7 @@ def all_reduce_rms_norm(
     if run is None:
         _check(x, residual, weight, eps, group, format, scale, global_scale, ue8m0, scale_dtype, scale_layout)
         if format is None:
-            check(x, residual, weight, eps, group, out, residual_out, scale, global_scale, out_scale)
+            check_places(x, residual, weight, out, residual_out, out_scale)
         elif isinstance(backend, DryRun):
             results = Results(NAME, _op.contract.problem_of(key, x.get_device()), x.get_device())
             check_results(NAME, results, (x, residual, weight, scale, global_scale), out, out_scale, residual_out)

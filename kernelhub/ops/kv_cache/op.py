@@ -20,6 +20,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import alike, check_wants_no_gradient, describe, dtype_name, usable
 from kernelhub.ops.attention.problem import FLOATS, QUANTISED
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
+from kernelhub.ops.checked import Checked
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.kv_cache.adapter import KvCacheAdapter
 from kernelhub.ops.kv_cache.problem import HND, NEOX, NHD, WRITE_KV_CACHE, KvCacheProblem
@@ -42,6 +43,7 @@ from kernelhub.probes.device import facts_of
 NAME = "write_kv_cache"
 _FLOATS = tuple(getattr(torch, name) for name in FLOATS)
 _QUANTISED = tuple(getattr(torch, name) for name in QUANTISED)
+_checked = Checked()
 _MOST_PAIRS = 1024  # pairs of caches that are kept as checked: a model has one for each layer
 
 
@@ -280,7 +282,8 @@ def bind(
                 if positions is not None and cos_sin_cache is not None:
                     check_positions(positions, cos_sin_cache, slot_mapping)
         else:
-            check(*operands, is_neox)
+            if not _checked.holds(operands):
+                check(*operands, is_neox)
             check_form(k, v, k_cache, k_scale, v_scale)
             check_rope_form(cos_sin_cache, q)
             if len(apart) >= _MOST_PAIRS:
@@ -474,6 +477,11 @@ def write_kv_cache(
         check(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, q, positions, cos_sin_cache, is_neox)
     if run is None:
         run = _op.decide(key, k.get_device(), backend)
+        arguments = (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+        rotation = (q, positions, cos_sin_cache)
+        given = arguments if cos_sin_cache is positions is q is None else (*arguments, *rotation)
+        first: tuple[Tensor, ...] = _checked.run((*arguments, kv_layout, *rotation), run, *given)
+        return first
     if cos_sin_cache is None and positions is None and q is None:
         result: tuple[Tensor, ...] = run(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
         return result

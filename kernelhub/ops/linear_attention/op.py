@@ -19,6 +19,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.arguments import Forms, check_wants_no_gradient, dense, describe, dtype_name
 from kernelhub.ops.attention.arguments import check_offsets
 from kernelhub.ops.call_plan import CallPlan, Fixed, prepares
+from kernelhub.ops.checked import Checked
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.linear_attention.adapter import LinearAdapter, States
 from kernelhub.ops.linear_attention.problem import ANY, FLOATS, LINEAR_ATTENTION, MANY, ONE, LinearProblem
@@ -38,6 +39,7 @@ from kernelhub.probes.device import facts_of
 
 NAME = "linear_attention"
 _DTYPES = tuple(getattr(torch, name) for name in FLOATS)
+_checked = Checked()
 
 
 def refuse(parameter: str, problem: str, fix: str) -> NoReturn:
@@ -287,7 +289,9 @@ def bind(
             except (AttributeError, RuntimeError):  # what has no shape or no memory; `check` names it
                 form, plain = None, False
             if not plain or type(scale) is not float or not math.isfinite(scale):
-                check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+                operands = (q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+                if not _checked.holds(operands):
+                    check(*operands)
                 check_form(q, v, state is not None, state_indices is not None)
                 if out_state is not None and not keeps:
                     refuse("out_state", "is given to a plan without it", "prepare it with return_state=True")
@@ -464,4 +468,6 @@ def linear_attention(
     if run is None:
         check(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state, return_state)
         run = _op.decide(key, q.get_device(), backend)
+        operands = (q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
+        return _checked.run(operands, run, *operands)
     return run(q, k, v, decay, state, cu_seqlens, scale, state_indices, out, out_state)
