@@ -6,17 +6,22 @@ import ast
 from pathlib import Path
 
 
-def differences(ours: Path, theirs: Path) -> list[str]:
+def differences(ours: Path, theirs: Path, *shared: Path) -> list[str]:
     """What of our classes is not as in the base classes of the same names' modules.
 
     A public method has to be one of the base's with its parameters in their order, ours may have more after them, and
-    every abstract method has to be there. Constructors may differ.
+    every abstract method has to be there. Constructors may differ. `shared` have further base classes of ours.
     """
     above = _classes(theirs)
+    mixed_in = {name: node for path in shared for name, node in _classes(path).items()}
     found = []
     for name, node in _classes(ours).items():
-        for base in [base.id for base in node.bases if isinstance(base, ast.Name) and base.id in above]:
-            members, mine = _inherited(above, base), _members(node)
+        bases = [base.id for base in node.bases if isinstance(base, ast.Name)]
+        mine = {}
+        for own in (*(mixed_in[base] for base in bases if base in mixed_in), node):
+            mine |= _members(own)
+        for base in [base for base in bases if base in above]:
+            members = _inherited(above, base)
             found += [f"{name} has no {member}" for member in _abstract(above[base]) if member not in mine]
             for member, parameters in mine.items():
                 if member.startswith("_"):

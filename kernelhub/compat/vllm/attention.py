@@ -11,6 +11,7 @@ KERNELHUB_VLLM_WRITE_KV_CACHE=0, and where no kernel of kernelhub that a CUDA gr
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,13 +24,13 @@ from vllm.v1.attention.backend import (
     AttentionImpl,
     AttentionMetadataBuilder,
     AttentionType,
-    MultipleOf,
 )
 
 from kernelhub.compat.start import DECODE, MIXED, SPECULATIVE, Rows
 from kernelhub.compat.vllm.layers import Remembering
-from kernelhub.compat.vllm.refusal import REMEDY, of_cache, refused
+from kernelhub.compat.vllm.refusal import refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
+from kernelhub.compat.vllm.supports import FP8, FP8_CACHES, Configured, Supports
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.selection import Selection
@@ -38,8 +39,6 @@ from kernelhub.ops.attention.paged_attention import paged_attention, repeats_of
 from kernelhub.ops.attention.problem import ANY, FEW_TOKENS, ONE
 from kernelhub.ops.kv_cache.op import write_kv_cache
 
-_FP8 = torch.float8_e4m3fn
-_FP8_CACHES = ("fp8", "fp8_e4m3")
 _BLOCKS = 2  # of a cache that is written while an engine starts
 
 
@@ -149,7 +148,7 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
         self.sinks = sinks
         self._window = None if sliding_window is None else sliding_window - 1
         self._softcap = logits_soft_cap or None
-        self._quantized = kv_cache_dtype in _FP8_CACHES
+        self._quantized = kv_cache_dtype in FP8_CACHES
         self._dtype = torch.get_default_dtype()  # the model's, while vLLM makes its layers
         self._writes: bool | None = None  # whether kernelhub writes the cache; a first one decides
         self._cache: Tensor | None = None
@@ -274,8 +273,8 @@ def _parts_of(kv_cache: Tensor, head_size: int, *, quantized: bool) -> tuple[Ten
         stored = kv_cache.unbind(1)
     else:
         stored = kv_cache.transpose(1, 2).split(head_size, dim=-1)
-    if quantized and kv_cache.dtype != _FP8:
-        return (*stored, *(part.view(_FP8) for part in stored))
+    if quantized and kv_cache.dtype != FP8:
+        return (*stored, *(part.view(FP8) for part in stored))
     return (*stored, *stored)
 
 
@@ -288,7 +287,7 @@ def _writes(layer: KernelhubImpl, cache: torch.dtype, page_size: int) -> bool:
         explain(
             write_kv_cache,
             dtype=layer._dtype if quantized else cache,
-            kv_dtype=_FP8 if quantized else cache,
+            kv_dtype=FP8 if quantized else cache,
             kv_scale="tensor" if quantized else None,
             num_kv_heads=layer.num_kv_heads,
             head_dim_qk=layer.head_size,
@@ -392,16 +391,11 @@ PARTS = Parts(
 )
 
 
-class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
+class KernelhubBackend(Supports, AttentionBackend):  # type: ignore[misc]
     """Properties of the backend that vLLM reads before it creates a layer."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *_FP8_CACHES]
     forward_includes_kv_cache_update: bool = False
-
-    @staticmethod
-    def get_name() -> str:
-        return "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> type[KernelhubImpl]:
@@ -411,10 +405,6 @@ class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
     def get_builder_cls() -> type[KernelhubMetadataBuilder]:
         return KernelhubMetadataBuilder
 
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return [MultipleOf(16)]
-
     @classmethod
     def supports_sink(cls) -> bool:
         return True
@@ -423,45 +413,15 @@ class KernelhubBackend(AttentionBackend):  # type: ignore[misc]
     def supports_sliding_window(cls) -> bool:
         return True
 
-    @classmethod
-    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """A step is one batch if each sequence has as many queries on the host; adaptive verification drops some."""
-        return False
+    @staticmethod
+    def _without(use_mla: bool, has_sink: bool, other: bool) -> str | None:
+        return "kernelhub's backend supports dense attention only" if use_mla or other else None
 
-    @classmethod
-    def validate_configuration(cls, *args: Any, **kwargs: Any) -> list[str]:
-        """vLLM's reasons against a configuration and kernelhub's, with the remedy."""
-        reasons = super().validate_configuration(*args, **kwargs)
-        return [*reasons, REMEDY] if reasons else reasons
-
-    @classmethod
-    def supports_combination(
-        cls,
-        head_size: int,
-        dtype: torch.dtype,
-        kv_cache_dtype: str | None,
-        block_size: int | None,
-        use_mla: bool,
-        has_sink: bool,
-        use_sparse: bool,
-        use_mm_prefix: Any,
-        device_capability: Any = None,
-    ) -> str | None:
-        """Why no kernel supports the configuration, or None. Before 0.24 vLLM passes no use_mm_prefix."""
-        if not isinstance(use_mm_prefix, bool):
-            use_mm_prefix, device_capability = False, use_mm_prefix
-        if use_mla or use_sparse or use_mm_prefix:
-            return "kernelhub's backend supports dense attention only"
-        unlike = of_cache(kv_cache_dtype, dtype)
-        if unlike is not None:
-            return unlike
-        device = None if device_capability is None else f"sm_{device_capability.major}{device_capability.minor}"
-        cache = _FP8 if kv_cache_dtype in _FP8_CACHES else dtype
+    @staticmethod
+    def _selections(of: Configured) -> Iterator[Selection[Any]]:
         for ragged in (False, True):
-            selection = _selection(dtype, cache, head_size, block_size or 16, device, ragged=ragged, sinks=has_sink)
-            if selection.kernel is None:
-                return f"no kernel of kernelhub can run it: {selection}"
-        return None
+            page_size, sinks = of.block_size or 16, of.has_sink
+            yield _selection(of.dtype, of.cache, of.head_size, page_size, of.device, ragged=ragged, sinks=sinks)
 
 
 def _state_form(backend: type[Any]) -> None:
@@ -499,12 +459,12 @@ def _selection(
     q_len: str = ONE,
 ) -> Selection[Any]:
     """kernelhub's selection for decode, or for steps that mix prefill and decode."""
-    quantized = cache in (_FP8, torch.uint8)
+    quantized = cache in (FP8, torch.uint8)
     return explain(
         paged_attention,
         device=device,
         q_dtype=dtype,
-        kv_dtype=_FP8 if quantized else dtype,
+        kv_dtype=FP8 if quantized else dtype,
         kv_scale="tensor" if quantized else None,
         head_dim_qk=head_size,
         head_dim_vo=head_size,

@@ -7,6 +7,7 @@ each step, with the absorbed projections.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -18,20 +19,18 @@ from vllm.model_executor.layers.attention.mla_attention import (
     MLACommonMetadataBuilder,
     QueryLenSupport,
 )
-from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 
 from kernelhub.compat.start import DECODE, SPECULATIVE
 from kernelhub.compat.vllm.layers import Remembering
-from kernelhub.compat.vllm.refusal import REMEDY, of_cache, refused
+from kernelhub.compat.vllm.refusal import refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
+from kernelhub.compat.vllm.supports import FP8, FP8_CACHES, Configured, Supports
 from kernelhub.dispatch.explain import explain
 from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.problem import ONE
 from kernelhub.ops.mla.attention.op import mla_attention, repeats_of
-
-_FP8 = torch.float8_e4m3fn
-_FP8_CACHES = ("fp8", "fp8_e4m3")
 
 
 class KernelhubMlaMetadataBuilder(MLACommonMetadataBuilder):  # type: ignore[misc]
@@ -101,7 +100,7 @@ class KernelhubMlaImpl(Remembering, MLACommonImpl):  # type: ignore[misc]
             **mla_args,
         )
         self.supports_quant_query_input = False  # queries stay in the model's dtype beside an fp8 cache
-        self._quantized = kv_cache_dtype in _FP8_CACHES
+        self._quantized = kv_cache_dtype in FP8_CACHES
 
     def forward_mqa(
         self, q: Any, kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
@@ -113,7 +112,7 @@ class KernelhubMlaImpl(Remembering, MLACommonImpl):  # type: ignore[misc]
             q = torch.cat(q, dim=-1)
         cache, step = kv_c_and_k_pe_cache, attn_metadata.decode
         if self._quantized:
-            return self._attend(q, cache if cache.dtype == _FP8 else cache.view(_FP8), step, layer), None
+            return self._attend(q, cache if cache.dtype == FP8 else cache.view(FP8), step, layer), None
         tokens, heads, _ = q.shape
         out = q.new_empty(tokens, heads, self.kv_lora_rank)
         if not self._launch(q, out, cache, tokens, step.block_table, step.seq_lens):
@@ -182,7 +181,7 @@ def facets_of(layer: Any, dtype: torch.dtype, kv_cache: Tensor) -> dict[str, Any
     """
     return {
         "q_dtype": dtype,
-        "kv_dtype": _FP8 if layer._quantized else dtype,
+        "kv_dtype": FP8 if layer._quantized else dtype,
         "kv_scale": "tensor" if layer._quantized else None,
         "num_heads": layer.num_heads,
         "head_dim": kv_cache.shape[-1],
@@ -203,15 +202,10 @@ PARTS = Parts(
 )
 
 
-class KernelhubMlaBackend(MLACommonBackend):  # type: ignore[misc]
+class KernelhubMlaBackend(Supports, MLACommonBackend):  # type: ignore[misc]
     """Properties of the backend that vLLM reads before it creates a layer."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16]
-    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", *_FP8_CACHES]
-
-    @staticmethod
-    def get_name() -> str:
-        return "CUSTOM"
 
     @staticmethod
     def get_impl_cls() -> type[KernelhubMlaImpl]:
@@ -220,10 +214,6 @@ class KernelhubMlaBackend(MLACommonBackend):  # type: ignore[misc]
     @staticmethod
     def get_builder_cls() -> type[KernelhubMlaMetadataBuilder]:
         return KernelhubMlaMetadataBuilder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return [MultipleOf(16)]
 
     @classmethod
     def get_preferred_block_size(cls, default_block_size: int) -> int:
@@ -238,42 +228,15 @@ class KernelhubMlaBackend(MLACommonBackend):  # type: ignore[misc]
     def supports_compute_capability(cls, capability: Any) -> bool:
         return True
 
-    @classmethod
-    def supports_device_cpu_query_lens_mismatch(cls) -> bool:
-        """Decode is one batch if each sequence has as many queries on the host; adaptive verification drops some."""
-        return False
+    @staticmethod
+    def _without(use_mla: bool, has_sink: bool, other: bool) -> str | None:
+        if not (has_sink or other):
+            return None
+        return "kernelhub's backend of latent attention supports dense attention without sinks"
 
-    @classmethod
-    def validate_configuration(cls, *args: Any, **kwargs: Any) -> list[str]:
-        """vLLM's reasons against a configuration and kernelhub's, with the remedy."""
-        reasons = super().validate_configuration(*args, **kwargs)
-        return [*reasons, REMEDY] if reasons else reasons
-
-    @classmethod
-    def supports_combination(
-        cls,
-        head_size: int,
-        dtype: torch.dtype,
-        kv_cache_dtype: str | None,
-        block_size: int | None,
-        use_mla: bool,
-        has_sink: bool,
-        use_sparse: bool,
-        use_mm_prefix: Any,
-        device_capability: Any = None,
-    ) -> str | None:
-        """Why no kernel supports the configuration, or None. Before 0.24 vLLM passes no use_mm_prefix."""
-        if not isinstance(use_mm_prefix, bool):
-            use_mm_prefix, device_capability = False, use_mm_prefix
-        if use_sparse or has_sink or use_mm_prefix:
-            return "kernelhub's backend of latent attention supports dense attention without sinks"
-        unlike = of_cache(kv_cache_dtype, dtype)
-        if unlike is not None:
-            return unlike
-        device = None if device_capability is None else f"sm_{device_capability.major}{device_capability.minor}"
-        cache = _FP8 if kv_cache_dtype in _FP8_CACHES else dtype
-        selection = _selection(dtype, cache, head_size, block_size or 64, device)
-        return None if selection.kernel is not None else f"no kernel of kernelhub can run it: {selection}"
+    @staticmethod
+    def _selections(of: Configured) -> Iterator[Selection[Any]]:
+        yield _selection(of.dtype, of.cache, of.head_size, of.block_size or 64, of.device)
 
 
 def _preferred_block_size(default: int, device: str | None = None) -> int:
@@ -292,12 +255,12 @@ def _selection(
     q_len: str = ONE,
 ) -> Selection[Any]:
     """kernelhub's selection for decode; the rotary part has 64 dimensions."""
-    quantized = cache in (_FP8, torch.uint8)
+    quantized = cache in (FP8, torch.uint8)
     return explain(
         mla_attention,
         device=device,
         q_dtype=dtype,
-        kv_dtype=_FP8 if quantized else dtype,
+        kv_dtype=FP8 if quantized else dtype,
         kv_scale="tensor" if quantized else None,
         num_heads=heads,
         head_dim=head_size,
