@@ -100,6 +100,18 @@ class Fp8GemmContract(OpContract):
         padded[:, 16:272].view(torch.uint8).copy_(arguments["a"].view(torch.uint8))
         self.agrees(self.run({**arguments, "a": padded[:, 16:272]}), arguments)
 
+    def test_what_lies_beside_the_result_stays(self) -> None:
+        n = self.plain["n"] - 3  # the last columns are less than the 16 bytes that TMA stores
+        arguments = self.inputs(tokens=70, n=n)
+        if kernelhub.fp8_gemm.explain(**arguments, backend=self.kernel).selected != self.kernel:
+            pytest.skip(f"{self.kernel} does not take n = {n}")
+        around = torch.full((72, n + 19), 7.0, dtype=arguments["out_dtype"], device=self.device)
+        out = around[1:-1, 8 : n + 8]
+        self.run(arguments, out=out)
+        self.agrees(out, arguments)
+        out.fill_(7.0)
+        assert (around == 7.0).all()
+
     def test_explain_reads_the_call(self) -> None:
         arguments = self.inputs(bias=self.takes_bias)
         selection = kernelhub.fp8_gemm.explain(**arguments, backend=self.kernel)

@@ -171,6 +171,20 @@ def test_what_tma_cannot_take_is_copied() -> None:
     assert (out[:, 1::2] == 7.0).all()
 
 
+@pytest.mark.parametrize("n", [130, 131, 133, 135, 136])
+def test_nothing_beside_the_result_is_written(n: int) -> None:
+    """TMA stores whole pieces of 16 bytes, of which the last may be partly outside of the result."""
+    arguments = fp8_gemm_inputs(tokens=33, n=n, k=272)
+    operands = [arguments.get(name) for name in ("a", "b", "a_scale", "b_scale", "bias")]
+    around = torch.full((35, 160), 7.0, dtype=torch.bfloat16)
+    out = around[1:-1, 8 : n + 8]
+    fp8.Fp8Gemm(problem_of(n, 272, False))._launch_anew(*operands, out)
+    agreement = compare(out, fp8_gemm_reference, arguments, matrix_instructions=False)
+    assert agreement.ok, str(agreement)
+    out.fill_(7.0)
+    assert (around == 7.0).all()
+
+
 SHARING = dataclasses.replace(HIGH, shared=True, early=False)
 FAULTS: dict[str, tuple[str, str, Form]] = {
     "loads do not wait": ("at.phase ^ 1", "at.phase", HIGH),

@@ -177,6 +177,7 @@ INLINE void tma_load(u32 to, const TensorMap* map, int column, int row, u32 bar)
 INLINE void tma_load_all(u32 to, const TensorMap* map, int column, int row, u32 bar, u16 to_blocks) {
   load(to, map, column, row, bar, to_blocks);
 }
+// Of 16 bytes that are partly outside of the tensor all are written, as an H200 does.
 INLINE void tma_store(u32 from, const TensorMap* given, int column, int row) {
   TensorMap map = *given;
   unsigned block = now->block;
@@ -185,7 +186,7 @@ INLINE void tma_store(u32 from, const TensorMap* given, int column, int row) {
     for (i64 at = 0; at < map.box_rows; at++) {
       for (u32 byte = 0; byte < width; byte++) {
         i64 to_row = row + at, to = column * map.item + byte;
-        if (to_row < map.rows && to < map.columns * map.item)
+        if (to_row < map.rows && to / 16 * 16 < map.columns * map.item)
           map.base[to_row * map.stride + to] = *at_address(block, swizzled(from + at * width + byte, true), 1);
       }
     }

@@ -145,30 +145,34 @@ class Descriptor:
         raw = torch.uint8 if base.dtype in _FP8 else base.dtype
         self._real, self._raw = base.dtype, _memory(base)
         self._view = self._raw.view(raw).as_strided(host.shape, host.strides, base.storage_offset())
+        whole = -(-host.shape[-1] * size // 16) * 16 // size  # TMA stores pieces of 16 bytes
+        room = base.untyped_storage().nbytes() // size - last > whole - host.shape[-1]
+        wide = (*host.shape[:-1], whole if room else host.shape[-1])
+        self._written = self._raw.view(raw).as_strided(wide, host.strides, base.storage_offset())
         self.block, self.dtype, self.layout, self.shape = list(host.block_shape), base.dtype, host.layout, host.shape
         nbytes = int(np.prod(self.block)) * size
         self.block_type = types.SimpleNamespace(nbytes=nbytes, shape=self.block)
         self.nbytes_per_cta = nbytes
 
-    def _parts(self, at: Any) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
+    def _parts(self, at: Any, view: Any) -> tuple[tuple[slice, ...], tuple[slice, ...]]:
         """Of the tensor and of the block: the box at these coordinates as far as it lies inside."""
         inside, within = [], []
-        for begin, width, size in zip((int(x) for x in at), self.block, self._view.shape, strict=True):
+        for begin, width, size in zip((int(x) for x in at), self.block, view.shape, strict=True):
             low, high = max(begin, 0), max(max(begin, 0), min(begin + width, size))
             inside.append(slice(low, high))
             within.append(slice(low - begin, high - begin))
         return tuple(inside), tuple(within)
 
     def read(self, at: Any) -> np.ndarray:
-        inside, within = self._parts(at)
+        inside, within = self._parts(at, self._view)
         block = np.zeros(self.block, np.float32)
         block[within] = _plain(self._view[inside].contiguous().view(self._real)).reshape(block[within].shape)
         return block
 
     def write(self, at: Any, block: np.ndarray) -> None:
-        inside, within = self._parts(at)
+        inside, within = self._parts(at, self._written)
         piece = _encoded(block[within], self._real)
-        self._view[inside] = piece.view(self._view.dtype).reshape(self._view[inside].shape)
+        self._written[inside] = piece.view(self._view.dtype).reshape(self._written[inside].shape)
 
 
 class Shared:

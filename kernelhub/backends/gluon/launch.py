@@ -126,8 +126,3 @@ def rows_for_tma(tensor: Tensor) -> Tensor:
     if single:  # whatever its stride is, there is no second row
         return tensor.as_strided(tensor.shape, (-(-tensor.shape[1] // 16) * 16, 1))
     return tensor if is_aligned(tensor) else tensor.clone(memory_format=torch.contiguous_format)
-
-
-def writable_by_tma(tensor: Tensor) -> bool:
-    """Whether TMA can write rows of the tensor: dense rows of 16-byte addresses."""
-    return is_aligned(tensor)

@@ -58,6 +58,15 @@ def is_aligned(tensor: Tensor) -> bool:
     return not wrong & 15
 
 
+def is_writable_by_tma(tensor: Tensor) -> bool:
+    """Whether TMA can write the tensor: `is_aligned`, and a row ends where 16 bytes do.
+
+    TMA stores whole pieces of 16 bytes: of a last piece that is partly outside of the tensor it writes all, which an
+    H200 showed (https://github.com/triton-lang/triton/issues/11583).
+    """
+    return not tensor.shape[-1] * tensor.itemsize & 15 and is_aligned(tensor)
+
+
 def contiguous_copy(tensor: Tensor) -> Tensor:
     """A copy without gaps at an address of its own; `contiguous` keeps a misaligned tensor that has no gaps."""
     return tensor.clone(memory_format=torch.contiguous_format)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.mapped import Box, MappedKernel, Rows, bytes_box, floats_box, rows_of
-from kernelhub.backends.shared.operands import aligned, is_aligned, on_device_of, up_to
+from kernelhub.backends.shared.operands import aligned, is_aligned, is_writable_by_tma, on_device_of, up_to
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
 from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
@@ -110,8 +110,8 @@ class Fp8Gemm(Fp8GemmAdapter):
         form = self.form or form_for(m, n, num_sms)
         kernel = self._kernels.get(form) or self._kernel(form)
         made = out
-        if not is_aligned(out):
-            made = torch.empty_strided((m, n), (up_to(n, 8), 1), dtype=out.dtype, device=out.device)
+        if not is_writable_by_tma(out):
+            made = torch.empty((m, up_to(n, 8)), dtype=out.dtype, device=out.device)[:, :n]
         scales = _down_rows(a_scale)
         with on_device_of(a):
             kernel(

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kernelhub.backends.gluon.gemm.fp8.product import product_kernel
 from kernelhub.backends.gluon.gemm.fp8.tiles import Tiles, tiles
-from kernelhub.backends.gluon.launch import Launcher, descriptor, rows_for_tma, writable_by_tma
-from kernelhub.backends.shared.operands import on_device_of, strides_of_scale
+from kernelhub.backends.gluon.launch import Launcher, descriptor, rows_for_tma
+from kernelhub.backends.shared.operands import is_writable_by_tma, on_device_of, strides_of_scale
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.backends.shared.scales import as_bytes
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
@@ -46,7 +46,7 @@ class Fp8Gemm(Fp8GemmAdapter):
         a_scale, b_scale = _reached(as_bytes(a_scale)), _reached(as_bytes(b_scale))
         if problem.scaling == BLOCK and m >= _MANY_ROWS and problem.k >= _LONG_K and a_scale.stride(0) != 1:
             a_scale = a_scale.t().contiguous().t()
-        by_tma = problem.out_dtype != FLOAT and writable_by_tma(out)
+        by_tma = problem.out_dtype != FLOAT and is_writable_by_tma(out)
         launcher = self._launchers.get((tile, by_tma)) or self._launcher(tile, by_tma)
         strides = (
             *strides_of_scale(a_scale),
