@@ -37,9 +37,9 @@ FORMS = {
     "256 early": HIGH,
     "256": replace(HIGH, early=False),
     "192 a": MIDDLE,
-    "192": replace(MIDDLE, shared=False),
+    "192": replace(MIDDLE, sharing=1),
     "128": LOW,
-    "128 a": replace(LOW, shared=True),
+    "128 a": replace(LOW, sharing=2),
 }
 
 

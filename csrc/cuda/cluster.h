@@ -23,6 +23,9 @@ INLINE u32 blocks_of_cluster() {
 INLINE void sync_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+// The same in two steps, between which a thread does something else.
+INLINE void arrive_in_cluster() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+INLINE void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // The same shared variable in the block of that rank.
 template <typename T> INLINE T& in_block(T& mine, u32 rank) {
   u64 there;

@@ -38,6 +38,15 @@ INLINE void barrier_arrive_warp(u32 bar) {
   __syncwarp();
   if (threadIdx.x % WARP == 0) barrier_arrive(bar);
 }
+// The same where other blocks of the cluster sent what is waited for.
+INLINE void barrier_wait_for_cluster(u32 bar, u32 phase) {
+  asm volatile(
+      "{\n\t.reg .pred done;\n\tagain:\n\tmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n\t"
+      "@done bra passed;\n\tbra again;\n\tpassed:\n\t}"
+      :
+      : "r"(bar), "r"(phase)
+      : "memory");
+}
 // An arrival at the barrier in the same place of another block of the cluster, or of this one.
 INLINE void barrier_arrive_in(u32 bar, u32 rank) {
   asm volatile(
@@ -94,6 +103,20 @@ INLINE void tma_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" 
 INLINE void tma_stores_done() { asm volatile("cp.async.bulk.wait_group 0;" : : : "memory"); }
 INLINE void tma_prefetch_map(const TensorMap* map) { asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory"); }
 INLINE void prefetch_line(const char* at) { asm volatile("prefetch.global.L2 [%0];" : : "l"(at)); }
+
+// The address of the same place in another block of the cluster.
+INLINE u32 address_in(u32 address, u32 rank) {
+  u32 there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+// Four numbers into shared memory of a block of the cluster, whose barrier has an arrival of 16 bytes.
+INLINE void send_floats(u32 to, const float* x, u32 bar) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];"
+               :
+               : "r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(bar)
+               : "memory");
+}
 
 // --- registers of a warpgroup
 
@@ -185,6 +208,18 @@ INLINE void multiply_256(float (&d)[128], const u32* a, u32 b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 
+// d (+)= a b of 64 x 64 numbers of float8 (e4m3), both in shared memory along what is summed over.
+INLINE void multiply_fp8(float (&d)[32], u32 a, u32 b, int add) {
+  asm volatile(
+      "{\n\t.reg .pred more;\n\t.reg .b64 a, b;\n\tsetp.ne.b32 more, %34, 0;\n\t"
+      "mov.b64 a, {%32, 0x40000040};\n\tmov.b64 b, {%33, 0x40000040};\n\t"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 "
+      "{" TEXT_32
+      "}, "
+      "a, b, more, 1, 1;\n\t}"
+      : FLOATS_32(d, 0)
+      : "r"(a), "r"(b), "r"(add));
+}
 // d (+)= a b of 64 x 128 numbers of float8 (e4m3), both in shared memory along what is summed over.
 INLINE void multiply_fp8(float (&d)[64], u32 a, u32 b, int add) {
   asm volatile(
@@ -228,6 +263,13 @@ INLINE float load_shared(u32 from) {
   float x;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(from) : "memory");
   return x;
+}
+
+INLINE void load_shared_vector(float (&x)[4], u32 from) {
+  asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+               : "r"(from)
+               : "memory");
 }
 
 // The address of 16 bytes: of elements from 8 chunk on of a row.

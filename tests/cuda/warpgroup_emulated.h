@@ -31,7 +31,7 @@ struct TensorMap {
 struct Fiber {
   ucontext_t context;
   char* stack;
-  unsigned block, thread;
+  unsigned block, thread, arrived_in;
   bool ended;
   std::function<bool()> ready;
   std::vector<std::function<void()>> products;  // issued, in groups
@@ -100,11 +100,18 @@ static void meet(int number, unsigned threads) {
   else wait_until([&named, generation] { return named.generation != generation; });
 }
 extern "C" void __syncthreads() { meet(16, blockDim.x); }
-extern "C" void sync_cluster() {
-  unsigned round = cluster_round;
+INLINE void arrive_in_cluster() {
+  if (now->arrived_in) failed("two arrivals in a cluster without a wait");
+  now->arrived_in = 1 + cluster_round;
   if (++cluster_met == blockDim.x * emulated_cluster) cluster_met = 0, cluster_round++;
-  else wait_until([round] { return cluster_round != round; });
 }
+INLINE void wait_for_cluster() {
+  unsigned round = now->arrived_in;
+  if (!round) failed("a wait in a cluster without an arrival");
+  now->arrived_in = 0;
+  wait_until([round] { return cluster_round != round - 1; });
+}
+extern "C" void sync_cluster() { arrive_in_cluster(), wait_for_cluster(); }
 template <int THREADS> INLINE void sync_threads_of(int number) { meet(number, THREADS); }
 
 // --- barriers in shared memory
@@ -141,6 +148,7 @@ INLINE void barrier_wait(u32 bar, u32 phase) {
   Barrier& of = barrier(now->block, bar);
   wait_until([&of, phase] { return of.phase != phase; });
 }
+INLINE void barrier_wait_for_cluster(u32 bar, u32 phase) { barrier_wait(bar, phase); }
 INLINE void fence_async() {}
 INLINE void fence_barriers() {}
 
@@ -176,6 +184,23 @@ INLINE void tma_load(u32 to, const TensorMap* map, int column, int row, u32 bar)
 }
 INLINE void tma_load_all(u32 to, const TensorMap* map, int column, int row, u32 bar, u16 to_blocks) {
   load(to, map, column, row, bar, to_blocks);
+}
+// The address in another block: its rank above the 20 bits of an address.
+INLINE u32 address_in(u32 address, u32 rank) { return rank << 20 | address; }
+INLINE void send_floats(u32 to, const float* x, u32 bar) {
+  unsigned block = to >> 20;
+  u32 address = to & 0xFFFFF;
+  if (block >= emulated_cluster || bar >> 20 != block) failed("numbers and their barrier are in different blocks");
+  if (address % 16) failed("numbers to an address that is not aligned");
+  if (!fault.empty()) return;
+  std::vector<float> sent(x, x + 4);
+  memset(at_address(block, address, 16), 0xFF, 16);
+  copies.push_back({[=] {
+    Barrier& of = barrier(block, bar & 0xFFFFF);
+    memcpy(at_address(block, address, 16), sent.data(), 16);
+    of.bytes -= 16;
+    settle(of);
+  }});
 }
 // Of 16 bytes that are partly outside of the tensor all are written, as an H200 does.
 INLINE void tma_store(u32 from, const TensorMap* given, int column, int row) {
@@ -213,6 +238,8 @@ INLINE float load_shared(u32 from) {
   return x;
 }
 
+INLINE void load_shared_vector(float (&x)[4], u32 from) { memcpy(x, at_address(now->block, from, 16), 16); }
+
 // --- products
 
 static float of_e4m3(u8 code) {
@@ -239,14 +266,14 @@ INLINE void products_end() {
     now->groups.back() = 0;
   }
 }
-INLINE void multiply_fp8(float (&d)[64], u32 a, u32 b, int add) {
+template <int COUNT> INLINE void multiply_fp8(float (&d)[COUNT], u32 a, u32 b, int add) {
   float* made = d;
   unsigned block = now->block, thread = threadIdx.x % 128;
   now->products.push_back([=] {
     unsigned row = thread / 32 * 16 + thread % 32 / 4;
     float left[2][32], right[32];
     read_row(left[0], block, a * 16 + row * 128), read_row(left[1], block, a * 16 + (row + 8) * 128);
-    for (int i = 0; i < 64; i++) {
+    for (int i = 0; i < COUNT; i++) {
       read_row(right, block, b * 16 + (8 * (i / 4) + 2 * (thread % 4) + i % 2) * 128);
       float sum = 0.0f;
       for (int k = 0; k < 32; k++) sum += left[i / 2 % 2][k] * right[k];
@@ -282,6 +309,7 @@ static void begin() {
   body();
   now->ended = true;
   if (!now->products.empty()) failed("products that were not waited for");
+  if (now->arrived_in) failed("an arrival in a cluster that is not waited for");
   store_all(*now);
   blocks[now->block].running--;
   swapcontext(&now->context, &scheduler);

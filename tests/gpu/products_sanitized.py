@@ -7,15 +7,23 @@ import dataclasses
 import torch
 
 import kernelhub
-from kernelhub.backends.cuda.gemm.fp8 import HIGH, LOW, MIDDLE, Form, Fp8Gemm
+from kernelhub.backends.cuda.gemm.fp8 import HIGH, IN_PARTS, LOW, MIDDLE, Form, Fp8Gemm
 from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
 from kernelhub.ops.gemm.fp8.tolerance import compare
 
 
+def name_of(form: Form) -> str:
+    """Rows x columns of a tile, parts of K, blocks that share a."""
+    return f"{form.rows}x{form.columns} p{form.parts}{f' s{form.sharing}' if form.sharing > 1 else ''}"
+
+
+FOR_FEW_ROWS = {name_of(form): form for form in IN_PARTS}
+
+
 def forms() -> list[Form]:
-    """Each height of tiles, with clusters and without, with early waits and without."""
-    more = (dataclasses.replace(form, shared=not form.shared) for form in (MIDDLE, LOW))
-    return [HIGH, dataclasses.replace(HIGH, early=False), MIDDLE, LOW, *more]
+    """Each height of tiles, with clusters and without, with early waits and without; with K in parts."""
+    more = (dataclasses.replace(form, sharing=3 - form.sharing) for form in (MIDDLE, LOW))
+    return [HIGH, dataclasses.replace(HIGH, early=False), MIDDLE, LOW, *more, *FOR_FEW_ROWS.values()]
 
 
 def main() -> None:

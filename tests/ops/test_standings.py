@@ -27,6 +27,7 @@ RUNS = {
         "cuda_h100.json",
         "cuda_h200.json",
         "cuda_fp4_h200.json",
+        "cuda_gemm_few_rows_h200.json",
         "cuda_gemm_h200.json",
         "cuda_mla_h200.json",
         "cuda_paged_h200.json",

@@ -84,6 +84,9 @@ FP8_GEMM = (
     # 0.024, 0.025; with 7168 x 18432 0.048, 0.048, 0.064, 0.050, 0.049, 0.052; with 576 x 7168 ours 0.8 of DeepGEMM's.
     # FlashInfer's: 0.016, 0.014, 0.016; 0.023, 0.021, 0.023; 0.051, 0.049, 0.050. vLLM's: 0.026, 0.018, 0.017; 0.033,
     # 0.027, 0.026; 0.079, 0.068, 0.065.
+    # cuda.fp8_gemm with 64 rows (cuda_gemm_few_rows_h200.json), Triton's in another run (cuda_gemm_h200.json): with
+    # 7168 x 18432 0.0385 and 0.0523 ms, 2112 x 7168 0.0081 and 0.0114, 7168 x 2304 0.0072 and 0.0111, but with
+    # 24576 x 1536 0.0176 and 0.0138; fewer rows were not timed beside Triton's, so it is not before it.
     Line("*", "block_decode", _BLOCK_DECODE, _H200),
     # 128, 1024 and 4096 rows: with 7168 x 18432 DeepGEMM's 0.055, 0.228, 0.752 ms, torch's 0.066, 0.230, 0.849, ours
     # 0.075, 0.373, 1.39; with 24576 x 1536 0.024, 0.070, 0.240, 0.026, 0.081, 0.272, 0.030, 0.124, 0.456; only with
@@ -98,8 +101,9 @@ FP8_GEMM = (
     # 0.070, 0.060.
     # In a run on an H200 (cuda_gemm_h200.json) cuda.fp8_gemm took less time than Gluon's in all 27 cases of 128 to 8192
     # rows, and than Triton's in all 18 of 128 to 1024 but two, which no regime tells from others: 2112 x 7168, 128 and
-    # 256 rows, 0.0228 ms both, Triton's 0.0137 and 0.0181, Gluon's 0.028. DeepGEMM's and its with 7168 x 18432, 4096,
-    # 2048, 1024, 512 and 128 rows: 0.852, 0.907; 0.559, 0.466; 0.264, 0.246; 0.149, 0.120; 0.048, 0.058; with
+    # 256 rows, 0.0228 ms both, Triton's 0.0137 and 0.0181, Gluon's 0.028; with K in parts they since take 0.0090 and
+    # 0.0119 (cuda_gemm_few_rows_h200.json), DeepGEMM's 0.0102 and 0.0120. DeepGEMM's and its with 7168 x 18432, 4096,
+    # 2048, 1024, 512 and 128 rows: 0.852, 0.907; 0.559, 0.466; 0.264, 0.246; 0.149, 0.120; 0.051, 0.044 in parts; with
     # 24576 x 1536, 4096, 1024, 768 and 256: 0.289, 0.287; 0.072, 0.074; 0.066, 0.055; 0.020, 0.023; with 7168 x 2304,
     # 4096 and 512: 0.123, 0.126; 0.020, 0.017.
     Line("hopper", "block_prefill", first((_DEEP, _CUDA, _GLUON), _BLOCK_PREFILL), _CUDA_ONE),

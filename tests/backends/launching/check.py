@@ -627,8 +627,8 @@ def product_of_cuda(stub: Stub) -> None:
     m, n, k = 4096, 6144, 2304
     problem = Fp8GemmProblem(device=simulated("H200"), n=n, k=k)
     sizes = MappedKernel.sizes_of(product._KINDS)
-    form = product.form_for(m, n, 132)
-    assert (form.rows, form.shared) == (192, True)
+    form = product.form_for(m, n, k, 132)
+    assert (form.rows, form.sharing) == (192, 2)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(torch._C, "_cuda_getDevice", lambda: OneDevice.current, raising=False)
         patched.setattr(product.library, "library", lambda *given, **named: of)
@@ -661,7 +661,8 @@ def product_of_cuda(stub: Stub) -> None:
                 assert struct.unpack_from("<II", encoded, 88) == box
             assert [number("Q", one) for one in given[20:22]] == [b_scale.data_ptr(), out.data_ptr()]
             assert [number("i", one) for one in given[22:26]] == [m, n, 18, 8]
-            assert [number("q", one) for one in given[26:]] == [18, 1, 0]
+            assert [number("q", one) for one in given[26:29]] == [18, 1, 0]
+            assert [number(kind, one) for kind, one in zip("Qq", given[29:], strict=True)] == [out.data_ptr(), n]
     stub.forget()
 
 

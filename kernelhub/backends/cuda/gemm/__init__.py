@@ -14,7 +14,8 @@ _FP4_RAN = (
 )
 _FP8_RAN = (
     "NVIDIA H200, 2026-11-28, torch 2.11.0+cu130, float8 products by CUDA: 52 tests passed, none failed "
-    "(benchmarks/results/cuda_gemm_h200.json)"
+    "(benchmarks/results/cuda_gemm_h200.json); float8 products with K in parts by CUDA: 23 tests passed, none failed "
+    "(benchmarks/results/cuda_gemm_few_rows_h200.json)"
 )
 
 KERNELS = (
@@ -40,7 +41,7 @@ KERNELS = (
         op="fp8_gemm",
         name="cuda.fp8_gemm",
         target="kernelhub.backends.cuda.gemm.fp8:Fp8Gemm",
-        summary="in CUDA C++: tiles of 256, 192 or 128 rows, those whose rounds take the least time",
+        summary="in CUDA C++: tiles of 256, 192 or 128 rows, or K in parts over a cluster where tiles are few",
         band=Band.PORTABLE,
         constraints=(
             OnDevice("nvidia", only=((9, 0),)),
