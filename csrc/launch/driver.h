@@ -23,9 +23,10 @@ typedef struct {
   PyObject* current;  /* () -> the current device; or None */
   PyCFunction current_function;
   PyObject* current_self;
-  PyObject* modes;   /* () -> how many modes of torch this thread is in; or None */
-  PyObject* traced;  /* () -> whether one of them records operators, or replaces memory by none */
-  PyObject* runtime; /* has launch_enter_hook and launch_exit_hook; or None */
+  int64_t (*modes_of)(void); /* how many modes of torch this thread is in, by torch's own function; or NULL */
+  PyObject* modes;           /* the same in Python, () -> the number; or None: they are not asked for */
+  PyObject* traced;          /* () -> whether one of them records operators, or replaces memory by none */
+  PyObject* runtime;         /* has launch_enter_hook and launch_exit_hook; or None */
   PyObject* own; /* attributes of `runtime` itself, which has no hook of its own as long as there are none; or NULL */
   PyObject* chains[2]; /* attributes of the hooks of its class */
   PyObject* nested;    /* the descriptor of a tensor's `is_nested` */
@@ -65,19 +66,20 @@ static void find_chains(Driver* self) {
 }
 
 static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"launch",       "encode",   "tensor",  "data_ptr",    "stream_of",   "failed",
-                          "enter",        "current",  "runtime", "allocate",    "release",     "nested",
-                          "capturing",    "counters", "graphs",  "graph_after", "graph_least", "pointer_of",
-                          "graph_shared", "usual",    "keep",    "modes",       "traced",      NULL};
+  static char* names[] = {"launch",      "encode",      "tensor",     "data_ptr",     "stream_of",
+                          "failed",      "enter",       "current",    "runtime",      "allocate",
+                          "release",     "nested",      "capturing",  "counters",     "graphs",
+                          "graph_after", "graph_least", "pointer_of", "graph_shared", "usual",
+                          "keep",        "modes",       "traced",     "modes_of",     NULL};
   Driver* self = (Driver*)object;
-  unsigned long long launch, encode, capturing, graph_after = 0, pointer_of = 0;
+  unsigned long long launch, encode, capturing, graph_after = 0, pointer_of = 0, modes_of = 0;
   int graph_least = 1, graph_shared = 0;
   PyObject *graphs = NULL, *usual = NULL, *keep = Py_None, *modes = Py_None, *traced = Py_None;
   PyObject *tensor, *data_ptr, *stream_of, *failed, *enter, *current, *runtime, *allocate, *release, *nested, *counters;
-  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!KiKpOOOO", names, &launch, &encode, &tensor,
+  if (!PyArg_ParseTupleAndKeywords(args, named, "KKOOOOOOOOOOKO|O!KiKpOOOOK", names, &launch, &encode, &tensor,
                                    &data_ptr, &stream_of, &failed, &enter, &current, &runtime, &allocate, &release,
                                    &nested, &capturing, &counters, &PyTuple_Type, &graphs, &graph_after, &graph_least,
-                                   &pointer_of, &graph_shared, &usual, &keep, &modes, &traced))
+                                   &pointer_of, &graph_shared, &usual, &keep, &modes, &traced, &modes_of))
     return -1;
   PyObject* of_python = NULL;
   Py_ssize_t impl_at = 0;
@@ -118,6 +120,7 @@ static int driver_init(PyObject* object, PyObject* args, PyObject* named) {
   self->encode = (EncodeFunction)(uintptr_t)encode;
   self->capturing = (CapturingFunction)(uintptr_t)capturing;
   self->pointer_of = (void* (*)(PyObject*))(uintptr_t)pointer_of;
+  self->modes_of = (int64_t (*)(void))(uintptr_t)modes_of;
   self->data_ptr = PyCFunction_GetFunction(data_ptr);
   if (PyObject_TypeCheck(stream_of, &PyCFunction_Type) && PyCFunction_GetFlags(stream_of) == METH_O) {
     self->stream_function = PyCFunction_GetFunction(stream_of);
@@ -194,12 +197,16 @@ static PyObject* driver_graph_counts(PyObject* object, PyObject* nothing) {
 
 /* Whether torch traces this thread, and so sees no launch by address: 1, 0, or -1 with an exception. */
 static int traced(Driver* driver) {
-  if (driver->modes == Py_None) return 0;
-  PyObject* count = PyObject_CallObject(driver->modes, NULL);
-  if (count == NULL) return -1;
-  int modes = PyObject_IsTrue(count);
-  Py_DECREF(count);
-  if (modes <= 0) return modes;
+  if (driver->modes_of != NULL) {
+    if (driver->modes_of() == 0) return 0;
+  } else {
+    if (driver->modes == Py_None) return 0;
+    PyObject* count = PyObject_CallObject(driver->modes, NULL);
+    if (count == NULL) return -1;
+    int modes = PyObject_IsTrue(count);
+    Py_DECREF(count);
+    if (modes <= 0) return modes;
+  }
   PyObject* found = PyObject_CallObject(driver->traced, NULL);
   int answer = found == NULL ? -1 : PyObject_IsTrue(found);
   Py_XDECREF(found);

@@ -24,7 +24,7 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
-VERSION = 15  # of the extension's interface, as `launch.c` gives it
+VERSION = 16  # of the extension's interface, as `launch.c` gives it
 # Of a kernel's `programmatic`: only where a caller captures, since it takes the host 1.7 us longer elsewhere; and the
 # launcher may make such launches a graph of its own, in which none is programmatic.
 CAPTURED_ONLY, CAPTURED_OR_GRAPH = 2, 3
@@ -191,6 +191,7 @@ def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other
         "current": getattr(torch._C, "_cuda_getDevice", None),
         "allocate": _allocator() if torch.version.cuda else None,
         "modes": torch._C._len_torch_dispatch_stack,
+        "modes_of": _modes_of(),
         "traced": is_traced,
         "keep": None if "allocate" in other else _keeper(),
         "release": None,
@@ -298,6 +299,25 @@ def _pointer_of() -> int:
     one = torch.empty(1, dtype=torch.uint8, device="cpu")
     right = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(found)(one) == one.data_ptr()
     return found if right else 0
+
+
+def _modes_of() -> int:
+    """The address of the C++ function that `torch._C._len_torch_dispatch_stack` calls, in a tenth of its time; or 0.
+
+    Its name is that of `c10::impl::TorchDispatchModeTLS::stack_len()`, of a library that torch has loaded.
+    """
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    try:
+        function = ctypes.CDLL("libc10.so", mode=os.RTLD_NOLOAD)._ZN3c104impl20TorchDispatchModeTLS9stack_lenEv
+    except (AttributeError, OSError):  # no such library or function
+        return 0
+    function.restype, function.argtypes = ctypes.c_int64, ()
+    before = torch._C._len_torch_dispatch_stack()
+    with TorchDispatchMode():
+        right = function() == before + 1
+    return address(function) if right and function() == before else 0
 
 
 def _usual() -> tuple[type, int, int] | None:

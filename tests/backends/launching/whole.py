@@ -34,7 +34,7 @@ from tests.backends.launching.check import (
     counted,
     on_stub,
 )
-from tests.backends.launching.stub import Stub, install
+from tests.backends.launching.stub import Stub, install, install_launcher
 
 E4M3 = torch.float8_e4m3fn
 
@@ -394,6 +394,15 @@ def traced(stub: Stub) -> None:
             stub.take()
 
 
+def traced_by_python(stub: Stub) -> None:
+    """The same where torch has no function of C++ that says how many modes there are."""
+    install_launcher(stub, modes_of=0)
+    try:
+        traced(stub)
+    finally:
+        install_launcher(stub)
+
+
 def threads(stub: Stub) -> None:
     """Threads call one op with tensors of their own, while selections are forgotten."""
     with quantising(stub):
@@ -456,6 +465,7 @@ SCENARIOS = (
     wrong,
     subclasses,
     traced,
+    traced_by_python,
     threads,
     leaks,
 )
