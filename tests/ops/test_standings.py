@@ -32,6 +32,7 @@ RUNS = {
         "cuda_mla_h200.json",
         "cuda_paged_h200.json",
         "nvlink_h100.json",
+        "sgl_kernel_h200.json",
         "gluon_h100.json",
         "gluon_h200.json",
         "gluon_mla_h200.json",

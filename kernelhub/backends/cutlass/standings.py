@@ -1,6 +1,6 @@
 """Where CUTLASS's kernels of vLLM and SGLang ran, and the devices that both projects state.
 
-SGLang's library was built for other versions of torch than the GPU had, so none of its kernels ran.
+Of SGLang's library only sglang-kernel 0.4.5 loaded with the torch that the GPU had; it has no product in blocks.
 """
 
 from __future__ import annotations
@@ -52,7 +52,12 @@ GROUPS_MXFP4 = (
     ),
 )
 SGL_SCALED_MM = (
-    published("ada", "hopper", evidence=f"SGLang added its float8 products for sm_89 and sm_90: {_SGLANG}/3047"),
+    verified(
+        "hopper",
+        evidence="NVIDIA H200, 2026-11-28, torch 2.11.0+cu130, sglang-kernel 0.4.5: 79 tests passed "
+        "(benchmarks/results/sgl_kernel_h200.json)",
+    ),
+    published("ada", evidence=f"SGLang added its float8 products for sm_89 and sm_90: {_SGLANG}/3047"),
     published("blackwell", evidence=f"SGLang added its float8 products for sm_100: {_SGLANG}/4558"),
 )
 SGL_BLOCKWISE = (published("hopper", evidence=f"SGLang's authors timed it beside DeepGEMM: {_SGLANG}/5820"),)

@@ -10,20 +10,20 @@ _CUDA = "cuda.fp8_gemm"
 # TensorRT-LLM's form of DeepGEMM. It runs nvcc for other numbers of rows, while serving: fast, but opt-in.
 _FLASHINFER = "flashinfer.fp8_blocks"
 _VLLM_BLOCKS, _VLLM = "cutlass.vllm_blockwise", "cutlass.vllm_scaled_mm"
-# For Blackwell, and CUTLASS's in SGLang's library, which no torch here loads.
+# For Blackwell, and CUTLASS's in versions of SGLang's library that no torch here loads.
 _NOT_RUN = (
     "deep_gemm.fp8_blocks_ue8m0",
     *(f"flashinfer.{name}" for name in ("groupwise_trtllm", "groupwise_cutlass")),
     "cutlass.sgl_fp8_blockwise",
 )
-_ROW_NOT_RUN = ("cutlass.sgl_fp8_scaled_mm",)
-_TENSOR_NOT_RUN = (*_ROW_NOT_RUN, *(f"flashinfer.fp8_{name}" for name in ("cutlass", "cudnn")))
+_SGL = ("cutlass.sgl_fp8_scaled_mm",)  # its result is copied (benchmarks/results/sgl_kernel_h200.json)
+_TENSOR_NOT_RUN = (*_SGL, *(f"flashinfer.fp8_{name}" for name in ("cutlass", "cudnn")))
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/gemm_h200.json)"
 _H100 = f"{_H200}; Gluon's on an H100 (benchmarks/results/gluon_gemm_h100.json)"
 _CUDA_ONE = "measured on an H200 (benchmarks/results/cuda_gemm_h200.json); torch's and vLLM's before (gemm_h200.json)"
 _TENSOR = ("torch.scaled_mm", _TRITON, _VLLM, "flashinfer.fp8_cublas", *_TENSOR_NOT_RUN, _LAST)
-_ROW_DECODE = (_TRITON, "torch.scaled_mm_rowwise", _VLLM, *_ROW_NOT_RUN, _LAST)
-_ROW_PREFILL = ("torch.scaled_mm_rowwise", _TRITON, _VLLM, *_ROW_NOT_RUN, _LAST)
+_ROW_DECODE = (_TRITON, "torch.scaled_mm_rowwise", _VLLM, *_SGL, _LAST)
+_ROW_PREFILL = ("torch.scaled_mm_rowwise", _TRITON, _VLLM, *_SGL, _LAST)
 _BLOCK_DECODE = (_TRITON, _DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _FLASHINFER, *_NOT_RUN, _LAST)
 _BLOCK_PREFILL = (_DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _TRITON, _FLASHINFER, *_NOT_RUN, _LAST)
 _WEIGHT_ONLY = (_TRITON, "marlin.fp8_bfloat16", "marlin.fp8_float16", _LAST)
@@ -39,11 +39,11 @@ FP8_GEMM = (
     Line(
         "hopper", "tensor", (_VLLM, "torch.scaled_mm", _TRITON, "flashinfer.fp8_cublas", *_TENSOR_NOT_RUN, _LAST), _H200
     ),
-    Line("hopper", "row_decode", (_VLLM, _TRITON, "torch.scaled_mm_rowwise", *_ROW_NOT_RUN, _LAST), _H200),
+    Line("hopper", "row_decode", (_VLLM, _TRITON, "torch.scaled_mm_rowwise", *_SGL, _LAST), _H200),
     # Gluon's on an H100: 4096 and 1024 rows with 8192 x 8192 0.396 and 0.126 ms, torch's 0.445 and 0.119,
     # Triton's 0.564 and 0.146; 4096 with 7168 x 2304 0.116, 0.119 and 0.157. In graphs with a warm cache
     # (gluon_h100.json) 4096, 1024 and 256 rows with 8192 x 8192 0.429, 0.119 and 0.036, torch's 0.403, 0.105 and 0.032.
-    Line("hopper", "row_prefill", (_VLLM, "torch.scaled_mm_rowwise", _GLUON, _TRITON, *_ROW_NOT_RUN, _LAST), _H100),
+    Line("hopper", "row_prefill", (_VLLM, "torch.scaled_mm_rowwise", _GLUON, _TRITON, *_SGL, _LAST), _H100),
     # 1, 64, 256 and 4096 rows with 8192 x 8192: 0.030, 0.035, 0.037, 0.427 ms; ours 0.031, 0.035, 0.050, 0.580.
     Line("*", "tensor", _TENSOR, _H200),
     Line(
