@@ -52,6 +52,9 @@ CASES = {
         "float16, width 64, lse",
         "width 256 x 256",
         "5 heads on 1",
+        "ragged, one query each, width 64, padded",
+        "ragged, few queries each, sinks, lse",
+        "ragged, few queries each, fp8, scales by head",
     ),
     "merge_attention_states merge": ("bfloat16, lse", "float32"),
     "topk_indices select": (

@@ -15,6 +15,8 @@ from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.attention import decode
 from kernelhub.backends.cuda.attention.decode import parts_of, tiles_of
 from kernelhub.dispatch.machine import SimulatedMachine
+from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
@@ -33,6 +35,14 @@ LENGTHS: dict[str, tuple[int, ...]] = {
     "none": (0, 0),
     "many": (70, 6) * 8,
 }
+# Lengths and queries of sequences, and a bound on the queries.
+RAGGED: dict[str, tuple[tuple[int, ...], tuple[int, ...], int]] = {
+    "one query each": ((500, 0, 17, 64, 300), (1, 1, 0, 1, 1), 1),
+    "few": ((700, 3, 300, 129, 0), (7, 3, 0, 2, 1), 8),  # two tiles of rows
+    "more queries than keys": ((3, 40, 1), (5, 6, 4), 9),
+    "no queries": ((30, 5), (0, 0), 2),
+    "many": ((70, 6) * 8, (1, 0, 3, 1) * 4, 4),
+}
 SOURCE = "sm_90/paged_decode.cu"
 # A line of the source, what is in its place, and whether copies happen when they are asked for, not when waited for.
 FAULTS: dict[str, tuple[str, str, bool]] = {
@@ -45,7 +55,25 @@ FAULTS: dict[str, tuple[str, str, bool]] = {
     "a part too many is merged": ("one <= last; one += each)", "one <= last + 1; one += each)", False),
     "slots are mixed up": ("(of_part == first)", "(of_part != first)", False),
     "parts begin at the first sequence": ("made.first_at += sum_of_warp(passed ? cost : 0);", "", False),
-    "a tile of rows begins too late": ("% p.tiles * ROWS", "% p.tiles * (ROWS + 1)", False),
+    "a tile of rows begins too late": ("blockIdx.x % p.tiles * ROWS", "blockIdx.x % p.tiles * (ROWS + 1)", False),
+}
+# The same of ragged steps.
+FAULTS_OF_RAGGED: dict[str, tuple[str, str]] = {
+    "every sequence begins at the first query": (
+        "of.first_token = min(max(p.cu_seqlens_q[of.sequence], 0), rows);",
+        "of.first_token = 0;",
+    ),
+    "every sequence has a query more": ("0), p.tokens);\n}", "0) + 1, p.tokens);\n}"),
+    "queries are the last but the bound": (
+        "int before = of.keys - tokens_of(p, of);",
+        "int before = of.keys - p.tokens;",
+    ),
+    "tiles are those of other sequences": ("first_row = one % p.tiles * ROWS;", "first_row = one / p.tiles * ROWS;"),
+    "pages are those of a tile": ("sequence_of(now.of, one) * p.stride_table", "one % p.num_seqs * p.stride_table"),
+    "lengths are those of a tile": ("p.seq_lens[sequence_of(made, one)]", "p.seq_lens[one % p.num_seqs]"),
+    "the first query is merged with the sequence before": ("[at + 1] <= token", "[at + 1] < token"),
+    "all tiles are merged as the first": ("* p.tiles + in_head / ROWS, head", "* p.tiles, head"),
+    "a row of no sequence is written": ("in_sequence < of.tokens;", "in_sequence <= of.tokens;"),
 }
 
 
@@ -67,6 +95,24 @@ def is_right(lengths: tuple[int, ...], tokens: int | None, kv_dtype: torch.dtype
     got, lse = kernelhub.paged_attention(**arguments | more, out=out, return_lse=True, backend="emulated.paged_decode")
     found = compare_out(got, want, largest_value(arguments)).ok
     return found and compare_lse(lse, want_lse) <= lse_tolerance(got.dtype)
+
+
+def ragged_is_right(name: str, kv_dtype: torch.dtype, **more: Any) -> bool:
+    """The same of a ragged step, whose q and out have rows of no sequence: NaN, which stays. Both are strided."""
+    lengths, queries, most = RAGGED[name]
+    arguments = paged_attention_inputs(SMALL, seq_lens=lengths, q_lens=queries, kv_dtype=kv_dtype)
+    q, count = arguments["q"], arguments["q"].shape[0]
+    wide = torch.full((count + 3, q.shape[1] + 2, q.shape[2]), math.nan, dtype=q.dtype)
+    wide[:count, 1:-1] = q
+    arguments |= {"q": wide[:, 1:-1], "max_seqlen_q": most} | more
+    want, want_lse = kernelhub.paged_attention.reference(**arguments, return_lse=True)
+    room = torch.full_like(wide, math.nan)
+    out = room[:, 1:-1]
+    got, lse = kernelhub.paged_attention(**arguments, out=out, return_lse=True, backend="emulated.paged_decode")
+    untouched = room[count:].isnan().all() and room[:, 0].isnan().all() and room[:, -1].isnan().all()
+    found = not count or compare_out(got[:count], want[:count], largest_value(arguments)).ok
+    of_lse = not count or compare_lse(lse[:, :count], want_lse[:, :count]) <= lse_tolerance(got.dtype)
+    return bool(found and of_lse and untouched)
 
 
 def in_parts(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
@@ -111,6 +157,63 @@ def test_planted_faults_are_found(fault: str, tmp_path: Path, monkeypatch: pytes
     emulated.planted(tmp_path, monkeypatch, SOURCE, line, wrong)
     found = [is_right((300, 17, 500), 6, torch.bfloat16, scale=1.0) for _ in range(2)]
     assert not all(found)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize(("parts", "early"), [(1, False), (3, True), (7, False), (40, True)])
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FLOAT8], ids=["bfloat16", "float8"])
+def test_ragged_steps_in_any_parts(
+    kv_dtype: torch.dtype, parts: int, early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences without queries or without keys, tiles of rows that some sequences have, rows of no sequence."""
+    in_parts(monkeypatch, parts)
+    copy_early(monkeypatch, early)
+    for name in RAGGED:
+        assert ragged_is_right(name, kv_dtype)
+    assert ragged_is_right("few", kv_dtype, window=40, scale=1.0)
+    assert ragged_is_right("few", kv_dtype, causal=False)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("fault", FAULTS_OF_RAGGED)
+def test_planted_faults_of_ragged_steps_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_parts(monkeypatch, 4)
+    emulated.planted(tmp_path, monkeypatch, SOURCE, *FAULTS_OF_RAGGED[fault])
+    assert not ragged_is_right("few", torch.bfloat16, scale=1.0)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("prepared_for", [1, 5])
+def test_a_ragged_plan_serves_steps_of_more_queries_than_it_was_prepared_for(prepared_for: int) -> None:
+    """Nothing holds a step to the bound of its plan, and one without a bound may have any number of queries."""
+    arguments = paged_attention_inputs(SMALL, seq_lens=[40, 300, 9], q_lens=[1, 1, 0])
+    plan = kernelhub.paged_attention.prepare(**arguments, max_seqlen_q=prepared_for, backend="emulated.paged_decode")
+    caches = arguments["k_cache"], arguments["v_cache"]
+    for queries, most in (([1, 1, 1], 1), ([4, 0, 5], 5), ([20, 3, 0], 20), ([7, 1, 2], None)):
+        offsets = torch.tensor([0, *queries]).cumsum(0).int()
+        q = torch.randn(sum(queries), 6, 64, dtype=torch.bfloat16)
+        want = kernelhub.paged_attention.reference(**arguments | {"q": q, "cu_seqlens_q": offsets})
+        step = plan.begin(arguments["block_table"], arguments["seq_lens"], offsets, max_seqlen_q=most)
+        assert compare_out(step.run(q, *caches), want, largest_value(arguments)).ok
+
+
+@needs_a_compiler
+def test_wrong_offsets_read_and_write_nothing_beyond_the_rows_that_there_are() -> None:
+    """On a device nothing looks at them before the launch."""
+    problem = kernelhub.paged_attention.explain(
+        **(arguments := paged_attention_inputs(SMALL, seq_lens=[40, 70, 9], q_lens=[1, 1, 1])),
+        max_seqlen_q=2,
+        backend="emulated.paged_decode",
+    ).problem
+    q, values = arguments["q"], Values(0.125, -1, 0)
+    room = torch.full((9, *q.shape[1:]), math.nan, dtype=q.dtype)
+    for offsets in ([0, 1, 2, 9], [5, 5, 5, 5], [-7, 2, 1, 3], [1 << 30] * 4, [3, 2, 1, 0]):
+        given = torch.tensor(offsets, dtype=torch.int32)
+        step = PagedStep(arguments["block_table"], arguments["seq_lens"], given, 2)
+        caches = arguments["k_cache"], arguments["v_cache"]
+        decode.Decode(problem).launch(q, *caches, step, values, room[3:6], None)
+        assert room[:3].isnan().all()
+        assert room[6:].isnan().all()
 
 
 @needs_a_compiler
@@ -163,6 +266,7 @@ def test_tiles_leave_room_for_their_blocks(head_dim: int, itemsize: int, rows: i
         ("triton.split_kv", {"window_left": True}),
         ("triton.split_kv", {"num_q_heads": 32, "num_kv_heads": 1}),
         ("triton.split_kv", {"q_len": "few"}),
+        ("triton.split_kv", {"ragged": True, "kv_scale": "tensor"}),
     ],
     ids=str,
 )

@@ -118,12 +118,14 @@ def _paged(widths: tuple[tuple[int, int], ...], windows: bool = False, float8: b
 
 
 def _decoded(draw: random.Random, scale: Scale) -> dict[str, Any]:
-    """Decode over pages, of one query or some for each sequence."""
+    """Decode over pages, of one query or some for each sequence, or ragged: of up to so many."""
     model, tokens = _model(draw, ((64, 64), (128, 128), (256, 256))), draw.choice((None, None, 2, 4))
+    lengths = [max(length, tokens or 0) for length in _lengths(draw, scale.length, 6)]
+    ragged = draw.random() < 0.5 and [draw.randint(0, tokens or 1) for _ in lengths]
     made = paged_attention_inputs(
         model,
-        seq_lens=[max(length, tokens or 0) for length in _lengths(draw, scale.length, 6)],
-        q_lens=tokens,
+        seq_lens=lengths,
+        q_lens=ragged or tokens,
         page_size=draw.choice((16, 32, 64, 128, 256)),
         kv_layout=draw.choice(("NHD", "HND")),
         **_kv_dtype(draw, draw.random() < 0.5),
@@ -131,7 +133,9 @@ def _decoded(draw: random.Random, scale: Scale) -> dict[str, Any]:
         seed=draw.randrange(1000),
     )
     features = _features(draw, model, True, scale)
-    if tokens is None:
+    if ragged:
+        made["max_seqlen_q"] = tokens or 1
+    elif tokens is None:
         del features["causal"]
     return made | features
 

@@ -16,11 +16,13 @@ def main() -> None:
         (32, 128, None, torch.float8_e4m3fn, "NHD", None),
         (32, 128, 4, torch.bfloat16, "HND", None),
         (64, 64, None, torch.float8_e4m3fn, "NHD", 127),
+        (32, 128, [1, 0, 1, 1], torch.bfloat16, "NHD", None),
+        (32, 128, [5, 0, 1, 4], torch.float8_e4m3fn, "NHD", 127),
     ):
         model = AttentionModel("small", heads, 8, width, width)
         arguments = paged_attention_inputs(
             model, seq_lens=(300, 64, 129, 17), q_lens=tokens, kv_dtype=kv_dtype, kv_layout=layout, device="cuda"
-        ) | {"window": window}
+        ) | {"window": window, "max_seqlen_q": max(tokens) if isinstance(tokens, list) else None}
         got, _ = kernelhub.paged_attention(**arguments, return_lse=True, backend="cuda.paged_decode")
         torch.cuda.synchronize()
         want = kernelhub.paged_attention.reference(**arguments)

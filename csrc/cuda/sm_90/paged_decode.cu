@@ -19,11 +19,15 @@
 //
 // Keys that no row sees are not read, their places in the ring are zeros: what a page holds there may be NaN.
 //
+// If RAGGED, `cu_seqlens_q` says where the queries of each sequence begin and end, `tokens` at most of them. What is walked
+// are then the tiles of rows of all sequences, each like a sequence of its own: one without rows costs nothing, and keys of
+// sequences without queries are not read.
+//
 // Defined by the host: ELEMENT (of q and out), FORMAT (of keys: 0 ELEMENT, 1 e4m3, 2 e5m2), D, GROUP, KV_HEADS, PAGE (a
 // multiple of 16), ROWS (8 or 16), KEYS, STAGES, BLOCKS (on a multiprocessor), SCALES (of float8: 0 in value_scale and
-// scale, 1 one number, 2 one for each KV head), FEW (whether a sequence may have more than one query), CAUSAL, HAS_WINDOW,
-// HAS_SOFTCAP, HAS_SINKS, HAS_LSE. The sinks are float32 (kind 0), bfloat16 (1) or float16 (2). `scale` has log2(e) in it,
-// unless scores are capped.
+// scale, 1 one number, 2 one for each KV head), FEW (whether a sequence may have more than one query), RAGGED, CAUSAL,
+// HAS_WINDOW, HAS_SOFTCAP, HAS_SINKS, HAS_LSE. The sinks are float32 (kind 0), bfloat16 (1) or float16 (2). `scale` has
+// log2(e) in it, unless scores are capped.
 #include "warp_products.h"
 
 constexpr int WARPS = 4, THREADS = WARPS * WARP;
@@ -71,8 +75,13 @@ struct Parameters {
   const int *block_table, *seq_lens;
   float scale, value_scale, softcap;
   int num_seqs, tokens, tiles, room, last_page, left, sinks_kind;
+  // If RAGGED, strides of batches are those of tokens.
   i64 stride_table, q_batch, q_token, q_head, k_page, k_token, k_head, v_page, v_token, v_head;
   i64 o_batch, o_token, o_head, l_batch, l_head, l_token;
+#if RAGGED
+  const int* cu_seqlens_q;
+  i64 all_tokens;  // that there are rows for
+#endif
 };
 
 // --- the schedule
@@ -81,31 +90,63 @@ struct Part {
   int begin, end, first, last, first_at;
 };
 
+// What is walked: a sequence, or a tile of rows of one if RAGGED.
 struct Span {
   int keys, low, start,
       units;  // of a sequence: its keys, the first that is seen, that rounded down, and units from there on
+#if RAGGED
+  int sequence, first_token, tokens;  // its queries among those of all
+#endif
 };
 
 INLINE int sum_of_warp(int x) { return __reduce_add_sync(~0u, x); }
 
-INLINE Span span_of(const Parameters& p, int sequence) {
+#if RAGGED
+INLINE int all_of(const Parameters& p) { return p.num_seqs * p.tiles; }
+INLINE int tiles_of_block(const Parameters&) { return 1; }
+INLINE int sequence_of(const Span& of, int) { return of.sequence; }
+INLINE int tokens_of(const Parameters&, const Span& of) { return of.tokens; }
+INLINE int begin_of(const Span& of, int) { return of.first_token; }
+
+// None of the queries that are beyond the rows that there are, whatever the offsets say.
+INLINE void find_tokens(const Parameters& p, Span& of) {
+  int rows = (int)p.all_tokens;
+  of.first_token = min(max(p.cu_seqlens_q[of.sequence], 0), rows);
+  of.tokens = min(max(min(p.cu_seqlens_q[of.sequence + 1], rows) - of.first_token, 0), p.tokens);
+}
+#else
+INLINE int all_of(const Parameters& p) { return p.num_seqs; }
+INLINE int tiles_of_block(const Parameters& p) { return p.tiles; }
+INLINE int sequence_of(const Span&, int one) { return one; }
+INLINE int tokens_of(const Parameters& p, const Span&) { return p.tokens; }
+INLINE int begin_of(const Span&, int one) { return one; }
+#endif
+
+INLINE Span span_of(const Parameters& p, int one) {
   Span made;
-  made.keys = min(max(p.seq_lens[sequence], 0), p.room);
-  made.low = HAS_WINDOW ? max(made.keys - p.tokens - p.left, 0) : 0;
+#if RAGGED
+  made.sequence = one / p.tiles;
+  find_tokens(p, made);
+#endif
+  made.keys = min(max(p.seq_lens[sequence_of(made, one)], 0), p.room);
+#if RAGGED
+  if (one % p.tiles * ROWS >= made.tokens * GROUP) made.keys = 0;
+#endif
+  made.low = HAS_WINDOW ? max(made.keys - tokens_of(p, made) - p.left, 0) : 0;
   made.start = made.low / HELD * HELD;
   made.units = (made.keys - made.start + UNIT - 1) / UNIT;
   return made;
 }
 
-INLINE int cost_of(const Parameters& p, int sequence) {
-  int units = sequence < p.num_seqs ? span_of(p, sequence).units : 0;
+INLINE int cost_of(const Parameters& p, int one) {
+  int units = one < all_of(p) ? span_of(p, one).units : 0;
   return units ? units + SETUP : 0;
 }
 
 // The length of a part on the line of costs.
 INLINE int cost_of_part(const Parameters& p, int parts) {
   int total = 0;
-  for (int at = threadIdx.x % WARP; at < p.num_seqs; at += WARP) total += cost_of(p, at);
+  for (int at = threadIdx.x % WARP; at < all_of(p); at += WARP) total += cost_of(p, at);
   total = sum_of_warp(total);
   return max((total + parts - 1) / parts, FEWEST);
 }
@@ -113,7 +154,7 @@ INLINE int cost_of_part(const Parameters& p, int parts) {
 INLINE Part part_of_program(const Parameters& p, int part, int parts) {
   int each = cost_of_part(p, parts), before = 0, lane = threadIdx.x % WARP;
   Part made = {part * each, part * each + each, 0, 0, 0};
-  for (int start = 0; start < p.num_seqs; start += WARP) {
+  for (int start = 0; start < all_of(p); start += WARP) {
     int cost = cost_of(p, start + lane), ends = cost;
 #pragma unroll
     for (int step = 1; step < WARP; step *= 2) {
@@ -121,7 +162,7 @@ INLINE Part part_of_program(const Parameters& p, int part, int parts) {
       if (lane >= step) ends += other;
     }
     ends += before;
-    bool there = start + lane < p.num_seqs, passed = there && ends <= made.begin;
+    bool there = start + lane < all_of(p), passed = there && ends <= made.begin;
     made.first += __popc(__ballot_sync(~0u, passed));
     made.last += __popc(__ballot_sync(~0u, there && ends - cost < made.end));
     made.first_at += sum_of_warp(passed ? cost : 0);
@@ -130,15 +171,15 @@ INLINE Part part_of_program(const Parameters& p, int part, int parts) {
   return made;
 }
 
-// What a part walks of a sequence at place `at`, which becomes that of the next.
+// What a part walks of one at place `at`, which becomes that of the next.
 struct Segment {
   Span of;
   int low, high;
 };
 
-INLINE Segment segment(const Parameters& p, int sequence, int& at, const Part& part) {
+INLINE Segment segment(const Parameters& p, int one, int& at, const Part& part) {
   Segment made;
-  made.of = span_of(p, sequence);
+  made.of = span_of(p, one);
   made.low = max(part.begin - at - SETUP, 0);
   made.high = min(part.end - at - SETUP, made.of.units);
   at += made.of.units + min(made.of.units, 1) * SETUP;
@@ -173,7 +214,7 @@ INLINE void copy_tile(u32 to, const char* const (&from)[KEYS16], i64 token, bool
 struct Ahead {
   Segment now;
   const int* table;
-  int sequence, at, unit;
+  int one, at, unit;
   u32 pages[KEYS16];
 
   INLINE_METHOD int key() const { return now.of.start + (unit * WARPS + (int)threadIdx.x / WARP) * KEYS; }
@@ -182,24 +223,24 @@ struct Ahead {
     for (int i = 0; i < KEYS16; i++) pages[i] = table[min(key() + i * HELD, now.of.keys - 1) / PAGE];
   }
   INLINE_METHOD void find(const Parameters& p, const Part& part) {
-    for (; sequence < part.last; sequence++) {
-      now = segment(p, sequence, at, part);
+    for (; one < part.last; one++) {
+      now = segment(p, one, at, part);
       if (now.low < now.high) {
         unit = now.low;
-        table = p.block_table + sequence * p.stride_table;
+        table = p.block_table + sequence_of(now.of, one) * p.stride_table;
         ask();
         return;
       }
     }
   }
   INLINE_METHOD void begin(const Parameters& p, const Part& part) {
-    sequence = part.first;
+    one = part.first;
     at = part.first_at;
     find(p, part);
   }
   // Ask for the keys and values of a step, and for the pages of the next.
   INLINE_METHOD void copy(const Parameters& p, const Part& part, const char* k, const char* v, u32 to) {
-    if (sequence >= part.last) return;
+    if (one >= part.last) return;
     int from = key();
     bool all = from >= now.of.low && from + KEYS <= now.of.keys;
     const char *of_k[KEYS16], *of_v[KEYS16];
@@ -220,7 +261,7 @@ struct Ahead {
     if (++unit < now.high) {
       ask();
     } else {
-      sequence++;
+      one++;
       find(p, part);
     }
   }
@@ -242,7 +283,7 @@ INLINE float power_of(u32 pair_of_bf16, float most) {
   return fmaxf(most, fmaxf(fabsf(float_of(pair_of_bf16 << 16)), fabsf(float_of(pair_of_bf16 & 0xFFFF0000))));
 }
 
-INLINE void load_queries(Queries& made, const Parameters& p, int sequence, int kv_head, int first_row) {
+INLINE void load_queries(Queries& made, const Parameters& p, const Span& of, int begin, int kv_head, int first_row) {
   int lane = threadIdx.x % WARP;
   float scale = p.scale;
 #if SCALES
@@ -252,12 +293,12 @@ INLINE void load_queries(Queries& made, const Parameters& p, int sequence, int k
   for (int n = 0; n < HEADS8; n++) {
     int row = first_row + 8 * n + lane / 4, token = row / GROUP;
     Words words[READS][EACH / 8];
-    const ELEMENT* from = p.q + sequence * p.q_batch + token * p.q_token + (kv_head * GROUP + row % GROUP) * p.q_head;
+    const ELEMENT* from = p.q + begin * p.q_batch + token * p.q_token + (kv_head * GROUP + row % GROUP) * p.q_head;
 #pragma unroll
     for (int l = 0; l < READS; l++)
 #pragma unroll
       for (int i = 0; i < EACH / 8; i++)
-        words[l][i] = row < p.tokens * GROUP ? *(const Words*)(from + chunk_of(l) * EACH + 8 * i) : Words{};
+        words[l][i] = row < tokens_of(p, of) * GROUP ? *(const Words*)(from + chunk_of(l) * EACH + 8 * i) : Words{};
     float power = 1.0f;
     if (FORMAT && SAME<ELEMENT, bf16>) {
       float most = 0.0f;
@@ -354,7 +395,7 @@ struct Seen {
 
 INLINE Seen seen_of(const Parameters& p, const Span& of, int first_row) {
   Seen made;
-  int before = of.keys - p.tokens;
+  int before = of.keys - tokens_of(p, of);
 #pragma unroll
   for (int n = 0; n < HEADS8; n++)
 #pragma unroll
@@ -507,8 +548,8 @@ INLINE float share_of(float& top, float& total, const void* sinks, int kind, int
 }
 
 // All sums of the block, which are those of warp 0 then; it stores them.
-INLINE void finish(Sums& sums, Shared& s, const Parameters& p, int sequence, int kv_head, int first_row, bool whole,
-                   i64 slot) {
+INLINE void finish(Sums& sums, Shared& s, const Parameters& p, const Span& of, int begin, int kv_head, int first_row,
+                   bool whole, i64 slot) {
   int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
 #pragma unroll
   for (int n = 0; n < HEADS8; n++)
@@ -530,9 +571,9 @@ INLINE void finish(Sums& sums, Shared& s, const Parameters& p, int sequence, int
       int row = 8 * n + 2 * (lane % 4) + j;
       float top = s.tops[0][row], total = 0.0f;
 #pragma unroll
-      for (int of = 1; of < WARPS; of++) top = fmaxf(top, s.tops[of][row]);
+      for (int other = 1; other < WARPS; other++) top = fmaxf(top, s.tops[other][row]);
 #pragma unroll
-      for (int of = 0; of < WARPS; of++) total += s.totals[of][row] * exp2_of(s.tops[of][row] - top);
+      for (int each = 0; each < WARPS; each++) total += s.totals[each][row] * exp2_of(s.tops[each][row] - top);
       float kept = exp2_of(sums.top[n][j] - top);
 #pragma unroll
       for (int tile = 0; tile < COLUMNS16; tile++) {
@@ -577,7 +618,7 @@ INLINE void finish(Sums& sums, Shared& s, const Parameters& p, int sequence, int
     for (int j = 0; j < 2; j++) {
       int in_tile = 8 * n + 2 * (lane % 4) + j, row = first_row + in_tile, head = kv_head * GROUP + row % GROUP;
       float top = sums.top[n][j], total = sums.total[n][j];
-      bool there = row < p.tokens * GROUP;
+      bool there = row < tokens_of(p, of) * GROUP;
       float share = share_of(top, total, p.sinks, p.sinks_kind, there ? head : 0, whole) * value_scale;
 #pragma unroll
       for (int tile = 0; tile < COLUMNS16; tile++)
@@ -587,18 +628,18 @@ INLINE void finish(Sums& sums, Shared& s, const Parameters& p, int sequence, int
       if (there && lane < 4) {
         float lse = total > 0.0f ? top + log2_of(total) : none();
         if (!whole) p.part_lse[slot + in_tile] = lse;
-        else if (HAS_LSE) p.lse[sequence * p.l_batch + head * p.l_head + row / GROUP * p.l_token] = lse * LN2;
+        else if (HAS_LSE) p.lse[begin * p.l_batch + head * p.l_head + row / GROUP * p.l_token] = lse * LN2;
       }
     }
   __syncwarp();
   for (int in_tile = 0; in_tile < ROWS; in_tile++) {
     int row = first_row + in_tile;
-    if (row >= p.tokens * GROUP) break;
+    if (row >= tokens_of(p, of) * GROUP) break;
 #pragma unroll
     for (int column = 4 * lane; column < D; column += 4 * WARP) {
       float4 value = *(const float4*)&s.sums[in_tile * APART + column];
       if (whole) {
-        ELEMENT* to = p.out + sequence * p.o_batch + row / GROUP * p.o_token + (kv_head * GROUP + row % GROUP) * p.o_head;
+        ELEMENT* to = p.out + begin * p.o_batch + row / GROUP * p.o_token + (kv_head * GROUP + row % GROUP) * p.o_head;
         uint2 made = {narrow_pair(value.x, value.y, ELEMENT()), narrow_pair(value.z, value.w, ELEMENT())};
         *(uint2*)(to + column) = made;
       } else {
@@ -615,8 +656,8 @@ INLINE void decode(const Parameters& p) {
   begin_next_launch();
   DYNAMIC_SHARED(memory, SHARED_BYTES);
   Shared& s = *(Shared*)memory;
-  int inner = KV_HEADS * p.tiles, parts = gridDim.x / inner, program = blockIdx.x / inner;
-  int kv_head = blockIdx.x % inner / p.tiles, first_row = blockIdx.x % p.tiles * ROWS, warp = threadIdx.x / WARP;
+  int inner = KV_HEADS * tiles_of_block(p), parts = gridDim.x / inner, program = blockIdx.x / inner;
+  int kv_head = blockIdx.x % inner / tiles_of_block(p), first_row = blockIdx.x % p.tiles * ROWS, warp = threadIdx.x / WARP;
   u32 ring = address_in_shared(s.ring[warp]);
   Part part = part_of_program(p, program, parts);
   const char *k = p.k + kv_head * p.k_head, *v = p.v + kv_head * p.v_head;
@@ -630,11 +671,16 @@ INLINE void decode(const Parameters& p) {
     free++;
   }
   int at = part.first_at;
-  for (int sequence = part.first; sequence < part.last; sequence++) {
-    Segment of = segment(p, sequence, at, part);
+  for (int one = part.first; one < part.last; one++) {
+    Segment of = segment(p, one, at, part);
     if (of.low >= of.high) continue;
+#if RAGGED
+    int begin = of.of.first_token, first_row = one % p.tiles * ROWS;
+#else
+    int begin = one;
+#endif
     Queries q;
-    load_queries(q, p, sequence, kv_head, first_row);
+    load_queries(q, p, of.of, begin, kv_head, first_row);
     Seen seen = seen_of(p, of.of, first_row);
     Sums sums;
 #pragma unroll
@@ -664,31 +710,62 @@ INLINE void decode(const Parameters& p) {
     }
     bool whole = of.low == 0 && of.high == of.of.units;
     i64 slot = ((i64)(program * 2 + (of.low == 0)) * inner + blockIdx.x % inner) * ROWS;
-    finish(sums, s, p, sequence, kv_head, first_row, whole, slot);
+    finish(sums, s, p, of.of, begin, kv_head, first_row, whole, slot);
   }
   copies_wait<0>();
 }
+
+#if RAGGED
+// Which row a number means: heads of a token are neighbours.
+struct Row {
+  int one, kv_head, in_head;  // in_head: among the rows of a KV head of its sequence
+  bool there;
+};
+
+INLINE Row row_of(const Parameters& p, int number) {
+  int token = number / (GROUP * KV_HEADS), head = number % (GROUP * KV_HEADS), sequence = 0;
+  for (int at = threadIdx.x % WARP; at < p.num_seqs; at += WARP) sequence += p.cu_seqlens_q[at + 1] <= token;
+  Span of;
+  of.sequence = min(sum_of_warp(sequence), p.num_seqs - 1);
+  find_tokens(p, of);
+  int in_sequence = token - of.first_token;
+  bool there = in_sequence >= 0 && in_sequence < of.tokens;
+  int in_head = there ? in_sequence * GROUP + head % GROUP : 0;
+  return {of.sequence * p.tiles + in_head / ROWS, head / GROUP, in_head, there};
+}
+#endif
 
 // A row of a sequence from its parts, weighed by 2^(lse - top), with the sink. `each` warps share them.
 INLINE void merge(const Parameters& p, int parts, int each) {
   constexpr int VECTORS = (D + 4 * WARP - 1) / (4 * WARP);
   __shared__ float sums[MERGERS][D], totals[MERGERS];
   int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, rows = p.tokens * GROUP * KV_HEADS;
-  int number = blockIdx.x * (MERGERS / each) + warp / each, sequence = number / rows;
-  bool there = sequence < p.num_seqs;
-  if (!there) sequence = 0;
-  Span of = span_of(p, sequence);
+#if RAGGED
+  Row row = row_of(p, blockIdx.x * (MERGERS / each) + warp / each);
+  int merged = row.one;
+  bool there = row.there;
+#else
+  int number = blockIdx.x * (MERGERS / each) + warp / each, merged = number / rows;
+  bool there = merged < p.num_seqs;
+  if (!there) merged = 0;
+#endif
+  Span of = span_of(p, merged);
   int cost = cost_of_part(p, parts), at = 0;
-  for (int one = lane; one < sequence; one += WARP) at += cost_of(p, one);
+  for (int one = lane; one < merged; one += WARP) at += cost_of(p, one);
   at = sum_of_warp(at) + SETUP;
   int first = at / cost, last = (at + of.units - 1) / cost;
   if (of.keys > 0 && first == last) there = false;  // `paged_decode` wrote the result
   if (of.keys <= 0) last = first - 1;
   begin_next_launch();
   wait_for_launches();
+#if RAGGED
+  int kv_head = row.kv_head, in_head = row.in_head;
+  i64 inner = KV_HEADS, place = kv_head * ROWS + in_head % ROWS;
+#else
   // Rows of a KV head are neighbours: (KV head, query token, head of the group).
   int row = number % rows, kv_head = row / (p.tokens * GROUP), in_head = row % (p.tokens * GROUP);
   i64 inner = KV_HEADS * p.tiles, place = (kv_head * p.tiles + in_head / ROWS) * ROWS + in_head % ROWS;
+#endif
   auto slot = [&](int of_part) { return (of_part * 2 + (of_part == first)) * inner * ROWS + place; };
   float top = LEAST, total = 0.0f, x[VECTORS][4];
 #pragma unroll
@@ -734,7 +811,7 @@ INLINE void merge(const Parameters& p, int parts, int each) {
   if (!there) return;
   int head = kv_head * GROUP + in_head % GROUP, token = in_head / GROUP;
   float share = share_of(top, total, p.sinks, p.sinks_kind, head, true);
-  ELEMENT* to = p.out + sequence * p.o_batch + token * p.o_token + head * p.o_head;
+  ELEMENT* to = p.out + begin_of(of, merged) * p.o_batch + token * p.o_token + head * p.o_head;
 #pragma unroll
   for (int i = 0; i < VECTORS; i++) {
     int column = 4 * (i * WARP + lane);
@@ -744,7 +821,8 @@ INLINE void merge(const Parameters& p, int parts, int each) {
     *(uint2*)(to + column) = made;
   }
   if (HAS_LSE && lane == 0)
-    p.lse[sequence * p.l_batch + head * p.l_head + token * p.l_token] = total > 0.0f ? (top + log2_of(total)) * LN2 : none();
+    p.lse[begin_of(of, merged) * p.l_batch + head * p.l_head + token * p.l_token] =
+        total > 0.0f ? (top + log2_of(total)) * LN2 : none();
 }
 
 struct MergeParameters : Parameters {

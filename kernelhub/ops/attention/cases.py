@@ -255,6 +255,11 @@ class PagedAttentionCases(_Attention):
     decode: ClassVar[Arguments] = {"seq_lens": (40, 1, 77)}
     mixed: ClassVar[Arguments] = {"seq_lens": (40, 9, 77, 0, 3), "q_lens": (1, 9, 20, 0, 5)}
     forms: ClassVar[dict[str, Arguments]] = {"decode": decode, "mixed": mixed}
+    # Ragged steps whose bound allows kernels for few queries: sequences without queries, or without keys.
+    bounded: ClassVar[dict[str, tuple[Arguments, int]]] = {
+        "one query each": ({"seq_lens": (40, 9, 177, 0, 3), "q_lens": (1, 1, 0, 1, 1)}, 1),
+        "few queries each": ({"seq_lens": (40, 9, 177, 30, 3, 0), "q_lens": (1, 4, 0, 2, 5, 1)}, 6),
+    }
 
     def cases(self) -> Iterator[Case]:
         yield from self.in_common()
@@ -328,6 +333,7 @@ class PagedAttentionCases(_Attention):
         ragged: Arguments = {"seq_lens": (0, 30, 0, 9), "q_lens": (2, 4, 100, 1)}
         for name in ("window_left", "causal", "sinks"):
             yield from self.with_lse(f"ragged, empty sequences, {name}", ragged, NEUTRAL | ALONE[name])
+        yield from self.few_ragged()
         few_heads = AttentionModel("4 heads on 1", 4, 1, 64, 64)
         for name in ("causal", "window_left", "sinks"):
             make = self.make({"seq_lens": (700, 300), "page_size": 64}, NEUTRAL | ALONE[name], few_heads)
@@ -336,6 +342,25 @@ class PagedAttentionCases(_Attention):
         yield Case(
             label="decode, 3 heads on 1, width 128", make=self.make(decode, None, shared), quick=True, repeats=True
         )
+
+    def few_ragged(self) -> Iterator[Case]:
+        """Ragged steps of one query or few, most with more rows of q than queries."""
+        for form, (inputs, most) in self.bounded.items():
+            bound = {"max_seqlen_q": most}
+            for model in self.models:
+                label, make = f"ragged, {form}, width {model.head_dim_qk}", self.make(inputs, bound, model)
+                yield Case(label=label, make=make, quick=True, repeats=True)
+                yield Case(label=f"{label}, padded", make=padded(make))
+            for name in ("causal", "window_left", "softcap", "sinks"):
+                more = NEUTRAL | ALONE[name] | bound | {"return_lse": True}
+                yield Case(label=f"ragged, {form}, {name}, lse", make=padded(self.make(inputs, more)))
+            together = NEUTRAL | TOGETHER["causal, window_left, sinks"] | bound
+            yield Case(label=f"ragged, {form}, causal, window_left, sinks", make=self.make(inputs, together))
+            for scale in KV_SCALES:
+                make = padded(self.make(inputs, bound, None, scale))
+                yield Case(label=f"ragged, {form}, fp8, scales by {scale}", make=make)
+            hnd = self.make(inputs | {"kv_layout": "HND", "dtype": FP16}, bound)
+            yield Case(label=f"ragged, {form}, float16, HND", make=hnd)
 
 
 def _padded(make: Make) -> Make:

@@ -42,6 +42,7 @@ KERNELS = (
         ),
         features=frozenset(
             {
+                "ragged",
                 "causal",
                 "window_left",
                 "softcap",

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.shapes import C_TYPES, KINDS_OF_SINKS
 from kernelhub.backends.shared.decode_parts import parts_alike
-from kernelhub.backends.shared.operands import adjacent, aligned, on_device_of
+from kernelhub.backends.shared.operands import adjacent, aligned, contiguous_copy, most_tokens, on_device_of
 from kernelhub.backends.shared.repeated_attention import RepeatedAttention
 from kernelhub.backends.shared.strides import strides_of_lse, strides_of_tokens
 from kernelhub.ops.attention.arguments import Values
@@ -19,6 +19,7 @@ from kernelhub.ops.attention.problem import E5M2, FEW, FEW_TOKENS, FP8, QUANTISE
 
 _SOURCE = "sm_90/paged_decode.cu"
 _PACKING = "12P3f7i16q"
+_OFFSETS = "Pq"  # if ragged, after that
 _LOG2E = math.log2(math.e)
 _WARPS = 4
 _THREADS = 32 * _WARPS
@@ -72,7 +73,11 @@ def parts_of(num_seqs: int, blocks: int, inner: int, alike: bool = True) -> int:
 
 
 class Decode(RepeatedAttention):
-    """Parts of equal work for as many blocks as the device runs at once; a second launch merges them."""
+    """Parts of equal work for as many blocks as the device runs at once; a second launch merges them.
+
+    The device reads where the queries of ragged sequences are. A bound on them is what they are cut into tiles by, so a
+    larger one than needed costs time, but every number of queries is served.
+    """
 
     problem: PagedAttentionProblem
     constants: ClassVar[dict[str, int]] = {}  # what differs from the form that is chosen
@@ -89,8 +94,8 @@ class Decode(RepeatedAttention):
             self._kernels_of(self._tiles_of(tokens))
 
     def _tiles_of(self, tokens: int) -> Tiles:
-        """Of a plan for few tokens those of two at least, which were compiled with it: it may be run with one."""
-        rows = max(tokens, 2 if self.problem.q_len == FEW else 1) * self.problem.group_size
+        """Those compiled with the plan: one for few tokens may be run with one, a ragged one for one with more."""
+        rows = (max(tokens, 2) if self.problem.q_len == FEW else 1) * self.problem.group_size
         return self.tiles or tiles_of(self.problem.head_dim_qk, self._itemsize, rows)
 
     def _kernels_of(self, tiles: Tiles) -> tuple[Any, Any]:
@@ -105,7 +110,8 @@ class Decode(RepeatedAttention):
                 "KV_HEADS": problem.num_kv_heads,
                 "PAGE": problem.page_size,
                 "SCALES": {"tensor": 1, "head": 2}.get(problem.kv_scale or "", 0),
-                "FEW": int(problem.q_len == FEW),
+                "FEW": int(problem.q_len == FEW or problem.ragged),
+                "RAGGED": int(problem.ragged),
                 "CAUSAL": int(problem.causal),
                 "HAS_WINDOW": int(problem.window_left),
                 "HAS_SOFTCAP": int(problem.softcap),
@@ -116,9 +122,10 @@ class Decode(RepeatedAttention):
             }
             shared = int(constants["SHARED_BYTES"])
             source = library.library(_SOURCE, constants, problem.device, specific=True)
+            packing = _PACKING + _OFFSETS if problem.ragged else _PACKING
             made = self._kernels[tiles.rows] = (
-                source.kernel("paged_decode", _PACKING, shared_bytes=shared, may_be_graph=True),
-                source.kernel("paged_merge", _PACKING + "2i", may_be_graph=True),
+                source.kernel("paged_decode", packing, shared_bytes=shared, may_be_graph=True),
+                source.kernel("paged_merge", packing + "2i", may_be_graph=True),
             )
         return made
 
@@ -126,19 +133,22 @@ class Decode(RepeatedAttention):
         self, q: Tensor, k: Tensor, v: Tensor, step: Any, values: Values, out: Tensor, lse: Tensor | None
     ) -> None:
         problem, heads, width = self.problem, self.problem.num_kv_heads, self.problem.head_dim_qk
-        tokens = q.shape[1] if q.ndim == 4 else 1
+        ragged = problem.ragged
+        tokens = most_tokens(step.max_seqlen_q, q.shape[0]) if ragged else q.shape[1] if q.ndim == 4 else 1
         rows = tokens * problem.group_size
         room = min(step.max_pages * problem.page_size, _NO_LIMIT) if k.shape[0] else 0  # there is no page to be read
         if not k.shape[0]:  # but there has to be an address
             k, v = k.new_zeros(1, *k.shape[1:]), v.new_zeros(1, *v.shape[1:])
         q, k, v = aligned(q), aligned(k), aligned(v)
         in_vectors = out.stride(-1) == 1 and not (out.data_ptr() & 7 or any(s % 4 for s in out.stride()[:-1]))
-        result = out if in_vectors else torch.empty(out.shape, dtype=out.dtype, device=out.device)
+        result = out
+        if not in_vectors:  # rows of no sequence stay as they are
+            result = contiguous_copy(out) if ragged else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         lengths, table = adjacent(step.seq_lens), adjacent(step.block_table)
         tiles = self._tiles_of(tokens)
         decode, merge = self._kernels_of(tiles)
-        each_kv_head = -(-rows // tiles.rows)  # blocks
-        inner = heads * each_kv_head
+        each_kv_head = -(-rows // tiles.rows)  # tiles of a sequence
+        inner = heads if ragged else heads * each_kv_head
         parts = parts_of(step.num_seqs, tiles.blocks * problem.device.num_sms, inner, self.alike)
         slots = 2 * parts * inner * tiles.rows
         part_out = torch.empty(slots, width, dtype=torch.float32, device=q.device)
@@ -152,7 +162,7 @@ class Decode(RepeatedAttention):
             assert values.k_scale is not None
             assert values.v_scale is not None
             scale, value_scale = scale * float(values.k_scale), float(values.v_scale)
-        merged_rows = step.num_seqs * tokens * problem.num_q_heads
+        merged_rows = (q.shape[0] if ragged else step.num_seqs * tokens) * problem.num_q_heads
         each_row = 4 if merged_rows <= _MOST_ROWS else 1  # warps
         parameters = (
             q,
@@ -177,11 +187,12 @@ class Decode(RepeatedAttention):
             min(values.window_left, _NO_LIMIT),
             0 if values.sinks is None else KINDS_OF_SINKS[values.sinks.dtype],
             table.stride(0),
-            *strides_of_tokens(q),
+            *self._strides_of_tokens(q),
             *self._strides_of(k),
             *self._strides_of(v),
-            *strides_of_tokens(result),
-            *strides_of_lse(lse),
+            *self._strides_of_tokens(result),
+            *self._strides_of_lse(lse),
+            *((adjacent(step.cu_seqlens_q), q.shape[0]) if ragged else ()),
         )
         with on_device_of(q):
             device = q.get_device()
@@ -192,11 +203,21 @@ class Decode(RepeatedAttention):
 
     def workspace_bytes(self, num_seqs: int, num_tokens: int, max_kv_len: int) -> int:
         problem = self.problem
-        tokens = -(-num_tokens // max(1, num_seqs))
+        tokens = FEW_TOKENS if problem.ragged else -(-num_tokens // max(1, num_seqs))
         rows, tiles = tokens * problem.group_size, self._tiles_of(tokens)
-        inner = problem.num_kv_heads * -(-rows // tiles.rows)
+        inner = problem.num_kv_heads if problem.ragged else problem.num_kv_heads * -(-rows // tiles.rows)
         blocks = max(inner, tiles.blocks * problem.device.num_sms)
         return 2 * blocks * tiles.rows * (problem.head_dim_vo + 1) * 4
+
+    def _strides_of_tokens(self, tensor: Tensor) -> tuple[int, int, int]:
+        """(sequence, token, head) strides of q or out, as the source takes them."""
+        sequence, token, head = strides_of_tokens(tensor, self.problem.ragged)
+        return (token if self.problem.ragged else sequence), token, head
+
+    def _strides_of_lse(self, lse: Tensor | None) -> tuple[int, int, int]:
+        """(sequence, head, token) strides of the LSE, as the source takes them."""
+        sequence, head, token = strides_of_lse(lse, self.problem.ragged)
+        return (token if self.problem.ragged else sequence), head, token
 
     def _strides_of(self, cache: Tensor) -> tuple[int, int, int]:
         """(page, token, head) strides in bytes."""
