@@ -154,6 +154,7 @@ ONE_OF_FULL: dict[str, int] = {
     "tests/cuda/test_fp8_gemm.py::test_planted_faults_are_found": 2,
     "tests/cuda/test_paged_decode.py::test_any_lengths_in_any_parts": 3,
     "tests/cuda/test_paged_decode.py::test_planted_faults_are_found": 2,
+    "tests/cuda/test_paged_decode.py::test_planted_faults_of_one_launch_are_found": 2,
     "tests/cuda/test_paged_decode.py::test_planted_faults_of_ragged_steps_are_found": 2,
     "tests/cuda/test_paged_decode.py::test_ragged_steps_in_any_parts": 3,
     "tests/docs/test_types.py::test_a_type_checker_sees_each_result_and_flags_misspelt_names": 2,

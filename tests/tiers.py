@@ -52,6 +52,7 @@ NAMED = {
         "tests/cuda/test_nvrtc.py::test_nvrtc_compiles_paged_decode_for_hopper",
         "tests/cuda/test_paged_decode.py::test_any_lengths_in_any_parts",
         "tests/cuda/test_paged_decode.py::test_planted_faults_are_found",
+        "tests/cuda/test_paged_decode.py::test_planted_faults_of_one_launch_are_found",
         "tests/cuda/test_paged_decode.py::test_planted_faults_of_ragged_steps_are_found",
         "tests/cuda/test_paged_decode.py::test_ragged_steps_in_any_parts",
         "tests/cuda/test_fp8_gemm.py::test_each_form_gives_the_reference",

@@ -21,7 +21,6 @@ static inline int atomicAdd(int* at, int x) {
   *at += x;
   return before;
 }
-static inline void __threadfence() {}
 static inline u32 __byte_perm(u32 x, u32 y, u32 pick) {
   u64 both = (u64)y << 32 | x;
   u32 made = 0;

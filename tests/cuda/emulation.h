@@ -67,6 +67,7 @@ static inline unsigned atomicAdd(unsigned* at, unsigned x) {
   *at += x;
   return before;
 }
+static inline void __threadfence() {}
 static inline unsigned __reduce_max_sync(unsigned, unsigned x) {
   for (unsigned step = 16; step; step /= 2) {
     unsigned other = emulated_exchange(x, (threadIdx.x % 32) ^ step);

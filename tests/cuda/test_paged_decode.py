@@ -21,6 +21,7 @@ from kernelhub.ops.attention.cases import largest_value
 from kernelhub.ops.attention.inputs import paged_attention_inputs
 from kernelhub.ops.attention.tolerance import compare_lse, compare_out, lse_tolerance
 from kernelhub.ops.models.shapes import AttentionModel
+from kernelhub.runtime.counters import counters_of
 from tests.cuda import emulated
 from tests.dispatch.backends import register
 
@@ -57,6 +58,19 @@ FAULTS: dict[str, tuple[str, str, bool]] = {
     "parts begin at the first sequence": ("made.first_at += sum_of_warp(passed ? cost : 0);", "", False),
     "a tile of rows begins too late": ("blockIdx.x % p.tiles * ROWS", "blockIdx.x % p.tiles * (ROWS + 1)", False),
 }
+# The same of one launch.
+FAULTS_OF_ONE_LAUNCH: dict[str, tuple[str, str]] = {
+    "a block merges before the last": ("== (u32)others;", "== (u32)(others - 1);"),
+    "counters are not set back": ("if (last) *counter = 0;", ""),
+    "sequences share a counter": ("counters + (i64)one * inner +", "counters +"),
+    "KV heads share a counter": ("counters + (i64)one * inner + blockIdx.x % inner", "counters + one"),
+    "the last part is left out": ("bool there = from + i <= last;", "bool there = from + i < last;"),
+    "parts begin a unit early": ("first = (at - of.of.units) / each", "first = (at - of.of.units - 1) / each"),
+    "more parts than are read at once lose what was before": ("float kept = exp2_of(top - above);", "float kept = 0;"),
+    "their sums are not scaled": ("      total *= kept;\n", ""),
+    "only the first sequence without keys is written": ("empty &= empty - 1", "empty = 0"),
+    "sequences without keys are those of other parts": ("- empty)) - 1) * parts;", "- empty)) - 1);"),
+}
 # The same of ragged steps.
 FAULTS_OF_RAGGED: dict[str, tuple[str, str]] = {
     "every sequence begins at the first query": (
@@ -83,6 +97,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     handle = register("emulated", *emulated.KERNELS)
     yield
     handle.remove()
+    left = counters_of(torch.empty(0, device="cpu"), 1)
+    assert left is not None
+    left.zero_()  # after a fault
 
 
 def is_right(lengths: tuple[int, ...], tokens: int | None, kv_dtype: torch.dtype, **more: Any) -> bool:
@@ -119,6 +136,10 @@ def in_parts(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
     monkeypatch.setattr(decode, "parts_of", lambda *_: parts)
 
 
+def in_launches(monkeypatch: pytest.MonkeyPatch, launches: int) -> None:
+    monkeypatch.setattr(decode.Decode, "merges", launches == 1)
+
+
 def copy_early(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
     """Let copies happen when they are asked for."""
     built = emulated.built
@@ -132,14 +153,20 @@ def copy_early(monkeypatch: pytest.MonkeyPatch, early: bool) -> None:
     monkeypatch.setattr(emulated, "built", of)
 
 
+ANY_PARTS = pytest.mark.parametrize(
+    ("launches", "parts", "early"), [(1, 1, False), (2, 3, True), (1, 7, False), (1, 40, True), (2, 40, False)]
+)
+
+
 @needs_a_compiler
-@pytest.mark.parametrize(("parts", "early"), [(1, False), (3, True), (7, False), (40, True)])
+@ANY_PARTS
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FLOAT8], ids=["bfloat16", "float8"])
 @pytest.mark.parametrize("tokens", [None, 6])
 def test_any_lengths_in_any_parts(
-    tokens: int | None, kv_dtype: torch.dtype, parts: int, early: bool, monkeypatch: pytest.MonkeyPatch
+    tokens: int | None, kv_dtype: torch.dtype, launches: int, parts: int, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that fill no tile, and two tiles of them; copies as late and as early as they can be; large scores."""
+    in_launches(monkeypatch, launches)
     in_parts(monkeypatch, parts)
     copy_early(monkeypatch, early)
     for lengths in LENGTHS.values():
@@ -160,10 +187,41 @@ def test_planted_faults_are_found(fault: str, tmp_path: Path, monkeypatch: pytes
 
 
 @needs_a_compiler
-@pytest.mark.parametrize(("parts", "early"), [(1, False), (3, True), (7, False), (40, True)])
+@pytest.mark.parametrize("fault", FAULTS_OF_ONE_LAUNCH)
+def test_planted_faults_of_one_launch_are_found(fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks run one after another, in the second call backwards."""
+    in_launches(monkeypatch, 1)
+    emulated.planted(tmp_path, monkeypatch, SOURCE, *FAULTS_OF_ONE_LAUNCH[fault])
+    found = []
+    for parts, lengths in ((4, (300, 0, 500, 0, 0, 17)), (2, (300, 0, 0, 0, 17)), (60, (5000, 900))):
+        in_parts(monkeypatch, parts)
+        found += [is_right(lengths, None, torch.bfloat16, scale=1.0) for _ in range(2)]
+    assert not all(found)
+
+
+@needs_a_compiler
+def test_one_launch_has_the_same_bits_in_any_order_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves the counters zero, which the next launch begins with."""
+    in_launches(monkeypatch, 1)
+    in_parts(monkeypatch, 5)
+    arguments = paged_attention_inputs(SMALL, seq_lens=(700, 3, 0, 300), dtype=torch.bfloat16)
+    forwards, backwards = (kernelhub.paged_attention(**arguments, backend="emulated.paged_decode") for _ in range(2))
+    assert torch.equal(forwards, backwards)
+
+
+@needs_a_compiler
+def test_two_launches_where_there_are_no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_launches(monkeypatch, 1)
+    in_parts(monkeypatch, 5)
+    monkeypatch.setattr(decode, "counters_of", lambda *_: None)
+    assert is_right(LENGTHS["long and short"], None, torch.bfloat16)
+
+
+@needs_a_compiler
+@ANY_PARTS
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FLOAT8], ids=["bfloat16", "float8"])
 def test_ragged_steps_in_any_parts(
-    kv_dtype: torch.dtype, parts: int, early: bool, monkeypatch: pytest.MonkeyPatch
+    kv_dtype: torch.dtype, launches: int, parts: int, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sequences without queries or without keys, tiles of rows that some sequences have, rows of no sequence."""
     in_parts(monkeypatch, parts)
@@ -252,6 +310,7 @@ def test_parts_use_the_gpu_and_cut_no_more_than_they_need(num_seqs: int, inner: 
 def test_tiles_leave_room_for_their_blocks(head_dim: int, itemsize: int, rows: int) -> None:
     tiles = tiles_of(head_dim, itemsize, rows)
     shared_bytes = tiles.constants(head_dim, itemsize)["SHARED_BYTES"]
+    shared_bytes += 128  # in which a block that merges notes that it is the last
     assert shared_bytes <= 227 << 10
     assert tiles.blocks * (shared_bytes + 1024) <= 228 << 10  # the system has a KB of each block
 

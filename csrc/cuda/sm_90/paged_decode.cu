@@ -15,7 +15,8 @@
 // Which block walks which units is worked out by every warp from the lengths: a sequence of n units costs SETUP + n, one
 // of no keys nothing. The costs end to end are a line, which is cut into equal parts; the blocks of a part, one for each KV
 // head and tile of rows, are neighbours, as their keys are in memory. `paged_merge` merges what several parts share, and
-// writes the results of sequences without keys.
+// writes the results of sequences without keys. `paged_decode_merging` does so itself: of the blocks that share a
+// sequence the last one merges, in the order of parts. It counts them, and leaves the counters zero.
 //
 // Keys that no row sees are not read, their places in the ring are zeros: what a page holds there may be NaN.
 //
@@ -32,10 +33,12 @@
 
 constexpr int WARPS = 4, THREADS = WARPS * WARP;
 constexpr int UNIT = WARPS * KEYS;
-constexpr int SETUP = 1;    // units' worth of time to begin and end a sequence
-constexpr int FEWEST = 2;   // the shortest part
-constexpr int MERGERS = 4;  // warps of a block of `paged_merge`
-constexpr int HELD = 16;    // keys that lie in one page, whatever its size
+constexpr int SETUP = 1;                                  // units' worth of time to begin and end a sequence
+constexpr int FEWEST = 2;                                 // the shortest part
+constexpr int MERGERS = 4;                                // warps of a block of `paged_merge`
+constexpr int VECTORS = (D + 4 * WARP - 1) / (4 * WARP);  // of four columns, of a row that a warp merges
+constexpr int AT_ONCE = 16 / VECTORS;                     // parts that the last block reads at once
+constexpr int HELD = 16;                                  // keys that lie in one page, whatever its size
 constexpr float LEAST = -1e30f, LN2 = 0.6931471805599453f, LOG2E = 1.4426950408889634f;
 
 INLINE float none() { return float_of(0xFF800000); }  // -inf
@@ -107,6 +110,7 @@ INLINE int tiles_of_block(const Parameters&) { return 1; }
 INLINE int sequence_of(const Span& of, int) { return of.sequence; }
 INLINE int tokens_of(const Parameters&, const Span& of) { return of.tokens; }
 INLINE int begin_of(const Span& of, int) { return of.first_token; }
+INLINE int first_row_of(const Parameters& p, int one, int) { return one % p.tiles * ROWS; }
 
 // None of the queries that are beyond the rows that there are, whatever the offsets say.
 INLINE void find_tokens(const Parameters& p, Span& of) {
@@ -120,6 +124,7 @@ INLINE int tiles_of_block(const Parameters& p) { return p.tiles; }
 INLINE int sequence_of(const Span&, int one) { return one; }
 INLINE int tokens_of(const Parameters& p, const Span&) { return p.tokens; }
 INLINE int begin_of(const Span&, int one) { return one; }
+INLINE int first_row_of(const Parameters&, int, int of_block) { return of_block; }
 #endif
 
 INLINE Span span_of(const Parameters& p, int one) {
@@ -649,9 +654,109 @@ INLINE void finish(Sums& sums, Shared& s, const Parameters& p, const Span& of, i
   }
 }
 
+// A row from the sums of its parts, with the sink, by a warp.
+INLINE void store_row(const Parameters& p, const float (&x)[VECTORS][4], float top, float total, int begin, int kv_head,
+                      int in_head) {
+  int lane = threadIdx.x % WARP;
+  int head = kv_head * GROUP + in_head % GROUP, token = in_head / GROUP;
+  float share = share_of(top, total, p.sinks, p.sinks_kind, head, true);
+  ELEMENT* to = p.out + begin * p.o_batch + token * p.o_token + head * p.o_head;
+#pragma unroll
+  for (int i = 0; i < VECTORS; i++) {
+    int column = 4 * (i * WARP + lane);
+    if (column >= D) continue;
+    uint2 made = {narrow_pair(x[i][0] * share, x[i][1] * share, ELEMENT()),
+                  narrow_pair(x[i][2] * share, x[i][3] * share, ELEMENT())};
+    *(uint2*)(to + column) = made;
+  }
+  if (HAS_LSE && lane == 0)
+    p.lse[begin * p.l_batch + head * p.l_head + token * p.l_token] = total > 0.0f ? (top + log2_of(total)) * LN2 : none();
+}
+
+// The rows of a tile that a sequence has, from their parts `first` to `last` in this order; the warps share the rows.
+INLINE void merge_rows(const Parameters& p, const Span& of, int begin, int kv_head, int first_row, int inner, int first,
+                       int last) {
+  int lane = threadIdx.x % WARP;
+  for (int in_tile = threadIdx.x / WARP; in_tile < ROWS; in_tile += WARPS) {
+    if (first_row + in_tile >= tokens_of(p, of) * GROUP) break;
+    float top = LEAST, total = 0.0f, x[VECTORS][4];
+#pragma unroll
+    for (int i = 0; i < 4 * VECTORS; i++) x[i / 4][i % 4] = 0.0f;
+    for (int from = first; from <= last; from += AT_ONCE) {
+      float lse[AT_ONCE];
+      float4 values[AT_ONCE][VECTORS];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) {
+        bool there = from + i <= last;
+        i64 slot = ((i64)((from + i) * 2 + (from + i == first)) * inner + blockIdx.x % inner) * ROWS + in_tile;
+        lse[i] = there ? p.part_lse[slot] : none();
+#pragma unroll
+        for (int j = 0; j < VECTORS; j++) {
+          int column = 4 * (j * WARP + lane);
+          values[i][j] = there && column < D ? *(const float4*)(p.part_out + slot * D + column) : make_float4(0, 0, 0, 0);
+        }
+      }
+      float above = top;
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) above = fmaxf(above, lse[i]);
+      float kept = exp2_of(top - above);
+      top = above;
+      total *= kept;
+#pragma unroll
+      for (int j = 0; j < 4 * VECTORS; j++) x[j / 4][j % 4] *= kept;
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; i++) {
+        float weight = exp2_of(lse[i] - top);
+        total += weight;
+#pragma unroll
+        for (int j = 0; j < VECTORS; j++) {
+          x[j][0] += values[i][j].x * weight;
+          x[j][1] += values[i][j].y * weight;
+          x[j][2] += values[i][j].z * weight;
+          x[j][3] += values[i][j].w * weight;
+        }
+      }
+    }
+    store_row(p, x, top, total, begin, kv_head, first_row + in_tile);
+  }
+}
+
+// Whether this block is the last of so many that have come here with the counter. What warp 0 of each wrote is seen by all
+// threads of the last one.
+INLINE bool is_last_of(int others, u32* counter) {
+  __shared__ bool is_last;
+  if (threadIdx.x < WARP) {
+    __threadfence();
+    __syncwarp();
+    if (threadIdx.x == 0) {
+      bool last = atomicAdd(counter, 1u) == (u32)others;
+      if (last) *counter = 0;
+      __threadfence();
+      is_last = last;
+    }
+  }
+  __syncthreads();
+  bool last = is_last;
+  if (last) __threadfence();
+  return last;
+}
+
+// Results of sequences without keys, each by the blocks of one part.
+INLINE void store_empty(const Parameters& p, int kv_head, int of_block, int inner, int program, int parts) {
+  for (int from = program; from < all_of(p); from += parts * WARP) {
+    int mine = from + threadIdx.x % WARP * parts;
+    u32 empty = __ballot_sync(~0u, mine < all_of(p) && span_of(p, mine).units == 0);
+    for (; empty; empty &= empty - 1) {
+      int one = from + __popc((empty & (0 - empty)) - 1) * parts;
+      Span of = span_of(p, one);
+      merge_rows(p, of, begin_of(of, one), kv_head, first_row_of(p, one, of_block), inner, 0, -1);
+    }
+  }
+}
+
 // --- the walk
 
-INLINE void decode(const Parameters& p) {
+template <bool MERGES> INLINE void decode(const Parameters& p, u32* counters) {
   wait_for_launches();  // so that `paged_merge`, which begins next, may read lengths before it waits
   begin_next_launch();
   DYNAMIC_SHARED(memory, SHARED_BYTES);
@@ -711,8 +816,15 @@ INLINE void decode(const Parameters& p) {
     bool whole = of.low == 0 && of.high == of.of.units;
     i64 slot = ((i64)(program * 2 + (of.low == 0)) * inner + blockIdx.x % inner) * ROWS;
     finish(sums, s, p, of.of, begin, kv_head, first_row, whole, slot);
+    if (MERGES && !whole) {
+      // `at` is the end of its keys on the line, and parts are equal.
+      int each = part.end - part.begin, first = (at - of.of.units) / each, last = (at - 1) / each;
+      if (is_last_of(last - first, counters + (i64)one * inner + blockIdx.x % inner))
+        merge_rows(p, of.of, begin, kv_head, first_row, inner, first, last);
+    }
   }
   copies_wait<0>();
+  if (MERGES) store_empty(p, kv_head, first_row, inner, program, parts);
 }
 
 #if RAGGED
@@ -737,7 +849,6 @@ INLINE Row row_of(const Parameters& p, int number) {
 
 // A row of a sequence from its parts, weighed by 2^(lse - top), with the sink. `each` warps share them.
 INLINE void merge(const Parameters& p, int parts, int each) {
-  constexpr int VECTORS = (D + 4 * WARP - 1) / (4 * WARP);
   __shared__ float sums[MERGERS][D], totals[MERGERS];
   int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, rows = p.tokens * GROUP * KV_HEADS;
 #if RAGGED
@@ -809,34 +920,30 @@ INLINE void merge(const Parameters& p, int parts, int each) {
     }
   }
   if (!there) return;
-  int head = kv_head * GROUP + in_head % GROUP, token = in_head / GROUP;
-  float share = share_of(top, total, p.sinks, p.sinks_kind, head, true);
-  ELEMENT* to = p.out + begin_of(of, merged) * p.o_batch + token * p.o_token + head * p.o_head;
-#pragma unroll
-  for (int i = 0; i < VECTORS; i++) {
-    int column = 4 * (i * WARP + lane);
-    if (column >= D) continue;
-    uint2 made = {narrow_pair(x[i][0] * share, x[i][1] * share, ELEMENT()),
-                  narrow_pair(x[i][2] * share, x[i][3] * share, ELEMENT())};
-    *(uint2*)(to + column) = made;
-  }
-  if (HAS_LSE && lane == 0)
-    p.lse[begin_of(of, merged) * p.l_batch + head * p.l_head + token * p.l_token] =
-        total > 0.0f ? (top + log2_of(total)) * LN2 : none();
+  store_row(p, x, top, total, begin_of(of, merged), kv_head, in_head);
 }
 
 struct MergeParameters : Parameters {
   int parts, each;
 };
+struct MergingParameters : Parameters {
+  u32* counters;  // zeros, for each sequence (or tile of rows) those of the blocks of a part
+};
 
 #ifdef KERNELHUB_EMULATED
-INLINE void paged_decode(const Parameters& p) { decode(p); }
+INLINE void paged_decode(const Parameters& p) { decode<false>(p, nullptr); }
+INLINE void paged_decode_merging(const MergingParameters& p) { decode<true>(p, p.counters); }
 INLINE void paged_merge(const MergeParameters& p) { merge(p, p.parts, p.each); }
 EMULATED(paged_decode, Parameters)
+EMULATED(paged_decode_merging, MergingParameters)
 EMULATED(paged_merge, MergeParameters)
 #else
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) paged_decode(const __grid_constant__ Parameters p) {
-  decode(p);
+  decode<false>(p, nullptr);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+    paged_decode_merging(const __grid_constant__ MergingParameters p) {
+  decode<true>(p, p.counters);
 }
 extern "C" __global__ void __launch_bounds__(MERGERS* WARP) paged_merge(const __grid_constant__ MergeParameters p) {
   merge(p, p.parts, p.each);

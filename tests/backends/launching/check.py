@@ -32,6 +32,7 @@ import kernelhub
 from kernelhub.backends.comm_pairs.kernels import parts_of
 from kernelhub.backends.comm_pairs.norm import SumThenQuant
 from kernelhub.backends.cuda import library as of_cuda
+from kernelhub.backends.cuda.attention import decode as of_pages
 from kernelhub.backends.cuda.comm.total import OneShot as CudaOneShot
 from kernelhub.backends.cuda.gemm import fp8 as product
 from kernelhub.backends.cuda.mapped import MappedKernel
@@ -56,6 +57,8 @@ from kernelhub.dispatch.whole_calls import WATCHED
 from kernelhub.errors import RanksDisagree
 from kernelhub.ops.attention import paged_call
 from kernelhub.ops.attention.adapter import PagedStep
+from kernelhub.ops.attention.arguments import Values
+from kernelhub.ops.attention.problem import PagedAttentionProblem
 from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import header_of
 from kernelhub.ops.comm.experts.results import outputs_of
@@ -70,6 +73,7 @@ from kernelhub.ops.moe.routing.problem import RoutingProblem
 from kernelhub.ops.operands import span_of
 from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
+from kernelhub.runtime.counters import counters_of
 from tests.backends.launching.stub import Memory, OneDevice, Stub, install, install_launcher, number
 from tests.ops.test_known_calls import call_of, others_than, outcome
 
@@ -559,6 +563,63 @@ def routing_of_cuda(stub: Stub) -> None:
                 (one,) = stub.take()
                 assert number("Q", one.parameters[0][:8]) == logits.data_ptr()
                 assert one.function == functions["route_elements" if offset else "route_vectors"]
+
+
+def paged_decode_of_cuda(stub: Stub) -> None:
+    """`cuda.paged_decode` in one launch or two, ragged or not: tensors, strides, offsets, the stream's counters."""
+    functions = {"paged_decode": 4327, "paged_merge": 4328, "paged_decode_merging": 4329}
+    driver = SimpleNamespace(cuLaunchKernel=None, CUresult=None)
+    of = SimpleNamespace(
+        driver=driver,
+        function=lambda name, device: functions[name],
+        allow_shared=lambda function, shared_bytes: None,
+    )
+    sizes: dict[int, list[int]] = {}
+
+    def kernel(name: str, packing: str, **options: Any) -> Any:
+        sizes[functions[name]] = [-(-of_cuda.packing_of(packing).size // 8) * 8]
+        stub.expect_of(functions[name], sizes[functions[name]])
+        launch = of_cuda.Kernel(of, name, packing, **options)
+        return lambda device, *given: launch(0, *given)  # tensors are the CPU's
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch._C, "_cuda_getCurrentRawStream", OneDevice.stream_of, raising=False)
+        patched.setattr(torch._C, "_cuda_getDevice", lambda: OneDevice.current, raising=False)
+        patched.setattr(runtime, "parameter_sizes", lambda function, most: sizes[function])
+        patched.setattr(of_pages.library, "library", lambda *given, **named: SimpleNamespace(kernel=kernel))
+        for ragged, merges in ((False, False), (False, True), (True, False), (True, True)):
+            patched.setattr(of_pages.Decode, "merges", merges)
+            adapter, anew = of_pages.Decode(PagedAttentionProblem(device=simulated("H200"), ragged=ragged)), []
+            launch_anew = adapter._launch_anew
+            counted = lambda *given, of=anew, by=launch_anew: of.append(given) or by(*given)  # noqa: E731
+            patched.setattr(adapter, "_launch_anew", counted)
+            for count in range(5):
+                q = torch.zeros(5, 34, 128, dtype=torch.bfloat16)[:, 1:33]
+                k, v = (torch.zeros(50, 16, 8, 128, dtype=torch.bfloat16) for _ in "kv")
+                table, lengths = torch.zeros(4, 7, dtype=torch.int32), torch.zeros(4, dtype=torch.int32)
+                if not ragged:
+                    q = q[:4]
+                out, offsets = torch.zeros(q.shape, dtype=q.dtype), torch.zeros(5, dtype=torch.int32)
+                step = PagedStep(table, lengths, *((offsets, 1) if ragged else ()))
+                stub.take()
+                adapter.launch(q, k, v, step, Values(0.5), out, None)
+                first, *others = stub.take()
+                assert len(anew) == min(count + 1, 2)
+                assert first.function == functions["paged_decode_merging" if merges else "paged_decode"]
+                assert [one.function for one in others] == [functions["paged_merge"]] * (not merges)
+                (given,) = first.parameters
+                assert struct.unpack_from("<4Q", given) == tuple(one.data_ptr() for one in (q, k, v, out))
+                assert struct.unpack_from("<2Q", given, 80) == (table.data_ptr(), lengths.data_ptr())
+                assert struct.unpack_from("<3i", given, 108) == (4, 1, 1)
+                assert struct.unpack_from("<4q", given, 136) == (7, 34 * 128, 34 * 128 * ragged, 128)
+                assert struct.unpack_from("<3q", given, 216) == (32 * 128, 32 * 128 * ragged, 128)
+                if ragged:
+                    assert struct.unpack_from("<2Q", given, 264) == (offsets.data_ptr(), 5)
+                if merges:
+                    (own,) = struct.unpack_from("<Q", given, 280 if ragged else 264)
+                    kept = counters_of(q, 1) if len(anew) > count else OneDevice.counted[0, 77]
+                    assert kept is not None
+                    assert own == kept.data_ptr()
 
 
 def latent_decode_of_cuda(stub: Stub) -> None:
@@ -2071,6 +2132,7 @@ SCENARIOS = (
     gluon_experts_again,
     struct_of_cuda,
     routing_of_cuda,
+    paged_decode_of_cuda,
     latent_decode_of_cuda,
     product_of_cuda,
     devices_and_streams,

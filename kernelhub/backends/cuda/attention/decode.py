@@ -16,6 +16,7 @@ from kernelhub.backends.shared.repeated_attention import RepeatedAttention
 from kernelhub.backends.shared.strides import strides_of_lse, strides_of_tokens
 from kernelhub.ops.attention.arguments import Values
 from kernelhub.ops.attention.problem import E5M2, FEW, FEW_TOKENS, FP8, QUANTISED, PagedAttentionProblem
+from kernelhub.runtime.counters import counters_of
 
 _SOURCE = "sm_90/paged_decode.cu"
 _PACKING = "12P3f7i16q"
@@ -72,6 +73,20 @@ def parts_of(num_seqs: int, blocks: int, inner: int, alike: bool = True) -> int:
     return parts_alike(most, num_seqs)
 
 
+class Kernels(NamedTuple):
+    """Of a source compiled for some tiles.
+
+    Attributes:
+        decode: makes the parts of all sequences.
+        merge: merges them.
+        merging: makes and merges them, in one launch, where there are counters for it.
+    """
+
+    decode: Any
+    merge: Any
+    merging: Any
+
+
 class Decode(RepeatedAttention):
     """Parts of equal work for as many blocks as the device runs at once; a second launch merges them.
 
@@ -83,13 +98,14 @@ class Decode(RepeatedAttention):
     constants: ClassVar[dict[str, int]] = {}  # what differs from the form that is chosen
     tiles: ClassVar[Tiles | None] = None
     alike: ClassVar[bool] = True  # whether sequences may be cut alike
+    merges: ClassVar[bool] = False  # whether the last block of a sequence merges its parts, where there are counters
 
     def __init__(self, problem: PagedAttentionProblem) -> None:
         super().__init__(problem)
         self._quantised = problem.kv_dtype in QUANTISED
         self._itemsize = 1 if self._quantised else 2
         self._heads_first = problem.kv_layout == "HND"
-        self._kernels: dict[int, tuple[Any, Any]] = {}
+        self._kernels: dict[int, Kernels] = {}
         for tokens in (2, FEW_TOKENS) if problem.q_len == FEW else (1,):
             self._kernels_of(self._tiles_of(tokens))
 
@@ -98,7 +114,7 @@ class Decode(RepeatedAttention):
         rows = (max(tokens, 2) if self.problem.q_len == FEW else 1) * self.problem.group_size
         return self.tiles or tiles_of(self.problem.head_dim_qk, self._itemsize, rows)
 
-    def _kernels_of(self, tiles: Tiles) -> tuple[Any, Any]:
+    def _kernels_of(self, tiles: Tiles) -> Kernels:
         made = self._kernels.get(tiles.rows)
         if made is None:
             problem = self.problem
@@ -123,9 +139,10 @@ class Decode(RepeatedAttention):
             shared = int(constants["SHARED_BYTES"])
             source = library.library(_SOURCE, constants, problem.device, specific=True)
             packing = _PACKING + _OFFSETS if problem.ragged else _PACKING
-            made = self._kernels[tiles.rows] = (
+            made = self._kernels[tiles.rows] = Kernels(
                 source.kernel("paged_decode", packing, shared_bytes=shared, may_be_graph=True),
                 source.kernel("paged_merge", packing + "2i", may_be_graph=True),
+                source.kernel("paged_decode_merging", packing + "P", shared_bytes=shared, may_be_graph=True),
             )
         return made
 
@@ -146,7 +163,7 @@ class Decode(RepeatedAttention):
             result = contiguous_copy(out) if ragged else torch.empty(out.shape, dtype=out.dtype, device=out.device)
         lengths, table = adjacent(step.seq_lens), adjacent(step.block_table)
         tiles = self._tiles_of(tokens)
-        decode, merge = self._kernels_of(tiles)
+        kernels = self._kernels_of(tiles)
         each_kv_head = -(-rows // tiles.rows)  # tiles of a sequence
         inner = heads if ragged else heads * each_kv_head
         parts = parts_of(step.num_seqs, tiles.blocks * problem.device.num_sms, inner, self.alike)
@@ -162,6 +179,8 @@ class Decode(RepeatedAttention):
             assert values.k_scale is not None
             assert values.v_scale is not None
             scale, value_scale = scale * float(values.k_scale), float(values.v_scale)
+        walked = step.num_seqs * each_kv_head if ragged else step.num_seqs
+        counters = counters_of(q, walked * inner) if self.merges else None
         merged_rows = (q.shape[0] if ragged else step.num_seqs * tokens) * problem.num_q_heads
         each_row = 4 if merged_rows <= _MOST_ROWS else 1  # warps
         parameters = (
@@ -196,8 +215,11 @@ class Decode(RepeatedAttention):
         )
         with on_device_of(q):
             device = q.get_device()
-            decode(device, parts * inner, _THREADS, *parameters)
-            merge(device, -(-merged_rows * each_row // _WARPS), _THREADS, *parameters, parts, each_row)
+            if counters is not None:
+                kernels.merging(device, parts * inner, _THREADS, *parameters, counters)
+            else:
+                kernels.decode(device, parts * inner, _THREADS, *parameters)
+                kernels.merge(device, -(-merged_rows * each_row // _WARPS), _THREADS, *parameters, parts, each_row)
             if result is not out:
                 out.copy_(result)
 
