@@ -325,7 +325,9 @@ def test_tiles_leave_room_for_their_blocks(head_dim: int, itemsize: int, rows: i
         ("triton.split_kv", {"window_left": True}),
         ("triton.split_kv", {"num_q_heads": 32, "num_kv_heads": 1}),
         ("triton.split_kv", {"q_len": "few"}),
-        ("triton.split_kv", {"ragged": True, "kv_scale": "tensor"}),
+        ("cuda.paged_decode", {"ragged": True}),
+        ("cuda.paged_decode", {"ragged": True, "kv_scale": "tensor"}),
+        ("triton.split_kv", {"ragged": True, "window_left": True}),
     ],
     ids=str,
 )

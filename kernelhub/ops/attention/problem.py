@@ -133,7 +133,7 @@ def regime(problem: AttentionProblem) -> str:
     """``decode`` for few query tokens per sequence, ``prefill`` for many.
 
     Of pages, ``speculative`` for more than one of them, ``mixed`` where both may come, and ``other_decode`` for one in
-    a window, of heads narrower than 128 in 16 or 32 bits, of more than 16 heads to a KV head, or ragged. Of tensors,
+    a window, of heads narrower than 128 in 16 or 32 bits, or of more than 16 heads to a KV head. Of tensors,
     ``long_prefill`` for 4096 and more, where it was measured: causal, heads of 128.
     """
     if isinstance(problem, DenseAttentionProblem) and problem.length == LONG:
@@ -141,7 +141,7 @@ def regime(problem: AttentionProblem) -> str:
     paged = isinstance(problem, PagedAttentionProblem)
     if paged and problem.q_len == ONE:
         narrow = problem.head_dim_qk < 128 and problem.kv_dtype not in QUANTISED
-        other = problem.window_left or narrow or problem.group_size > _HEADS_TOGETHER or problem.ragged
+        other = problem.window_left or narrow or problem.group_size > _HEADS_TOGETHER
         return OTHER_DECODE if other else "decode"
     if problem.q_len in (ONE, FEW):
         return "speculative" if paged else "decode"
