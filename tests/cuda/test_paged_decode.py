@@ -218,12 +218,31 @@ def test_two_launches_where_there_are_no_counters(monkeypatch: pytest.MonkeyPatc
 
 
 @needs_a_compiler
+@pytest.mark.parametrize("count", [127, 128])
+def test_one_launch_for_many_sequences_of_one_query(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer take less time by two, and steps of more queries were not timed."""
+    counted: list[int] = []
+    monkeypatch.setattr(decode, "counters_of", lambda q, most: (counted.append(most), counters_of(q, most))[1])
+    lengths = ((70, 6, 0, 20) * 32)[:count]
+    queries = ((1, 0, 1, 1) * 32)[:count]
+    monkeypatch.setitem(RAGGED, "of the test", (lengths, queries, 1))
+    assert is_right(lengths, None, torch.bfloat16)
+    assert ragged_is_right("of the test", torch.bfloat16)
+    assert counted == [2 * count] * (2 if count == 128 else 0)  # of two KV heads
+    monkeypatch.setitem(RAGGED, "of the test", (lengths, queries, 2))
+    assert ragged_is_right("of the test", torch.bfloat16)
+    assert is_right(lengths, 2, torch.bfloat16)
+    assert len(counted) in (0, 2)
+
+
+@needs_a_compiler
 @ANY_PARTS
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FLOAT8], ids=["bfloat16", "float8"])
 def test_ragged_steps_in_any_parts(
     kv_dtype: torch.dtype, launches: int, parts: int, early: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sequences without queries or without keys, tiles of rows that some sequences have, rows of no sequence."""
+    in_launches(monkeypatch, launches)
     in_parts(monkeypatch, parts)
     copy_early(monkeypatch, early)
     for name in RAGGED:

@@ -65,7 +65,7 @@ def test_ragged_steps_of_any_lengths(heads: tuple[int, int, int], most: int, kv_
             model, seq_lens=lengths, q_lens=queries, kv_dtype=kv_dtype, device="cuda"
         ) | {"max_seqlen_q": most}
         q, count = arguments["q"], sum(queries)
-        arguments["q"] = torch.cat([q, torch.full_like(q[:1], torch.nan).expand(5, -1, -1)])
+        arguments["q"] = torch.cat([q, q.new_full((5, *q.shape[1:]), torch.nan)])  # q may be empty
         out = torch.full_like(arguments["q"], torch.nan)
         got, lse = kernelhub.paged_attention(**arguments, out=out, return_lse=True, backend="cuda.paged_decode")
         want, want_lse = kernelhub.paged_attention.reference(**arguments, return_lse=True)

@@ -156,7 +156,11 @@ PAGED_ATTENTION = (
     # One run (cuda_paged_h200.json), 32 heads to 8 of 128, cuda.paged_decode, split_kv, and in bfloat16 fa3:
     # fp8 64 x 4096 0.132 and 0.196 ms, 64 of 256 to 8191 0.145 and 0.319, 16 x 4096 0.0403 and 0.0529, 1 x 1024 0.0079
     # and 0.0071; bfloat16 64 x 4096 0.242, 0.249 and 0.262, 64 of 256 to 8191 0.265, 0.359 and 0.280, 8 x 512 0.0109,
-    # 0.0157 and 0.0145, 1 x 1024 0.0079, 0.0076 and 0.0130, 256 x 128 0.0478, 0.0447 and 0.0742.
+    # 0.0157 and 0.0145, 1 x 1024 0.0079, 0.0076 and 0.0130, 256 x 128 0.0478, 0.0447 and 0.0742, which one launch takes
+    # in 0.0436. Ragged, of one query, cuda.paged_decode and split_kv (cuda_paged_steps_h200.json): bfloat16 64 x 4096
+    # 0.248 and 0.253 ms, 64 of 256 to 8191 0.271 and 0.370, 256 x 512 0.135 and 0.138, 8 x 512 0.0109 and 0.0156; fp8
+    # 0.138 and 0.195, 0.152 and 0.323, 0.079 and 0.105, 0.0097 and 0.0140. Slower, not ragged: 1 x 1024 0.0079 and
+    # 0.0075, fp8 0.0078 and 0.0071, and bfloat16 1 x 4096 0.0122 and 0.0120.
     Line("hopper", "decode", first(("cuda.paged_decode",), _DECODE), _CUDA_RUN),
     # There, 64 heads to 8 of 64: fp8 64 x 4096 0.078 and 0.156 ms, bfloat16 0.134 and 0.129, in a window of 128
     # 0.0073 and 0.0061. Groups of more than 16 heads, which are two tiles, and wide windows were not timed.

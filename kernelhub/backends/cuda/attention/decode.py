@@ -28,6 +28,10 @@ _RING_BYTES = 24 << 10  # of a warp, with two blocks on a multiprocessor
 _NO_LIMIT = 1 << 30  # a wider window sees everything; sums of positions stay within 32 bits
 _MANY_SEQS = 16  # from which on sequences are cut alike
 _MOST_ROWS = 1024  # that have four warps each to merge them
+# Sequences of one query from which on one launch makes parts and merges them. With 256 it saves 4 to 10 us of 35
+# to 145, with 64 the two differ by up to 2 %, with 1 to 16 it takes 0.1 to 1.8 us more. Of 128 only those with 64 idle
+# ones were timed, where the two are level (benchmarks/results/cuda_paged_steps_h200.json).
+_SEQS_IN_ONE_LAUNCH = 128
 
 
 class Tiles(NamedTuple):
@@ -88,7 +92,9 @@ class Kernels(NamedTuple):
 
 
 class Decode(RepeatedAttention):
-    """Parts of equal work for as many blocks as the device runs at once; a second launch merges them.
+    """Parts of equal work for as many blocks as the device runs at once.
+
+    A second launch merges them, or the last block of each sequence, by counters.
 
     The device reads where the queries of ragged sequences are. A bound on them is what they are cut into tiles by, so a
     larger one than needed costs time, but every number of queries is served.
@@ -98,7 +104,7 @@ class Decode(RepeatedAttention):
     constants: ClassVar[dict[str, int]] = {}  # what differs from the form that is chosen
     tiles: ClassVar[Tiles | None] = None
     alike: ClassVar[bool] = True  # whether sequences may be cut alike
-    merges: ClassVar[bool] = False  # whether the last block of a sequence merges its parts, where there are counters
+    merges: ClassVar[bool | None] = None  # whether the last block of a sequence merges, if not as `_merges` says
 
     def __init__(self, problem: PagedAttentionProblem) -> None:
         super().__init__(problem)
@@ -113,6 +119,12 @@ class Decode(RepeatedAttention):
         """Those compiled with the plan: one for few tokens may be run with one, a ragged one for one with more."""
         rows = (max(tokens, 2) if self.problem.q_len == FEW else 1) * self.problem.group_size
         return self.tiles or tiles_of(self.problem.head_dim_qk, self._itemsize, rows)
+
+    def _merges(self, num_seqs: int, tokens: int) -> bool:
+        """Whether one launch makes and merges parts, where there are counters for it."""
+        if self.merges is not None:
+            return self.merges
+        return tokens == 1 and num_seqs >= _SEQS_IN_ONE_LAUNCH
 
     def _kernels_of(self, tiles: Tiles) -> Kernels:
         made = self._kernels.get(tiles.rows)
@@ -180,7 +192,7 @@ class Decode(RepeatedAttention):
             assert values.v_scale is not None
             scale, value_scale = scale * float(values.k_scale), float(values.v_scale)
         walked = step.num_seqs * each_kv_head if ragged else step.num_seqs
-        counters = counters_of(q, walked * inner) if self.merges else None
+        counters = counters_of(q, walked * inner) if self._merges(step.num_seqs, tokens) else None
         merged_rows = (q.shape[0] if ragged else step.num_seqs * tokens) * problem.num_q_heads
         each_row = 4 if merged_rows <= _MOST_ROWS else 1  # warps
         parameters = (
