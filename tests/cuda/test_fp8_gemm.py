@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import kernelhub
+from kernelhub.backends.cuda import library as of_kernels
 from kernelhub.backends.cuda.gemm import fp8
 from kernelhub.backends.cuda.gemm.fp8 import HIGH, IN_PARTS, LOW, MIDDLE, Form, form_for
 from kernelhub.backends.cuda.nvrtc import SOURCES
@@ -28,7 +29,7 @@ from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
 from kernelhub.ops.gemm.fp8.tolerance import compare
 from kernelhub.probes.device import simulated
-from tests.cuda.emulated import COMPILER, HERE, folder
+from tests.cuda.emulated import COMPILER, HERE, EmulatedLibrary, folder, planted
 from tests.gpu.products_sanitized import FOR_FEW_ROWS, forms, name_of
 
 pytestmark = pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
@@ -128,7 +129,12 @@ class Emulated:
 @pytest.fixture(autouse=True)
 def emulation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fp8, "MappedKernel", Emulated)
-    monkeypatch.setattr(fp8, "library", SimpleNamespace(library=lambda source, constants, *_, **__: constants))
+    monkeypatch.setattr(fp8, "library", SimpleNamespace(library=library_of))
+
+
+def library_of(source: str, constants: Any, *_: Any, **__: Any) -> Any:
+    """What turns scales is run as other CUDA kernels are; of the product `Emulated` makes its own library."""
+    return EmulatedLibrary(source, constants) if source == "turn_scales.cu" else constants
 
 
 def problem_of(n: int, k: int, bias: bool) -> Fp8GemmProblem:
@@ -198,6 +204,62 @@ def test_nothing_beside_the_result_is_written(n: int) -> None:
     assert (around == 7.0).all()
 
 
+SCALES = {
+    "side by side in a row": lambda scale: scale,
+    "with gaps": lambda scale: scale.repeat_interleave(3, 0).repeat_interleave(2, 1)[::3, ::2],
+    "equal for all rows": lambda scale: scale[:1].expand(len(scale), -1),
+    "down the columns, at a multiple of 4 bytes": lambda scale: (
+        scale.new_empty(1 + scale.numel())[1:].view(scale.shape[::-1]).t().copy_(scale)
+    ),
+}
+
+
+@pytest.mark.parametrize("k", [100 * 16, 8 * 128, 16])
+@pytest.mark.parametrize("tokens", [1, 33, 130])
+@pytest.mark.parametrize("scales", SCALES)
+def test_scales_of_rows_are_turned(scales: str, tokens: int, k: int) -> None:
+    arguments = fp8_gemm_inputs(tokens=tokens, n=8, k=k)
+    given = SCALES[scales](arguments["a_scale"])
+    made = fp8.Fp8Gemm(problem_of(8, k, False))._down_rows(given)
+    assert torch.equal(made, given)
+    assert made.stride(0) == 1
+    assert not made.stride(1) % 4
+
+
+def test_a_product_has_turned_scales() -> None:
+    arguments = fp8_gemm_inputs(tokens=33, n=136, k=272)
+    arguments["a_scale"] = SCALES["equal for all rows"](arguments["a_scale"])
+    out = torch.empty(33, 136, dtype=torch.bfloat16)
+    operands = [arguments.get(name) for name in ("a", "b", "a_scale", "b_scale", "bias")]
+    fp8.Fp8Gemm(problem_of(136, 272, False))._launch_anew(*operands, out)
+    agreement = compare(out, fp8_gemm_reference, arguments, matrix_instructions=False)
+    assert agreement.ok, str(agreement)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("p.t_column + row]", "p.rows + row]"),
+        ("blockIdx.x * blockDim.x", "blockIdx.x * 64"),
+        ("first = part * EACH", "first = part * EACH + 1"),
+        ("p.s_row +", "p.columns +"),
+    ],
+)
+def test_planted_faults_in_turned_scales_are_found(
+    right: str, wrong: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strided = torch.empty_strided
+    planted(tmp_path, monkeypatch, "turn_scales.cu", right, wrong)
+    monkeypatch.setattr(fp8, "library", SimpleNamespace(library=of_kernels.library))
+    monkeypatch.setattr(torch, "empty_strided", lambda *size, **made: strided(*size, **made).fill_(torch.nan))
+    found = []
+    for change in SCALES.values():
+        given = change(fp8_gemm_inputs(tokens=130, n=8, k=1600)["a_scale"])
+        made = fp8.Fp8Gemm(problem_of(8, 1600, False))._down_rows(given)
+        found.append(not torch.equal(made, given))
+    assert any(found)
+
+
 PARTS = dataclasses.replace(FOR_FEW_ROWS["64x64 p2"], parts=4, stages=2)
 BOTH = dataclasses.replace(PARTS, parts=2, sharing=2)
 SHARING = dataclasses.replace(HIGH, sharing=2, early=False)
@@ -228,7 +290,7 @@ FAULTS: dict[str, tuple[str, str, Form]] = {
     ),
     "the last group of rows is as tall as others": ("min(all.high - first, all.together)", "all.together", LOW),
     "scales of b of the step before": ("if (left > 1) next += stride, left--;", "", HIGH),
-    "the second wave has the first one's scales": ("+ wave * 256, b);\n      issue", ", b);\n      issue", HIGH),
+    "the second wave has the first one's scales": ("SCALES_BYTES + wave * 256;", "SCALES_BYTES;", HIGH),
     "steps that parts do not share evenly are left out": ("steps * part / PARTS", "steps / PARTS * part", PARTS),
     "parts have the scales of the first one's columns": (" + begin * p.stride_bk", "", PARTS),
     "parts send to one place": ("role.part - (role.part > to)", "0", PARTS),

@@ -26,6 +26,7 @@ PAGED_FEATURES = ("causal", "window_left", "softcap", "sinks", "lse")
 CONSTANTS: dict[str, dict[str, str | int]] = {
     "all_reduce.cu": {"ELEMENT": "bf16", "SIZE": 2, "WORLD": 2, "THREADS": 128, "LOOKS": 2},
     "concat_mla_k.cu": {"ELEMENT": "u16", "SIZE": 2, "HEADS": 128, "NOPE": 128, "ROPE": 64, "COPIES": 1},
+    "turn_scales.cu": {},
     "write_kv_cache.cu": {
         "ELEMENT": "bf16",
         "SIZE": 2,

@@ -683,7 +683,11 @@ def latent_decode_of_cuda(stub: Stub) -> None:
 def product_of_cuda(stub: Stub) -> None:
     """The launch of `cuda.fp8_gemm`: four descriptors with boxes of their own, and two blocks of a cluster."""
     of = SimpleNamespace(
-        overlaps=True, will_load=lambda name: None, function=lambda name, device: 4323, allow_shared=lambda *given: None
+        overlaps=True,
+        will_load=lambda name: None,
+        function=lambda name, device: 4323,
+        allow_shared=lambda *given: None,
+        kernel=lambda *given: None,  # these scales are not turned
     )
     m, n, k = 4096, 6144, 2304
     problem = Fp8GemmProblem(device=simulated("H200"), n=n, k=k)
@@ -724,6 +728,52 @@ def product_of_cuda(stub: Stub) -> None:
             assert [number("i", one) for one in given[22:26]] == [m, n, 18, 8]
             assert [number("q", one) for one in given[26:29]] == [18, 1, 0]
             assert [number(kind, one) for kind, one in zip("Qq", given[29:], strict=True)] == [out.data_ptr(), n]
+    stub.forget()
+
+
+def turned_scales_of_cuda(stub: Stub) -> None:
+    """Scales of rows side by side in a row: `cuda.fp8_gemm` is repeated with the launch that turns them."""
+    driver = SimpleNamespace(cuLaunchKernel=None, CUresult=None)
+    functions = {"turn_scales": 4327, "fp8_gemm": 4328}
+    of = SimpleNamespace(
+        driver=driver,
+        overlaps=True,
+        will_load=lambda name: None,
+        function=lambda name, device: functions[name],
+        allow_shared=lambda *given: None,
+    )
+
+    def kernel(name: str, packing: str) -> Any:
+        launch = of_cuda.Kernel(of, name, packing, overlaps=True)
+        return lambda device, *given: launch(0, *given)  # tensors are the CPU's
+
+    m, n, k = 1024, 7168, 2304
+    problem = Fp8GemmProblem(device=simulated("H200"), n=n, k=k)
+    sizes = {4327: [7 * 8], 4328: MappedKernel.sizes_of(product._KINDS)}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(torch._C, "_cuda_getCurrentRawStream", OneDevice.stream_of, raising=False)
+        patched.setattr(torch._C, "_cuda_getDevice", lambda: OneDevice.current, raising=False)
+        made = SimpleNamespace(kernel=kernel, **vars(of))
+        patched.setattr(product.library, "library", lambda *given, **named: made)
+        patched.setattr(runtime, "parameter_sizes", lambda function, most: sizes[function])
+        for function, of_name in sizes.items():
+            stub.expect_of(function, of_name)
+        adapter, anew = product.Fp8Gemm(problem), []
+        launch_anew = adapter._launch_anew
+        patched.setattr(adapter, "_launch_anew", lambda *given: anew.append(given) or launch_anew(*given))
+        for count in range(5):
+            a, b = (torch.zeros(rows, k, dtype=torch.uint8) for rows in (m, n))
+            a_scale, b_scale = torch.zeros(m, k // 128), torch.zeros(n // 128, k // 128)
+            stub.take()
+            adapter.launch(a, b, a_scale, b_scale, None, torch.zeros(m, n, dtype=torch.bfloat16))
+            turn, one = stub.take()
+            assert len(anew) == min(count + 1, 2)
+            assert (turn.function, turn.grid[0], turn.block[0]) == (4327, m * 3 // 128, 128)
+            read, written, *numbers = struct.unpack("<QQqqqqq", turn.parameters[0])
+            assert read == a_scale.data_ptr()
+            assert numbers == [m, 18, 18, 1, m]
+            assert one.function == 4328
+            assert struct.unpack_from("<QQQ", one.parameters[10], 24) == (written, m, 18)
     stub.forget()
 
 
@@ -2135,6 +2185,7 @@ SCENARIOS = (
     paged_decode_of_cuda,
     latent_decode_of_cuda,
     product_of_cuda,
+    turned_scales_of_cuda,
     devices_and_streams,
     counters,
     shared_memory,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.mapped import Box, MappedKernel, Rows, bytes_box, floats_box, rows_of
+from kernelhub.backends.cuda.shapes import blocks_for
 from kernelhub.backends.shared.operands import aligned, is_aligned, is_writable_by_tma, on_device_of, up_to
 from kernelhub.backends.shared.repeat import Repeated
 from kernelhub.ops.gemm.fp8.adapter import Fp8GemmAdapter
@@ -17,6 +18,8 @@ from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 
 _SOURCE = "sm_90/fp8_gemm.cu"
 _KINDS = "TTTT" + "PP" + "iiii" + "qqq" + "Pq"
+_TURN, _TURN_PACKING = "turn_scales.cu", "2P5q"
+_TURNED, _BLOCK = 8, 128  # columns of a thread, and threads
 
 
 @dataclass(frozen=True)
@@ -128,13 +131,14 @@ def form_for(m: int, n: int, k: int, num_sms: int) -> Form:
 
 
 class Fp8Gemm(Fp8GemmAdapter):
-    """Scales of rows are copied if TMA cannot read them: side by side down the rows."""
+    """Scales of rows that TMA cannot read are turned first: side by side down the rows."""
 
     form: ClassVar[Form | None] = None  # in place of what the sizes decide
 
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)
         self._kernels: dict[Form, MappedKernel] = {}
+        self._turn = library.library(_TURN, {}, problem.device).kernel("turn_scales", _TURN_PACKING)
         self._repeated = Repeated()
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
@@ -155,8 +159,8 @@ class Fp8Gemm(Fp8GemmAdapter):
         made = out
         if not (is_aligned(out) if form.parts > 1 else is_writable_by_tma(out)):  # where K is in parts threads store
             made = torch.empty((m, up_to(n, 8)), dtype=out.dtype, device=out.device)[:, :n]
-        scales = _down_rows(a_scale)
         with on_device_of(a):
+            scales = a_scale if is_aligned(a_scale.t()) else self._down_rows(a_scale)
             kernel(
                 form.clusters(m, n, num_sms),
                 rows_of(aligned(a)),
@@ -183,6 +187,15 @@ class Fp8Gemm(Fp8GemmAdapter):
         problem = self.problem
         copies = (num_tokens + problem.n) * problem.k + 2 * num_tokens * up_to(problem.n, 8)
         return copies + 4 * up_to(num_tokens, 4) * -(-problem.k // 128)
+
+    def _down_rows(self, scale: Tensor) -> Tensor:
+        """Scales [rows, columns] whose rows are side by side, columns a multiple of 16 bytes apart."""
+        rows, columns = scale.shape
+        made = torch.empty_strided(scale.shape, (1, up_to(rows, 4)), dtype=scale.dtype, device=scale.device)
+        threads = rows * blocks_for(columns, _TURNED)
+        given = scale, made, rows, columns, *scale.stride(), made.stride(1)
+        self._turn(scale.get_device(), blocks_for(threads, _BLOCK), _BLOCK, *given)
+        return made
 
     def _kernel(self, form: Form) -> MappedKernel:
         made = library.library(_SOURCE, constants_of(form, self.problem.bias), self.problem.device, specific=True)
@@ -212,11 +225,3 @@ def constants_of(form: Form, bias: bool) -> dict[str, int]:
         "HAS_BIAS": int(bias),
         "ASKED_BYTES": form.shared_bytes,
     }
-
-
-def _down_rows(scale: Tensor) -> Tensor:
-    """Scales [rows, columns] whose rows are side by side, columns a multiple of 16 bytes apart."""
-    if is_aligned(scale.t()):
-        return scale
-    made = torch.empty_strided(scale.shape, (1, up_to(scale.shape[0], 4)), dtype=scale.dtype, device=scale.device)
-    return made.copy_(scale)
