@@ -14,6 +14,7 @@ from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import DeviceLost
 from kernelhub.evidence.audit import findings, watching
+from kernelhub.ops import graph_memory
 from kernelhub.ops.attention.adapter import DenseStep
 from kernelhub.ops.attention.arguments import Values
 
@@ -52,7 +53,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch) -> Device:
     made, cuda = Device(), torch.cuda
-    monkeypatch.setattr(cuda, "is_current_stream_capturing", lambda: made.capturing)
+    monkeypatch.setattr(graph_memory, "_captures", lambda: made.capturing)
     monkeypatch.setattr(cuda, "current_stream", lambda device=None: made.current)
     monkeypatch.setattr(cuda, "Event", made.event)
     monkeypatch.setattr(cuda, "Stream", lambda device: made.stream("side"))
@@ -159,7 +160,8 @@ def test_a_captured_call_is_launched_and_nothing_else(device) -> None:
 
 def test_a_call_in_the_memory_pool_of_a_compiled_graph_is_not_copied(device, monkeypatch) -> None:
     manager = SimpleNamespace(in_warmup=True, in_recording=False)
-    trees = SimpleNamespace(get_manager=lambda device, create_if_none_exists: manager)
+    of_thread = SimpleNamespace(tree_manager_containers={})
+    trees = SimpleNamespace(local=of_thread, get_manager=lambda device, create_if_none_exists: manager)
     monkeypatch.setitem(__import__("sys").modules, "torch._inductor.cudagraph_trees", trees)
     kernel = Kernel()
     kernel.run()

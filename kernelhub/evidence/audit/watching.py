@@ -45,7 +45,7 @@ from kernelhub.evidence.poison import same
 from kernelhub.ops.attention.adapter import AttentionAdapter
 from kernelhub.ops.case import Arguments
 from kernelhub.ops.gemm.grouped.adapter import GroupedGemmAdapter
-from kernelhub.ops.graph_memory import of_graph
+from kernelhub.ops.graph_memory import captures, of_graph
 
 log = logging.getLogger("kernelhub.audit")
 
@@ -280,7 +280,7 @@ class Pending:
 
     def settle(self, device: int) -> None:
         """Compare the calls of a device whose copies are complete, without waiting for others."""
-        if not self._queues.get(device) or device in GATE.lost or torch.cuda.is_current_stream_capturing():
+        if not self._queues.get(device) or device in GATE.lost or captures():
             return
         while (one := self._next(device)) is not None:
             self._compare(one, device)
