@@ -205,7 +205,8 @@ def _with_sinks(lse: Tensor, sinks: Tensor, ends: Ends, out: Tensor) -> Tensor:
     """Work sinks into a result made without; the new LSE."""
     column = sinks.float()[:, None]
     kept = torch.sigmoid(lse - column).transpose(-1, -2)  # [B, S, H] or [T, H]
-    if ends.cu_seqlens_q is not None:
-        kept = torch.where(_within(ends.cu_seqlens_q, out.shape[0])[:, None], kept, 1.0)
-    out.mul_(kept.unsqueeze(-1))
+    if ends.cu_seqlens_q is None:
+        out.mul_(kept.unsqueeze(-1))
+    else:
+        keep_tail(out, (out * kept.unsqueeze(-1)).to(out.dtype), ends)
     return torch.logaddexp(lse, column)
