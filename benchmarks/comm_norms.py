@@ -366,6 +366,8 @@ def run(rank: int, size: int, port: int, options: argparse.Namespace) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     _ = HUB.settings
+    while options.after is not None and not options.after.exists():
+        time.sleep(0.05)
     document = about(device, size)
     document["rows"] = {}
     bench = Bench(device, size, torch.bfloat16, None)
@@ -600,6 +602,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=12, help="calls that are checked of each form")
     parser.add_argument("--against-nccl", action="store_true", help="compare with torch.distributed's results")
     parser.add_argument("--prepare", action="store_true", help="only compile what other runs measure")
+    parser.add_argument("--after", type=Path, help="measure only once there is this file, whatever wrote it")
     parser.add_argument("--json", type=Path, help="file for the results, rewritten after each size")
     parser.add_argument("--show", nargs="+", type=Path, help="print the table of such files, and measure nothing")
     options = parser.parse_args()

@@ -202,10 +202,13 @@ def main() -> None:
     parser.add_argument(
         "--kernels", nargs="+", metavar="KERNEL", choices=dispatches, help="of the dispatch; all by default"
     )
+    parser.add_argument("--after", type=Path, help="measure only once there is this file, whatever wrote it")
     options = parser.parse_args()
     rank = int(os.environ["RANK"])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl", timeout=timedelta(seconds=120))
+    while options.after is not None and not options.after.exists():
+        time.sleep(0.05)
     results: list[dict[str, Any]] = []
     about = {
         "device": torch.cuda.get_device_name(),

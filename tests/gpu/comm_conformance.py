@@ -482,23 +482,32 @@ def live(
     hidden: int,
     folder: str,
     formats: Sequence[str | None],
-    until: float,
+    limit_s: float,
+    after: Path | None,
     only: Sequence[str],
     changed: dict[str, int],
 ) -> None:
-    faulthandler.dump_traceback_later(max(1.0, until - time.monotonic() - 3.0))
     torch.set_num_threads(4)  # all cores for each of several ranks, which take turns, are slower
     torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     _ = HUB.settings
     change(op, kernel, changed)
+    torch.zeros(1, device="cuda")
+    wait_for(after)
+    faulthandler.dump_traceback_later(max(1.0, limit_s - 3.0))
     for format in formats:
         place = file_of(folder, format, rank)
         scenes = Scenes(op, kernel, rank, size, calls, most_rows, format, hidden, only)
         scenes.act(lambda answers, place=place: write(place, answers))
     dist.barrier()
     os._exit(0)
+
+
+def wait_for(file: Path | None) -> None:
+    """Until somebody has written a file: many processes import at once, and then take turns on the GPUs."""
+    while file is not None and not file.exists():
+        time.sleep(0.05)
 
 
 def change(op: str, kernel: str, changed: dict[str, int]) -> None:
@@ -522,12 +531,12 @@ def main() -> None:
     parser.add_argument("--scenes", nargs="+", default=[], help="only these")
     parser.add_argument("--change", nargs="+", default=[], help="NAME=NUMBER of the adapter's class, as early=1")
     parser.add_argument("--limit-s", type=float, default=120.0)
+    parser.add_argument("--after", type=Path, help="begin once there is this file; the limit counts from then")
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
-    until = time.monotonic() + options.limit_s
     with tempfile.TemporaryDirectory() as folder:
         given = (options.ranks, _free_port(), options.op, options.kernel, options.calls, options.most_rows)
-        given = (*given, options.hidden, folder, options.format, until)
+        given = (*given, options.hidden, folder, options.format, options.limit_s, options.after)
         changed = {name: int(value) for name, value in (one.split("=") for one in options.change)}
         given = (*given, options.scenes, changed)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
@@ -535,6 +544,8 @@ def main() -> None:
             rank.start()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # of `timeout`: what ran until then is printed
         try:
+            wait_for(options.after)
+            until = time.monotonic() + options.limit_s
             for rank in ranks:
                 rank.join(max(0.0, until - time.monotonic()))
         finally:

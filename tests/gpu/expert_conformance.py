@@ -45,6 +45,7 @@ from kernelhub.ops.comm.experts.problem import FORMATS, TOKENS
 from kernelhub.ops.comm.experts.received import Dispatched
 from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.formats import E4M3
+from tests.gpu.comm_conformance import wait_for
 from tests.runtime.expert_scenes import same, wanted_by_expert
 from tests.runtime.world import _free_port
 
@@ -416,13 +417,24 @@ class Scenes:
         self.at("end")
 
 
-def live(rank: int, size: int, port: int, folder: str, limit_s: float, pair: tuple[str, str], *of_scenes: Any) -> None:
-    faulthandler.dump_traceback_later(max(1.0, limit_s - 3.0))
+def live(
+    rank: int,
+    size: int,
+    port: int,
+    folder: str,
+    limit_s: float,
+    after: Path | None,
+    pair: tuple[str, str],
+    *of_scenes: Any,
+) -> None:
     torch.cuda.set_device(rank)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
     dist.init_process_group("nccl", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
     _ = HUB.settings
     place = Path(folder) / str(rank)
+    torch.zeros(1, device="cuda")
+    wait_for(after)
+    faulthandler.dump_traceback_later(max(1.0, limit_s - 3.0))
 
     def write(answers: dict[str, Any]) -> None:  # whole, also if the process is ended in between
         place.with_suffix(".new").write_text(json.dumps(answers))
@@ -446,17 +458,20 @@ def main() -> None:
     dtypes = [str(dtype)[6:] for dtype in TOP_K]
     parser.add_argument("--dtypes", nargs="+", choices=dtypes, default=dtypes, help="of the tokens of `exchanges`")
     parser.add_argument("--limit-s", type=float, default=240.0)
+    parser.add_argument("--after", type=Path, help="begin once there is this file; the limit counts from then")
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        given = (options.ranks, _free_port(), folder, options.limit_s, (options.dispatch, options.combine))
-        given = (*given, options.calls, options.width, options.exact, options.scenes, options.dtypes)
+        given = (options.ranks, _free_port(), folder, options.limit_s, options.after)
+        given = (*given, (options.dispatch, options.combine), options.calls, options.width, options.exact)
+        given = (*given, options.scenes, options.dtypes)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for rank in ranks:
             rank.start()
-        until = time.monotonic() + options.limit_s
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # of `timeout`: what ran until then is printed
         try:
+            wait_for(options.after)
+            until = time.monotonic() + options.limit_s
             for rank in ranks:
                 rank.join(max(0.0, until - time.monotonic()))
         finally:
