@@ -4,7 +4,8 @@
 # were not right are not timed. time.json, alternate.json, table.txt with the times of all, and logs.tgz go into $OUT; a
 # summary with the fastest forms of each size comes last.
 #
-# WHEELS is a folder with tokenspeed_deepgemm-2.5.0.post20260629 for CPython 3.12, which needs nvcc.
+# WHEELS is a folder with tokenspeed_deepgemm-2.5.0.post20260629 for CPython 3.12, which needs nvcc. ROWS=1,8,16 times these
+# numbers of rows alone.
 #
 #   OUT=FOLDER WHEELS=FOLDER scripts/few_rows_on_gpu.sh
 set -uo pipefail
@@ -22,13 +23,15 @@ mkdir -p "$notes" "$OUT" "$RESULTS"
 
 CHECKS=${CHECKS:-6}
 COMPILES=${COMPILES:-$(least $(($(nproc) * 3 / 4)) 12)}
+COMPILE_SECONDS=${COMPILE_SECONDS:-42}
+MEASURE=("$PYTHON" scripts/measure_few_rows.py --folder "$notes" --rows "${ROWS:-}")
 FORCED=${FORCED:-"64x64 p2,64x128 p2,64x128 p4,128x64 p2,128x128 p2 s2,192x128 p2 s2"}
 IFS=, read -ra forced <<<"$FORCED"
 
 check() { # PART: what a process that was stopped had not begun is done by another
     local part=$1
-    timed "check_$part" "$(least "$(left 60)" 42)" "$PYTHON" scripts/measure_few_rows.py check --part "$part/$CHECKS" --folder "$notes" && return
-    timed "check_again_$part" "$(least "$(left 55)" 18)" "$PYTHON" scripts/measure_few_rows.py check --part "$part/$CHECKS" --folder "$notes"
+    timed "check_$part" "$(least "$(left 60)" 42)" "${MEASURE[@]}" check --part "$part/$CHECKS" && return
+    timed "check_again_$part" "$(least "$(left 55)" 18)" "${MEASURE[@]}" check --part "$part/$CHECKS"
 }
 checks=()
 for ((part = 0; part < CHECKS; part++)); do
@@ -37,8 +40,8 @@ for ((part = 0; part < CHECKS; part++)); do
 done
 others=()
 for ((part = 0; part < COMPILES; part++)); do
-    timed "compile_$part" "$(least "$(left 52)" 54)" nice -n 10 "$PYTHON" scripts/measure_few_rows.py compile --part "$part/$COMPILES" \
-        --seconds "$(least "$(left 62)" 42)" --folder "$notes" &
+    timed "compile_$part" "$(least "$(left 52)" $((COMPILE_SECONDS + 12)))" nice -n 10 "${MEASURE[@]}" compile --part "$part/$COMPILES" \
+        --seconds "$(least "$(left 62)" "$COMPILE_SECONDS")" &
     others+=($!)
 done
 wait "${checks[@]}"
@@ -58,7 +61,7 @@ nvidia-smi --query-gpu=clocks.sm,power.draw --format=csv,noheader -lms 250 >"$OU
 clocks=$!
 for try in 1 2 3; do
     [ "$(left 4)" -gt 8 ] || break
-    timed "time_$try" "$(left 3)" "$PYTHON" scripts/measure_few_rows.py time --seconds "$(left 11)" --folder "$notes" --out "$RESULTS/time.json" && break
+    timed "time_$try" "$(left 3)" "${MEASURE[@]}" time --seconds "$(left 11)" --out "$RESULTS/time.json" && break
 done
 kill "$clocks" 2>/dev/null
 packed

@@ -5,7 +5,7 @@
 `check` compares small calls with the reference, with --merging in one launch; part I of N has every N-th. `compile`
 makes the kernels that `time` needs. `time`: in CUDA graphs of calls over caches of their own, medians of samples that
 alternate; each form is compared with the reference before it is timed. Ragged steps have one query of each sequence,
-and are timed beside the same step that is not ragged.
+and are timed beside the same step that is not ragged. "few" steps are timed with other numbers of parts, too.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from alternating import attempt, facts, measured, options_of
 from measure_cuda_paged import BF16, CUDA, E4M3, GPT_OSS_WINDOW, LLAMA, QWEN, TRITON, WIDE
 
 import kernelhub
+from kernelhub.backends.cuda.attention import decode
 from kernelhub.backends.cuda.attention.decode import Decode
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.arguments import Values
@@ -48,6 +49,26 @@ class TwoLaunches(Decode):
     """A second launch does."""
 
     merges = False
+
+
+def in_parts(parts: int) -> type[Decode]:
+    """The adapter whose first call of a kind, which the launcher repeats, has so many parts."""
+
+    def launch_anew(self: Any, *given: Any) -> None:
+        chosen, decode.parts_of = decode.parts_of, lambda *_: parts
+        try:
+            TwoLaunches._launch_anew(self, *given)
+        finally:
+            decode.parts_of = chosen
+
+    return type("InParts", (TwoLaunches,), {"_launch_anew": launch_anew})
+
+
+def other_parts(row: Row) -> list[int]:
+    """Some and as many of each sequence, beside those of the adapter: 264 blocks at once of 8 heads."""
+    sequences, most = len(row.lengths), 33
+    each = {most // sequences * part // 8 * sequences for part in (2, 3, 4, 5, 6, 7)}
+    return sorted({*each, most * 2 // 3, most * 2} - {0, most})
 
 
 def _mixed(sequences: int) -> tuple[int, ...]:
@@ -75,6 +96,20 @@ _SMALL = {
     "1 x 131072": (131072,),
     "64 of 256 to 8191": _mixed(64),
 }
+_FEW_KEYS = {
+    "1 x 1024": (1024,),
+    "1 x 4096": (4096,),
+    "1 x 256": (256,),
+    "1 x 9000": (9000,),
+    "2 x 1024": (1024,) * 2,
+    "4 x 1024": (1024,) * 4,
+    "8 x 512": (512,) * 8,
+    "1 x 2048": (2048,),
+    "2 x 4096": (4096,) * 2,
+    "4 x 256": (256,) * 4,
+    "8 x 2048": (2048,) * 8,
+    "1 x 16384": (16384,),
+}
 ROWS: dict[str, Row] = {
     **{f"ragged {name} bf16": Row(of, BF16, True) for name, of in _RAGGED.items()},
     **{f"small {name} bf16": Row(of, BF16, False) for name, of in list(_SMALL.items())[:4]},
@@ -82,6 +117,7 @@ ROWS: dict[str, Row] = {
     "ragged 64 x 4096 beside 64 without a query bf16": Row((4096,) * 64, BF16, True, idle=64),
     **{f"small {name} fp8": Row(of, E4M3, False) for name, of in _SMALL.items()},
     **{f"small {name} bf16": Row(of, BF16, False) for name, of in list(_SMALL.items())[4:]},
+    **{f"few {name} {of}": Row(lengths, _DTYPES[of], False) for name, lengths in _FEW_KEYS.items() for of in _DTYPES},
 }
 
 # Lengths, queries (None: one each, not ragged; a number: so many), and a bound on them.
@@ -163,7 +199,7 @@ def compile_all(only: str) -> None:
                 print(f"Error: {type(error).__name__}: {error}"[:300], flush=True)
 
 
-def timed(row: Row) -> dict[str, Any]:
+def timed(row: Row, others: bool = False) -> dict[str, Any]:
     """Calls over caches of their own, all by one block table."""
     sequences, longest = len(row.lengths), -(-max(row.lengths) // _PAGE)
     shape = (sequences * longest, _PAGE, LLAMA.num_kv_heads, LLAMA.head_dim_qk)
@@ -223,6 +259,9 @@ def timed(row: Row) -> dict[str, Any]:
             "regular": calls["two"],
         }
     calls["triton"] = functools.partial(public, empty())
+    if others:
+        for parts in other_parts(row):
+            calls[f"p{parts}"] = functools.partial(launched, in_parts(parts)(of_regular), False, empty())
     return {"calls": count, **measured(calls, count, 5.0, right)}
 
 
@@ -237,7 +276,7 @@ def time_all(options: Any) -> int:
             continue
         found: dict[str, Any] = {"case": name}
         try:
-            found |= timed(row)
+            found |= timed(row, name.startswith("few"))
         except Exception as error:
             found["error"] = f"{type(error).__name__}: {error}"[:300]
         rows[name] = found

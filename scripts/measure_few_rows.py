@@ -1,6 +1,7 @@
 """Check and time forms of `cuda.fp8_gemm` for few rows beside its others and other kernels, on one Hopper GPU.
 
     python scripts/measure_few_rows.py {check,compile,time,alternate} --folder FOLDER [--part I/N] [--seconds S]
+        [--rows ROWS,...]
 
 `time`: in CUDA graphs of two calls, medians of five samples of 2 ms that alternate, the cache not flushed; in cases
 "cold" a graph has calls with copies of b, more than L2 holds together. Each form is compared with the reference before
@@ -51,8 +52,11 @@ _COLD = tuple((rows, n, k) for rows in (128, 64) for n, k in ((2112, 7168), (716
 _L2_BYTES = 50e6
 
 
-def cases() -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """The most valuable first."""
+def cases(numbers: tuple[int, ...]) -> Iterator[tuple[str, tuple[int, int, int]]]:
+    """The most valuable first: all sizes of the first three numbers of rows come later if these are `_ROWS`."""
+    if numbers != _ROWS:
+        yield from ((f"{rows} x {n} x {k}", (rows, n, k)) for rows in numbers for n, k in SIZES)
+        return
     for at, rows in enumerate(_ROWS):
         for n, k in SIZES if at >= 3 else SIZES[:4]:
             yield f"{rows} x {n} x {k}", (rows, n, k)
@@ -156,12 +160,12 @@ def _clusters(kernel: Any, form: Form) -> str:
 # --- compile
 
 
-def compile_others(notes: Notes, part: int, parts: int, seconds: float) -> int:
+def compile_others(notes: Notes, part: int, parts: int, seconds: float, numbers: tuple[int, ...]) -> int:
     """Other kernels' calls, once: DeepGEMM's for up to 64 rows of a size apart from its others, which take longer."""
     began = time.monotonic()
-    few, many = (tuple(rows for rows in _ROWS if (rows <= 64) == small) for small in (True, False))
-    tasks = [(size, rows, (VENDOR,)) for size in SIZES for rows in (many, few)]
-    tasks += [(size, _ROWS, tuple(OTHERS)[1:]) for size in SIZES]
+    few, many = (tuple(rows for rows in numbers if (rows <= 64) == small) for small in (True, False))
+    tasks = [(size, rows, (VENDOR,)) for size in SIZES for rows in (many, few) if rows]
+    tasks += [(size, numbers, (kernel,)) for kernel in tuple(OTHERS)[1:] for size in SIZES]
     tasks.append(((7168, 2304), (4096,), ("gluon.fp8_gemm",)))
     for (n, k), of, kernels in tasks[part::parts]:
         operands = _operands(n, k, 1)
@@ -286,7 +290,7 @@ def summary_of(row: dict[str, Any]) -> str:
     return f"{row['case'].replace(' x ', 'x')}: {others} before {before}; {found}{wrong}"
 
 
-def time_forms(options: Any, notes: Notes) -> int:
+def time_forms(options: Any, notes: Notes, numbers: tuple[int, ...]) -> int:
     """All cases that were not measured before."""
     began = time.monotonic()
     path: Path = options.out
@@ -299,7 +303,7 @@ def time_forms(options: Any, notes: Notes) -> int:
     turns = options.out.with_name("alternate.json")
     if not turns.exists() and "256x128" in right_forms and (error := attempt(lambda: alternate(turns))):
         print(f"4096 x 7168 x 2304: {error}", flush=True)
-    for case, (number, n, k) in cases():
+    for case, (number, n, k) in cases(numbers):
         began_case = time.monotonic()
         if case in measured or began_case - began + longest > options.seconds:
             continue
@@ -349,7 +353,9 @@ def main() -> int:
     parser = options_of(__doc__)
     parser.add_argument("what", choices=("check", "compile", "time", "alternate"))
     parser.add_argument("--folder", type=Path, default=Path("build/few_rows"))
+    parser.add_argument("--rows", default="", help="numbers of rows in place of those of the script")
     options = parser.parse_args()
+    numbers = tuple(map(int, options.rows.split(","))) if options.rows else _ROWS
     options.folder.mkdir(parents=True, exist_ok=True)
     part, parts = map(int, options.part.split("/"))
     notes = Notes(options.folder, f"{options.what}_{part}")
@@ -357,10 +363,10 @@ def main() -> int:
     if options.what == "check":
         return check(notes, part, parts)
     if options.what == "compile":
-        return compile_others(notes, part, parts, options.seconds)
+        return compile_others(notes, part, parts, options.seconds, numbers)
     if options.what == "alternate":
         return alternate(options.out)
-    return time_forms(options, Notes(options.folder, "time"))
+    return time_forms(options, Notes(options.folder, "time"), numbers)
 
 
 if __name__ == "__main__":

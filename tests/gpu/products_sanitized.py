@@ -1,8 +1,9 @@
-"""Small calls of each form of `cuda.fp8_gemm`, for compute-sanitizer: python -m tests.gpu.products_sanitized."""
+"""Small calls of each form of `cuda.fp8_gemm`, for compute-sanitizer: python -m tests.gpu.products_sanitized [I/N]."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 
 import torch
 
@@ -27,10 +28,12 @@ def forms() -> list[Form]:
 
 
 def main() -> None:
-    for tokens, n, k, bias in ((300, 200, 400, True), (600, 384, 256, False)):
+    """The I-th of N parts of the forms; all by default."""
+    part, parts = map(int, sys.argv[1].split("/")) if sys.argv[1:] else (0, 1)
+    for tokens, n, k, bias in ((300, 200, 400, True), (600, 384, 256, False), (70, 136, 4096, True)):
         arguments = fp8_gemm_inputs(tokens=tokens, n=n, k=k, bias=bias, device="cuda")
         problem = kernelhub.fp8_gemm.explain(**arguments, backend="cuda.fp8_gemm").problem
-        for form in forms():
+        for form in forms()[part::parts]:
             made = type("Formed", (Fp8Gemm,), {"form": form})(problem)
             out = torch.full((tokens, n), torch.nan, dtype=torch.bfloat16, device="cuda")
             made.launch(*(arguments.get(name) for name in ("a", "b", "a_scale", "b_scale", "bias")), out)
