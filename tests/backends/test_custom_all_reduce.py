@@ -188,7 +188,7 @@ def test_a_library_beside_vllms_is_named(monkeypatch) -> None:
 @pytest.mark.parametrize(
     ("facets", "codes"),
     [
-        ({"message": "256KB"}, ("supported", "untrusted")),
+        ({"message": "256KB"}, ("supported", "supported")),
         ({"message": "32MB"}, ("message", "message")),
         ({"message": "32KB", "world_size": 3}, ("world_size", "world_size")),
         ({"message": "32KB", "link": "pcie", "peers": ATOMICS}, ("link", "link")),

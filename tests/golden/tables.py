@@ -108,6 +108,7 @@ PLAIN_GROUPS: dict[str, Any] = {
 
 CONNECTED: dict[str, dict[str, Any]] = {
     "2 ranks, NVLink, 256KB": {"world_size": 2, "link": "nvlink", "message": "256KB"},
+    "4 ranks, NVLink, more": {"world_size": 4, "link": "nvlink", "message": "more"},
     "8 ranks, NVLink, 8MB": {"world_size": 8, "link": "nvlink", "message": "8MB"},
     "8 ranks, NVLink, more": {"world_size": 8, "link": "nvlink", "message": "more"},
     "4 ranks, PCIe": {"world_size": 4, "link": "pcie", "peers": "access", "message": "256KB"},
@@ -161,12 +162,22 @@ PHASES: dict[str, dict[str, dict[str, Any]]] = {
         "alone": {},
         "4 ranks": {"world_size": 4},
         "4 ranks, another backend": {"world_size": 4, "group_backend": "other"},
+        "4 ranks, NVLink, 32KB": {"world_size": 4, "link": "nvlink", "message": "32KB"},
         **CONNECTED,
     },
     "all_reduce_rms_norm": {
         "alone": {},
         "4 ranks": {"world_size": 4},
         "2 ranks, NVLink, fp8 by group": {"world_size": 2, "link": "nvlink", "message": "256KB", "format": "fp8_group"},
+        **{
+            f"4 ranks, NVLink, {message}, {form}": {
+                "world_size": 4,
+                "link": "nvlink",
+                "message": message,
+                "format": form,
+            }
+            for message, form in (("32KB", "nvfp4"), ("256KB", "nvfp4"), ("8MB", "fp8_group"), ("more", "mxfp8"))
+        },
         "2 ranks, NVLink, 8 MB, nvfp4": {"world_size": 2, "link": "nvlink", "message": "8MB", "format": "nvfp4"},
         "4 ranks, NVLink, fp8 by group": {"world_size": 4, "link": "nvlink", "message": "256KB", "format": "fp8_group"},
         "4 ranks, fp8 by token": {"world_size": 4, "format": "fp8_token"},

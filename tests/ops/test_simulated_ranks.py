@@ -54,7 +54,7 @@ def test_over_nvlink_small_sums_need_no_nccl(size: int, device: str) -> None:
     for message in ("32KB", "256KB"):
         told = explained("all_reduce", device, world_size=size, link="nvlink", peers="atomics", message=message)
         # What has not run on as many ranks is not first.
-        if size == 2 and device != "B200":
+        if size in (2, 4) and device != "B200":
             assert told.selected == "cuda.one_shot"
         elif size == 8:
             assert told.selected in ("torch.symm_mem_one_shot", "torch.symm_mem_two_shot")
@@ -68,6 +68,8 @@ def test_over_nvlink_small_sums_need_no_nccl(size: int, device: str) -> None:
         ("H200", {"message": "1MB"}, "cuda.one_shot"),
         ("H200", {"message": "1MB", "dtype": "float32"}, "cuda.one_shot"),
         ("H200", {"message": "8MB"}, "triton.two_shot"),
+        ("H200", {"message": "32KB", "world_size": 4}, "cuda.one_shot"),
+        ("H200", {"message": "256KB", "world_size": 4, "dtype": "float16"}, "cuda.one_shot"),
         ("H200", {"message": "1MB", "world_size": 4}, "triton.two_shot"),
         ("H200", {"message": "32KB", "world_size": 3}, NCCL),
         ("B200", {"message": "32KB"}, "triton.one_shot"),
@@ -163,6 +165,26 @@ def test_threads_wait_for_their_elements_of_a_norm_where_that_was_faster(
 )
 def test_a_row_of_a_norm_is_a_clusters_where_that_was_faster(message: str, facets: dict[str, Any], kernel: str) -> None:
     given = {"world_size": 2, "link": "nvlink", "message": message, **facets}
+    assert explained("all_reduce_rms_norm", "H200", **given).selected == kernel
+
+
+@pytest.mark.parametrize(
+    ("message", "facets", "kernel"),
+    [
+        ("32KB", {"format": "nvfp4"}, "triton.one_shot_quant"),
+        ("256KB", {"format": "nvfp4"}, "comm_pairs.sum_then_quant"),
+        ("32KB", {"format": "fp8_group"}, "comm_pairs.sum_then_quant"),
+        ("1MB", {"format": "mxfp8"}, "comm_pairs.sum_then_quant"),
+        ("8MB", {"format": "fp8_token"}, "triton.two_shot_quant"),
+        ("32MB", {"format": "fp8_tensor"}, "triton.two_shot_quant"),
+        ("more", {"format": "nvfp4"}, "triton.two_shot_quant"),
+        ("32MB", {"format": "fp8_group", "world_size": 8}, "comm_pairs.sum_then_quant"),
+        ("32MB", {"format": "fp8_group", "hidden_size": 8320}, "comm_pairs.sum_then_quant"),
+        ("more", {}, "triton.two_shot"),
+    ],
+)
+def test_quantised_norms_of_four_ranks(message: str, facets: dict[str, Any], kernel: str) -> None:
+    given = {"world_size": 4, "link": "nvlink", "message": message, "hidden_size": 4096, **facets}
     assert explained("all_reduce_rms_norm", "H200", **given).selected == kernel
 
 

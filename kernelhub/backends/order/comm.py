@@ -4,7 +4,7 @@ Buckets of messages are those of `kernelhub.ops.comm.problem`. `benchmarks/comm.
 """
 
 from kernelhub.dispatch.order import Line, first
-from kernelhub.ops.comm.problem import BUCKETS, CLUSTERED_ROWS, NO_NVLINK, WIDE_ROWS
+from kernelhub.ops.comm.problem import BUCKETS, CLUSTERED_ROWS, NO_NVLINK, NVFP4_ROWS, WIDE_ROWS
 
 _PUSH_ONE, _PUSH_TWO, _CUDA = "triton.one_shot", "triton.two_shot", "cuda.one_shot"
 _ONE, _TWO, _NCCL = "torch.symm_mem_one_shot", "torch.symm_mem_two_shot", "torch.distributed"
@@ -12,7 +12,7 @@ _ALL = (_PUSH_ONE, _PUSH_TWO, _ONE, _TWO, _NCCL)
 _FUSED = ("flashinfer.trtllm_one_shot", "flashinfer.trtllm_two_shot")
 # They wait for a missing rank without limit: after those that do not. FlashInfer's two shots take 245 us for one row.
 _LIBRARIES = ("custom_all_reduce.vllm", *_FUSED, "custom_all_reduce.sgl_kernel")
-_REST = (*_ALL, *_LIBRARIES, _CUDA)  # the last has run on 2 ranks of Hopper only
+_REST = (*_ALL, *_LIBRARIES, _CUDA)  # the last has run on 2 and 4 ranks of Hopper only
 _QUANT, _POLLED, _CLUSTERED = "triton.one_shot_quant", "triton.one_shot_polled", "triton.one_shot_clustered"
 _TWO_QUANT, _PAIR = "triton.two_shot_quant", "comm_pairs.sum_then_quant"
 _TWO_SMALL = (_QUANT, _PUSH_TWO, _PAIR, _TWO_QUANT, _NCCL, *_FUSED)  # of norms on 2 ranks up to 1 MB, after the first
@@ -42,6 +42,13 @@ _BY_CUDA = (
     "takes 2.20, 2.42, 2.66, 2.68, 2.80, 3.22, 4.12 and 5.54 us, triton.one_shot 2.47, 2.41, 2.80, 2.84, 3.08, 3.45, "
     "4.30 and 5.72, torch's one-shot 7.6, 7.7, 7.8, 8.1, 8.9, 9.5, 11.0 and 14.6 "
     "(benchmarks/results/comm_cuda_h200.json); float16 and float32 were not timed"
+)
+_FOUR_BY_CUDA = (
+    f"in CUDA graphs on 4 NVIDIA H200, 2026-11-28, {_VERSIONS}, 1, 8, 32, 64, 128 and 256 KB: cuda.one_shot takes 2.8, "
+    "2.9, 3.1, 3.5, 4.1 and 5.3 us, triton.one_shot 2.9, 3.1, 3.4, 3.6, 4.3 and 5.7, SGLang's kernel 5.4, 5.8, 6.1, "
+    "6.4, 7.0 and 8.1, vLLM's 6.2, 6.5, 6.7, 7.1, 7.6 and 8.7, torch's one-shot 8.1, 8.6, 8.9, 9.6, 10.3 and 12.5, "
+    "NCCL 13.8, 14.6, 15.7, 15.9, 12.8 and 16.3 (benchmarks/results/comm_sums_4_ranks_h200.json); float16 and float32 "
+    "were not timed"
 )
 _QUANTISED = (
     f"in CUDA graphs on 2 NVIDIA H100, 2026-11-26, {_VERSIONS}, rows of 4096, 8 KB and 1 MB: triton.one_shot_quant "
@@ -78,8 +85,20 @@ _QUANTISED_BY_FOUR = (
     f"quantised, in CUDA graphs on 4 NVIDIA H200, 2026-11-28, {_VERSIONS}, 1, 64, 256 and 1024 rows of 7168: "
     "comm_pairs.sum_then_quant takes 5.8, 12.4, 28.3 and 96.9 us in fp8_group and 11.6, 18.7, 36.1 and 120 in nvfp4, "
     "triton.two_shot_quant 11.0, 14.2, 29.2 and 83.3, and 13.0, 15.8, 33.8 and 101, torch.distributed 66.6, 103, 186 "
-    "and 509, and 132, 184, 330 and 927 (benchmarks/results/comm_quant_pair_4_ranks_h200.json); no whole run of the "
-    "tests of triton.one_shot_quant and triton.two_shot_quant passed on 4 ranks"
+    "and 509, and 132, 184, 330 and 927 (benchmarks/results/comm_quant_pair_4_ranks_h200.json)"
+)
+_QUANTISED_BY_FOUR_MORE = (
+    f"quantised, in CUDA graphs on 4 NVIDIA H200, 2026-11-28, {_VERSIONS}, 256, 1024 and 4096 rows of 7168, and 1024 "
+    "of 4096: triton.two_shot_quant takes 29.0, 83.2, 318 and 49.5 us in fp8_token, 33.3, 97.2, 371 and 64.7 in "
+    "fp8_tensor and 28.3, 80.9, 309 and 47.8 in mxfp8, comm_pairs.sum_then_quant 28.4, 98.3, 370 and 62.4, 34.3, 109, "
+    "404 and 69.0, and 29.1, 97.8, 371 and 61.7 (benchmarks/results/comm_quant_steps_4_ranks_h200.json); fp8_group and "
+    "nvfp4: comm_quant_pair_4_ranks_h200.json, where 256 rows of 7168 in fp8_group lose 3 %; messages between 256 KB "
+    "and 1 MB gain in some sizes and lose in others, so the pair has them"
+)
+_NVFP4_OF_FOUR = (
+    f"in CUDA graphs on 4 NVIDIA H200, 2026-11-28, {_VERSIONS}, nvfp4, 1 row of 4096 and of 7168: "
+    "triton.one_shot_quant takes 8.8 and 11.1 us, the sum, then the norm 11.0 and 12.0 "
+    "(benchmarks/results/comm_quant_4_ranks_h200.json); 18 rows of 7168 lose, 23.2 and 14.4, so it ends at 32 KB"
 )
 _NORM_OF_TWO = (
     f"in CUDA graphs on 2 NVIDIA H200, 2026-11-28, {_VERSIONS}, rows of 7168: triton.one_shot takes 3.0 us for 1 row, "
@@ -285,11 +304,15 @@ ORDER = {
             Line(
                 "hopper",
                 f"4 ranks, {bucket}",
-                (_PUSH_TWO, _PUSH_ONE, _POLLED, _CLUSTERED, _PAIR, _NCCL, *_FUSED, _QUANT, _TWO_QUANT),
-                f"{_NORM_OF_FOUR}; {_QUANTISED_APART}; {_QUANTISED_BY_FOUR}",
+                (_PUSH_TWO, _PUSH_ONE, _POLLED, _CLUSTERED, *quantisers, _NCCL, *_FUSED, _QUANT),
+                f"{_NORM_OF_FOUR}; {quantised}",
             )
-            for bucket in ("1MB", "8MB", "32MB")
+            for bucket, quantisers, quantised in (
+                ("1MB", (_PAIR, _TWO_QUANT), f"{_QUANTISED_APART}; {_QUANTISED_BY_FOUR}"),
+                *((bucket, (_TWO_QUANT, _PAIR), _QUANTISED_BY_FOUR_MORE) for bucket in ("8MB", "32MB", "more")),
+            )
         ),
+        Line("hopper", NVFP4_ROWS, (_QUANT, _PAIR, _TWO_QUANT, _NCCL), _NVFP4_OF_FOUR),
     ),
     "all_reduce": (
         Line(
@@ -308,6 +331,10 @@ ORDER = {
         *(
             Line("hopper", f"2 ranks, {bucket}", first((_CUDA,), first(_FIRST[2][0][bucket], _REST)), _BY_CUDA)
             for bucket in ("32KB", "256KB", "1MB")
+        ),
+        *(
+            Line("hopper", f"4 ranks, {bucket}", first((_CUDA,), first(_FIRST[4][0][bucket], _REST)), _FOUR_BY_CUDA)
+            for bucket in ("32KB", "256KB")
         ),
     ),
 }

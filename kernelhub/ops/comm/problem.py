@@ -8,7 +8,7 @@ from typing import Any
 
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
-from kernelhub.ops.fused_quant.problem import FORMATS, FP8_GROUP, NONE, form_contradiction
+from kernelhub.ops.fused_quant.problem import FORMATS, FP8_GROUP, NONE, NVFP4, form_contradiction
 from kernelhub.ops.fused_quant.problem import complete as complete_form
 from kernelhub.ops.quant.problem import FP8_SCALES
 from kernelhub.probes.device import DeviceFacts
@@ -33,6 +33,7 @@ _LEAST_WIDE = 4096  # the narrowest rows that were timed there
 # The narrowest rows that one cluster each normalises faster, by bucket of a message of two ranks.
 _LEAST_CLUSTERED = {"32KB": 7168, "1MB": 5120}
 CLUSTERED_ROWS = {f"2 ranks, {bucket}": f"2 ranks, {bucket}, rows of clusters" for bucket in _LEAST_CLUSTERED}
+NVFP4_ROWS = "4 ranks, 32KB, nvfp4"  # of `all_reduce_rms_norm`: the form that one launch makes faster than two
 _SIZES = (2, 4, 8)  # numbers of ranks with order lines of their own
 
 
@@ -110,11 +111,13 @@ def regime(problem: Any) -> str:
 
 
 def regime_of_norm(problem: AllReduceRmsNormProblem) -> str:
-    """The same, and whether rows in 16 bits are as wide as those whose norm was timed up to 1 MB of two ranks.
+    """The same, whether rows in 16 bits are as wide as those whose norm was timed up to 1 MB of two ranks, and NVFP4.
 
     Clusters have normalised rows on GPUs only by weights of their dtype.
     """
     found = regime(problem)
+    if problem.format == NVFP4 and NVFP4_ROWS.startswith(f"{found},"):
+        return NVFP4_ROWS
     if problem.dtype == "float32" or problem.format != NONE:
         return found
     least = _LEAST_CLUSTERED.get(problem.message, 0)
@@ -180,7 +183,7 @@ ALL_REDUCE_RMS_NORM = OpRecord(
     problem=AllReduceRmsNormProblem,
     complete=complete_norm,
     contradiction=contradiction_of_norm,
-    regimes=(*REGIMES, WIDE_ROWS, *CLUSTERED_ROWS.values()),
+    regimes=(*REGIMES, WIDE_ROWS, *CLUSTERED_ROWS.values(), NVFP4_ROWS),
     regime=regime_of_norm,
 )
 REDUCE_SCATTER = OpRecord(

@@ -48,8 +48,9 @@ KERNELS = (
             verified(
                 "hopper",
                 evidence="NVIDIA H200, 2026-11-28, torch 2.11.0+cu130, two ranks over NVLink, sums by CUDA: 20 tests "
-                "passed, none failed, 2000 calls (benchmarks/results/comm_cuda_h200.json); not run with other numbers "
-                "of ranks",
+                "passed, none failed, 2000 calls (benchmarks/results/comm_cuda_h200.json); Triton 3.6.0, four ranks "
+                "over NVLink, sums by CUDA: 11 tests passed, none failed, 1000 calls "
+                "(benchmarks/results/comm_sums_4_ranks_h200.json); not run with other numbers of ranks",
             ),
             opt_in("blackwell", evidence="it has not run on a GPU"),
         ),

@@ -34,8 +34,9 @@ _STANDINGS = (
         "failed, 1000 calls each (benchmarks/results/comm_checks_h200.json); two ranks over NVLink, results made "
         "ready: 2 tests passed, none failed (benchmarks/results/comm_host_experts_h200.json); 2026-11-27, two ranks "
         "over NVLink, all scenes: 7 tests passed, none failed, and four ranks over NVLink, beside other processes: 3 "
-        "tests passed, none failed, 1000 calls each (benchmarks/results/comm_runs_h200.json); not run with other "
-        "numbers of ranks",
+        "tests passed, none failed, 1000 calls each (benchmarks/results/comm_runs_h200.json); 2026-11-28, four ranks "
+        "over NVLink, dispatches into earlier results: 3 tests passed, none failed, 500 calls "
+        "(benchmarks/results/expert_comm_formats_4_ranks_h200.json); not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
