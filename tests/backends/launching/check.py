@@ -687,7 +687,7 @@ def product_of_cuda(stub: Stub) -> None:
         will_load=lambda name: None,
         function=lambda name, device: 4323,
         allow_shared=lambda *given: None,
-        kernel=lambda *given: None,  # these scales are not turned
+        kernel=lambda *given, **options: None,  # these scales are not turned
     )
     m, n, k = 4096, 6144, 2304
     problem = Fp8GemmProblem(device=simulated("H200"), n=n, k=k)
@@ -743,8 +743,8 @@ def turned_scales_of_cuda(stub: Stub) -> None:
         allow_shared=lambda *given: None,
     )
 
-    def kernel(name: str, packing: str) -> Any:
-        launch = of_cuda.Kernel(of, name, packing, overlaps=True)
+    def kernel(name: str, packing: str, **options: Any) -> Any:
+        launch = of_cuda.Kernel(of, name, packing, overlaps=True, **options)
         return lambda device, *given: launch(0, *given)  # tensors are the CPU's
 
     m, n, k = 1024, 7168, 2304

@@ -22,7 +22,7 @@ import torch
 from kernelhub.backends.shared.launches import Shared, sequence
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.runtime import launch as runtime
-from tests.backends.launching.check import latent_decode_of_cuda, on_stub, twice
+from tests.backends.launching.check import latent_decode_of_cuda, on_stub, turned_scales_of_cuda, twice
 from tests.backends.launching.stub import ROOM, Memory, OneDevice, Stub, install, install_launcher
 
 AFTER = 2
@@ -249,6 +249,15 @@ def latent_decode(stub: Stub) -> None:
     install_launcher(stub, 1)
     before = counts()["launches"]
     latent_decode_of_cuda(stub)
+    assert counts()["launches"] == before + 2
+    assert counts()["refused"] == 0
+
+
+def turned_scales(stub: Stub) -> None:
+    """The launch that turns scales of rows for `cuda.fp8_gemm`, and the product, are a graph, too."""
+    install_launcher(stub, 1)
+    before = counts()["launches"]
+    turned_scales_of_cuda(stub)
     assert counts()["launches"] == before + 2
     assert counts()["refused"] == 0
 
@@ -499,6 +508,7 @@ SCENARIOS = (
     forks,
     bounds,
     latent_decode,
+    turned_scales,
 )
 
 

@@ -138,7 +138,8 @@ class Fp8Gemm(Fp8GemmAdapter):
     def __init__(self, problem: Fp8GemmProblem) -> None:
         super().__init__(problem)
         self._kernels: dict[Form, MappedKernel] = {}
-        self._turn = library.library(_TURN, {}, problem.device).kernel("turn_scales", _TURN_PACKING)
+        turning = library.library(_TURN, {}, problem.device)
+        self._turn = turning.kernel("turn_scales", _TURN_PACKING, may_be_graph=True)  # one graph with the product
         self._repeated = Repeated()
 
     def launch(self, a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, bias: Tensor | None, out: Tensor) -> None:
