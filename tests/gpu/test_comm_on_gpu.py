@@ -76,6 +76,7 @@ def test_with_check_unlike_ranks_raise_before_a_launch() -> None:
             assert answer["raised"].startswith("arguments_differ "), scene
             assert " on rank 0 and " in answer["raised"], scene
             assert answer["after"] == RANKS, scene
+        assert "op is all_reduce on rank 0 and all_gather on rank 1" in rank["op"]["raised"]
 
 
 def check(module: str, *names: str) -> None:

@@ -106,23 +106,33 @@ def test_a_rank_that_lacks_cuda_bindings_is_told_what_to_install(monkeypatch: py
     (rejection,) = told[1].against("cuda.one_shot")
     assert (rejection.code, "cuda-bindings" in str(rejection.remedy)) == ("package_missing", True)
 
-    store, errors = HashStore(), []
+    said = [{"op": "all_reduce", "kernel": one.selected} for one in told]
+    for message in unlike(said, monkeypatch):
+        assert "kernel is cuda.one_shot on rank 0 and triton.one_shot on rank 1" in message
+
+
+def test_ranks_that_call_other_ops_are_told_the_ops_and_not_what_else_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[dict[str, Any]] = [
+        {"op": "all_reduce", "kernel": "cuda.one_shot", "x": "bfloat16 [4, 1024]"},
+        {"op": "all_gather", "kernel": "triton.one_shot", "dtype": "bfloat16"},
+    ]
+    differ = "op is all_reduce on rank 0 and all_gather on rank 1; give all ranks the same"
+    assert unlike(said, monkeypatch) == [f"{one['op']}.prepare: {differ}" for one in said]
+
+
+def unlike(said: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The message that each of two ranks raises, which are unlike."""
+    store = HashStore()
     monkeypatch.setattr(meeting, "_store_of", lambda op, group: store)
 
-    def prepare(rank: int) -> None:
-        try:
-            meeting.meet(
-                "all_reduce", cast(Any, OneOfTwo(rank)), {"op": "all_reduce", "kernel": told[rank].selected}, 20
-            )
-        except RanksDisagree as error:
-            errors.append((error.code, error.ranks, str(error)))
+    def prepare(rank: int) -> str:
+        with pytest.raises(RanksDisagree) as raised:
+            meeting.meet(said[rank]["op"], cast(Any, OneOfTwo(rank)), said[rank], 20)
+        assert (raised.value.code, raised.value.ranks) == ("arguments_differ", (1,))
+        return str(raised.value)
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(prepare, range(2)))
-    assert len(errors) == 2
-    for code, ranks, message in errors:
-        assert (code, ranks) == ("arguments_differ", (1,))
-        assert "kernel is cuda.one_shot on rank 0 and triton.one_shot on rank 1" in message
+        return list(pool.map(prepare, range(2)))
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,16 @@ def test_with_check_each_rank_raises_before_a_launch_on_any_device(compared, nam
     assert [answer["after"] for answer in scene] == [[3.0] * 3] * SIZE
 
 
+@pytest.mark.parametrize(("name", "called"), [("op", "all_gather"), ("other op", "moe_dispatch")])
+def test_with_check_ranks_that_call_other_ops_are_told_which(compared, name: str, called: str) -> None:
+    """Also where they would run other kernels."""
+    differ = f"op is all_reduce on rank 0 and {called} on rank 1; give all ranks the same"
+    for rank, op in enumerate(("all_reduce", called, "all_reduce")):
+        answer = compared[rank][name]
+        assert (answer["code"], answer["ranks"], answer["message"]) == ("arguments_differ", [1], f"{op}: {differ}")
+        assert answer["after"] == [3.0] * 3
+
+
 def test_with_check_ranks_name_the_one_whose_arguments_were_refused(tmp_path) -> None:
     first, second, third = run_world(SIZE, unlike_scenes.refused, tmp_path)
     assert second["code"] == "refused"

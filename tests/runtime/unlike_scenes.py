@@ -35,6 +35,7 @@ def act(rank: int, size: int) -> dict[str, Any]:
         "run": lambda: plan.run(ones(4 + other)),
         "dtype": lambda: kernelhub.all_reduce(ones(4, dtype=torch.float16 if other else torch.float32), group),
         "op": lambda: (kernelhub.all_gather if other else kernelhub.all_reduce)(ones(4), group),
+        "other op": lambda: dispatched(rank, group) if other else kernelhub.all_reduce(ones(4), group),
         "norm": lambda: kernelhub.all_reduce_rms_norm(*[ones(2 + other, 8)] * 2, weight, 1e-5, group),
         "eps": lambda: kernelhub.all_reduce_rms_norm(*[ones(2, 8)] * 2, weight, 1e-5 * (1 + other), group),
         "scatter": lambda: kernelhub.reduce_scatter(ones(6 if other else 3, 2), group),
