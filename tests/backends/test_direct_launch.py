@@ -87,6 +87,7 @@ def _passes(module: str, **variables: str) -> None:
     text = SCENARIOS.with_stem(module).read_text()
     scenarios = set(re.findall(r"^def (\w+)\(stub: Stub\)", text, re.M)) - {
         "on_stub",
+        "on_stub_by_function",
         "gluon_on_stub",
         "received",
         "quantising",

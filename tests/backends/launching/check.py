@@ -10,6 +10,7 @@ import dataclasses
 import gc
 import inspect
 import itertools
+import mmap
 import struct
 import sys
 import threading
@@ -74,7 +75,7 @@ from kernelhub.ops.operands import span_of
 from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
 from kernelhub.runtime.counters import counters_of
-from tests.backends.launching.stub import Memory, OneDevice, Stub, install, install_launcher, number
+from tests.backends.launching.stub import Memory, OneDevice, Stub, addresses_of, install, install_launcher, number
 from tests.ops.test_known_calls import call_of, others_than, outcome
 
 WHOLE = 9  # calls after which the extension makes them from their arguments
@@ -112,6 +113,18 @@ def on_stub(stub: Stub, expected: list[int] | None = None) -> None:
         stub.expect(sizes if expected is None else expected)
         return direct_launch(compiled, given, sizes=lambda function, most: sizes, **options)
 
+    of_triton.direct_launch = made
+
+
+def on_stub_by_function(stub: Stub) -> None:
+    """The same where kernels differ in their parameters; of a launch that Triton makes the stub notes none."""
+
+    def made(compiled: Any, given: int, **options: Any) -> Any:
+        sizes = sizes_of(compiled, given)
+        stub.expect_of(compiled.function, sizes)
+        return direct_launch(compiled, given, sizes=lambda function, most: sizes, **options)
+
+    stub.expect([])
     of_triton.direct_launch = made
 
 
@@ -1471,7 +1484,7 @@ QUANTISED = {
 
 def collectives_again(stub: Stub) -> None:
     """A collective like one before is launched at once, until a rank is missing or its group has other memory."""
-    on_stub(stub)
+    on_stub_by_function(stub)
     runtime.recognise_in_c(runtime.native())
     groups = _groups_of_two()
     for op, adapter, good, places in _collectives():
@@ -1522,7 +1535,7 @@ def collectives_again(stub: Stub) -> None:
                     shared |= {own.turn_counters.data_ptr(), *own.turn_slots[:2]}
                 else:
                     shared |= {own.counters.data_ptr(), *own.slots[:2]}
-                addresses = {struct.unpack("<Q", value)[0] for value in again.parameters if len(value) == 8}
+                addresses = addresses_of(again)
                 assert pointers | shared <= addresses
                 scalars = [value for value in again.parameters if len(value) == 4]
                 assert scalars == [value for value in first.parameters if len(value) == 4]
@@ -1550,8 +1563,9 @@ def collectives_again(stub: Stub) -> None:
                     assert len(met) == calls
                 run(groups[1], given, bound)
                 assert len(met) > calls, "another group has other memory"
+                run(groups[1], given, bound)
                 [other] = stub.take()[-1:]
-                addresses = {struct.unpack("<Q", value)[0] for value in other.parameters if len(value) == 8}
+                addresses = addresses_of(other)
                 at = "turn_slots" if isinstance(adapter, ClusteredRmsNorm) else "slots"
                 assert set(getattr(memories[1].own, at)[:2]) <= addresses
                 assert not set(getattr(own, at)[:2]) & addresses
@@ -1568,8 +1582,9 @@ def collectives_again(stub: Stub) -> None:
                 newer = _Workspaces()
                 getattr(adapter, "parts", adapter).attach(groups[0].group_name, newer.own)
                 stub.take()
-                run(groups[0], given, bound)
-                addresses = {struct.unpack("<Q", value)[0] for value in stub.take()[-1].parameters if len(value) == 8}
+                for _ in range(2):
+                    run(groups[0], given, bound)
+                addresses = addresses_of(stub.take()[-1])
                 assert set(getattr(newer.own, at)[:2]) <= addresses, "prepared anew, over other memory"
                 memories[0] = newer
         finally:
@@ -1581,16 +1596,8 @@ def pairs_again(stub: Stub) -> None:
 
     What ends that for one of them ends it for the pair: a rank is missing, its group has other memory, other tiles.
     """
-    on_stub(stub)
+    on_stub_by_function(stub)
     runtime.recognise_in_c(runtime.native())
-
-    def made(compiled: Any, given: int, **options: Any) -> Any:
-        sizes = sizes_of(compiled, given)
-        stub.expect_of(compiled.function, sizes)  # the kernels have different ones
-        return direct_launch(compiled, given, sizes=lambda function, most: sizes, **options)
-
-    stub.expect([])
-    of_triton.direct_launch = made
     groups, memories = _groups_of_two(), [_Workspaces() for _ in range(2)]
     facets = {"device": simulated("H100"), "link": "nvlink", "peers": "atomics", "world_size": 2, "message": "32KB"}
     facets |= {"dtype": "bfloat16", "weight_dtype": "bfloat16", "hidden_size": 256, "format": "fp8_group"}
@@ -1619,9 +1626,6 @@ def pairs_again(stub: Stub) -> None:
         result = run(*(given[name] for name in names), 1e-5, groups[at], *places)
         return stub.take(), result
 
-    def addresses(launch: Any) -> set[int]:
-        return {struct.unpack("<Q", value)[0] for value in launch.parameters if len(value) == 8}
-
     def at_once(given: dict[str, Any]) -> tuple[list[Any], Any]:
         """The launches of a call that reaches no adapter."""
         before = len(met), len(ticks)
@@ -1641,11 +1645,10 @@ def pairs_again(stub: Stub) -> None:
         given = tensors()
         (first, second), _ = at_once(given)
         own = memories[0].own
-        assert {given["x"].data_ptr(), given["added"].data_ptr(), own.counters.data_ptr(), *own.slots[:2]} <= addresses(
-            first
-        )
-        assert {given[name].data_ptr() for name in given if name != "x"} <= addresses(second)
-        assert given["x"].data_ptr() not in addresses(second), "it reads the sum where the new residual goes"
+        read = {given["x"].data_ptr(), given["added"].data_ptr(), own.counters.data_ptr(), *own.slots[:2]}
+        assert read <= addresses_of(first)
+        assert {given[name].data_ptr() for name in given if name != "x"} <= addresses_of(second)
+        assert given["x"].data_ptr() not in addresses_of(second), "it reads the sum where the new residual goes"
 
         fresh = {name: given[name] for name in ("x", "residual", "weight")}
         for _ in range(8):
@@ -1662,7 +1665,7 @@ def pairs_again(stub: Stub) -> None:
             like = tensors()
             like["added"] = like[place]
             (first, second), _ = at_once(like)
-            between = addresses(first) & addresses(second) - {0}
+            between = addresses_of(first) & addresses_of(second) - {0}
             assert (like["added"].data_ptr() in between) == (place == "x"), (
                 "the residual is read after the sum is there"
             )
@@ -1670,7 +1673,7 @@ def pairs_again(stub: Stub) -> None:
         before = len(met)
         (first, _), _ = launches(given, at=1)
         assert len(met) > before, "another group has other memory"
-        assert set(memories[1].own.slots[:2]) <= addresses(first)
+        assert set(memories[1].own.slots[:2]) <= addresses_of(first)
 
         at_once(given)
         norm._repeated.clear()  # as when it has other tiles
@@ -1688,11 +1691,11 @@ def pairs_again(stub: Stub) -> None:
         newer = _Workspaces()
         total.attach(groups[0].group_name, newer.own)
         (first, _), _ = launches(given)
-        assert set(newer.own.slots[:2]) <= addresses(first), "prepared anew, over other memory"
+        assert set(newer.own.slots[:2]) <= addresses_of(first), "prepared anew, over other memory"
         for _ in range(8):
             launches(given)
         (first, _), _ = at_once(given)
-        assert set(newer.own.slots[:2]) <= addresses(first)
+        assert set(newer.own.slots[:2]) <= addresses_of(first)
 
     audited = SumThenQuant(problem)
     audited.part_bounds[:] = pair.part_bounds
@@ -1772,7 +1775,7 @@ def pair_of_cuda_sum_again(stub: Stub) -> None:
             assert fields[:3] == places
             assert fields[3:8] == (own.missing.data_ptr(), 0, own.turn_slots[1], own.turn_slots[0], 1 << 16)
             assert fields[9] == 128
-            addresses = {struct.unpack("<Q", value)[0] for value in second.parameters if len(value) == 8}
+            addresses = addresses_of(second)
             if calls[1:]:  # the first is Triton's own launch
                 assert {given[name].data_ptr() for name in given if name != "x"} <= addresses
                 assert given["x"].data_ptr() not in addresses, "it reads the sum where the new residual goes"
@@ -1786,7 +1789,7 @@ def pair_of_cuda_sum_again(stub: Stub) -> None:
 
 def exchanges_again(stub: Stub) -> None:
     """The same of a combine; the launches of a dispatch are repeated with results of its own."""
-    on_stub(stub)
+    on_stub_by_function(stub)
     runtime.recognise_in_c(runtime.native())
     (group, _), memory = _groups_of_two(), _Workspaces()
     facets = {"device": simulated("H100"), "link": "nvlink", "peers": "atomics", "world_size": 2}
@@ -1825,10 +1828,9 @@ def exchanges_again(stub: Stub) -> None:
                 assert len(anew) == 2, "a call like one before is launched at once"
                 launches = stub.take()
                 assert len(launches) == (1 if format == "tokens" else 3)
-                if format != "tokens":  # the stub knows the parameters of one function
+                if format != "tokens":  # the others are made by several launches
                     continue
-                values = [value for value in launches[0].parameters[:-2] if len(value) == 8]
-                pointers = {struct.unpack("<Q", value)[0] for value in values}
+                pointers = addresses_of(launches[0])
                 parts = [*tokens[:3], sent.x, sent.scales, sent.topk_ids, sent.topk_weights, sent.counts, sent.offsets]
                 parts += [tokens[5], *sent.handle[1:4], memory.own.counters, memory.own.missing]
                 assert {part.data_ptr() for part in parts if part is not None} <= pointers
@@ -1857,8 +1859,7 @@ def exchanges_again(stub: Stub) -> None:
                 launches = stub.take()
                 assert len(launches) == (1 if format == "tokens" else 3)
                 if format == "tokens":
-                    values = [value for value in launches[0].parameters[:-2] if len(value) == 8]
-                    pointers = {struct.unpack("<Q", value)[0] for value in values}
+                    pointers = addresses_of(launches[0])
                     parts = [*tokens[:3], *outputs_of(out), dispatch._connections.get(group).words]
                     assert {part.data_ptr() for part in parts} <= pointers
             assert not entered, "nor does one into an earlier result"
@@ -1913,7 +1914,7 @@ def exchanges_again(stub: Stub) -> None:
                     found = run(y.clone(), like, group, into)
                     assert len(met) == calls, "a call like one before reaches no adapter"
                     [one] = stub.take()
-                    pointers = {struct.unpack("<Q", value)[0] for value in one.parameters[:-2] if len(value) == 8}
+                    pointers = addresses_of(one)
                     assert {part.data_ptr() for part in (*like[1:4], found, memory.own.counters)} <= pointers
                 other = [sent.handle[0].clone(), *sent.handle[1:]]
                 other[0][4] = 3  # another number of tokens
@@ -1934,7 +1935,7 @@ def exchanges_again(stub: Stub) -> None:
 
 def into_results_again(stub: Stub) -> None:
     """A dispatch into an earlier result that comes again is made without a look-up, if nothing else decides on it."""
-    on_stub(stub)
+    on_stub_by_function(stub)
     runtime.recognise_in_c(runtime.native())
     facets = {"device": simulated("H100"), "link": "nvlink", "peers": "atomics", "world_size": 2}
     facets |= {"capacity": "few", "hidden_size": 256, "top_k": 2, "num_experts": 8}
@@ -1946,7 +1947,6 @@ def into_results_again(stub: Stub) -> None:
         return lambda *arguments: "elsewhere"
 
     for format, with_scales in (("tokens", False), ("contiguous", True), ("masked", False)):
-        on_stub(stub, None if format == "tokens" else [])  # it knows the parameters of one function
         groups, memories = _groups_of_two(), [_Workspaces(_OfStream), _Workspaces(_OfStream)]
         dtype = torch.float8_e4m3fn if with_scales else torch.bfloat16
         problem = DispatchProblem(**facets, dtype=str(dtype)[6:], format=format, scales=with_scales)
@@ -1979,8 +1979,7 @@ def into_results_again(stub: Stub) -> None:
             at_once(given, out)
             if format != "tokens":
                 return True
-            values = [value for value in stub.take()[0].parameters[:-2] if len(value) == 8]
-            return address in {struct.unpack("<Q", value)[0] for value in values}
+            return address in addresses_of(stub.take()[0])
 
         outs = [run(*tokens()) for _ in range(2)]
         for _ in range(6):
@@ -2139,10 +2138,14 @@ class _OfStream(Workspace):
 
 
 class _Workspaces:
-    """Memory of two ranks in this process."""
+    """Memory of two ranks in this process.
+
+    It is mapped, so that its addresses are above 4 GB, as a GPU's are. Triton takes the address of a slot, which it is
+    given as a number, in 4 bytes if it is below 2 GB, as the heap of a Python is that is not position-independent.
+    """
 
     def __init__(self, kind: type[Workspace] = Workspace) -> None:
-        self.memories = [torch.zeros(1 << 20, dtype=torch.uint8) for _ in range(2)]
+        self.memories = [torch.frombuffer(mmap.mmap(-1, 1 << 20), dtype=torch.uint8) for _ in range(2)]
         self.own = kind(0, self.memories[0], [memory.data_ptr() for memory in self.memories], 1 << 14)
 
 
@@ -2213,6 +2216,7 @@ def main(names: list[str]) -> None:
     for scenario in SCENARIOS:
         if not names or scenario.__name__ in names:
             scenario(stub)
+            stub.forget()
             print("passed", scenario.__name__, flush=True)
 
 

@@ -20,7 +20,7 @@ typedef struct {
 Noted noted[MOST];
 int num_noted, num_encoded, next_status, param_count, param_sizes[256];
 /* Of functions whose parameters are known: sizes, where launches of several are noted. */
-enum { MOST_FUNCTIONS = 32 };
+enum { MOST_FUNCTIONS = 256 };
 int num_known, known_counts[MOST_FUNCTIONS], known_sizes[MOST_FUNCTIONS][256];
 uint64_t known_functions[MOST_FUNCTIONS];
 uint64_t encoded_address;

@@ -21,7 +21,7 @@ from kernelhub.runtime import launch
 
 _HERE = Path(__file__).parent
 _MOST = 64
-_FUNCTIONS = 32  # whose parameters are known
+_FUNCTIONS = 256  # whose parameters are known
 ROOM = 1 << 16  # bytes of the least memory that streams keep
 AS_GRAPHS = int(os.environ.get("SEQUENCES_AS_GRAPHS", "0"))  # every scenario with graphs after so many launches
 
@@ -254,3 +254,8 @@ def install_launcher(stub: Stub, graph_after: int = 0, least: int = 2, shared: b
 def number(kind: str, value: bytes) -> Any:
     """A parameter's value, `kind` as of `struct`."""
     return struct.unpack("<" + kind, value)[0]
+
+
+def addresses_of(launch: Noted) -> set[int]:
+    """The parameters of a launch that may be addresses: those of 8 bytes."""
+    return {number("Q", value) for value in launch.parameters if len(value) == 8}

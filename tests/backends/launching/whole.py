@@ -34,7 +34,7 @@ from tests.backends.launching.check import (
     counted,
     on_stub,
 )
-from tests.backends.launching.stub import Stub, install, install_launcher
+from tests.backends.launching.stub import Stub, addresses_of, install, install_launcher
 
 E4M3 = torch.float8_e4m3fn
 
@@ -252,7 +252,7 @@ def collectives(stub: Stub) -> None:
             place = {"residual_out": "residual"}
         kinds = [good, *([_in_place(good, place)] if place else [])]
 
-        def launched(given: dict[str, Any], plan: Any = plan, reached: list[Any] = reached) -> tuple[bool, list[int]]:
+        def launched(given: dict[str, Any], plan: Any = plan, reached: list[Any] = reached) -> tuple[bool, set[int]]:
             """Whether Python saw the call, and the addresses of its launch."""
             before, counted = len(reached), plan.bound.calls
             stub.take()
@@ -261,8 +261,7 @@ def collectives(stub: Stub) -> None:
             assert all(any(one is of for of in given.values()) for one in results)
             assert plan.bound.calls == counted + 1
             [launch] = stub.take()
-            values = [value for value in launch.parameters if len(value) == 8]
-            return len(reached) > before, [struct.unpack("<Q", value)[0] for value in values]
+            return len(reached) > before, addresses_of(launch)
 
         for order in (kinds, kinds[::-1]):
             for given in order * 2:
@@ -273,7 +272,7 @@ def collectives(stub: Stub) -> None:
                 seen, addresses = launched(like)
                 assert not seen, (op.__name__, type(adapter), given is good)
                 tensors = {one.data_ptr() for one in like.values() if isinstance(one, torch.Tensor)}
-                assert tensors | {memory.own.missing.data_ptr()} <= {*addresses}
+                assert tensors | {memory.own.missing.data_ptr()} <= addresses
         if place:  # the result is in the place of another tensor than in the calls before
             other = {**good, **dict.fromkeys(list(place)[-1:], good["x"])}
             reached.clear()
