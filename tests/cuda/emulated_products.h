@@ -1,4 +1,4 @@
-// What `warp_products.h` has of instructions, on a CPU. Lanes tell each other what they hold by exchanges. A copy happens
+// What `warp_products.h` has of instructions, on a CPU. Lanes give each other what they have when they meet. A copy happens
 // when it is waited for, or at once if `emulated_early`: so both a missing wait and a place that is used too soon show.
 #pragma once
 
@@ -75,10 +75,11 @@ static inline Words read_words(u32 at) {
 static inline Words read_transposed(u32 at) {
   Words x;
   int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  auto given = emulated_meet(&at, 1);
   for (int i = 0; i < 4; i++) {
     u32 word = 0;
     for (int k = 0; k < 2; k++) {
-      u32 row = emulated_exchange(at, 8 * i + 2 * t + k);  // row 2 t + k, column g
+      u32 row = given[8 * i + 2 * t + k][0];  // row 2 t + k, column g
       u16 pair;
       memcpy(&pair, in_shared(row) + 2 * g, 2);
       word |= (u32)pair << 16 * k;
@@ -90,8 +91,9 @@ static inline Words read_transposed(u32 at) {
 static inline u32 transposed(u32 x) {
   int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   u32 made = 0;
+  auto given = emulated_meet(&x, 1);
   for (int k = 0; k < 2; k++) {  // row 2 t + k, column g
-    u32 other = emulated_exchange(x, 4 * (2 * t + k) + g / 2);
+    u32 other = given[4 * (2 * t + k) + g / 2][0];
     made |= (other >> 16 * (g % 2) & 0xFFFF) << 16 * k;
   }
   return made;
@@ -100,16 +102,16 @@ static inline float number_of(u32 pair, int half, bf16) { return widened(bf16{(u
 static inline float number_of(u32 pair, int half, f16) { return widened(f16{(u16)(pair >> 16 * half)}); }
 template <typename T> static inline void multiply(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2], T tag) {
   int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  u32 rows[2][8], columns[2][8];  // of a rows g and g + 8, of b columns 2 t and 2 t + 1: pairs of columns 0 to 15
-  for (int from = 0; from < 4; from++)
-    for (int high = 0; high < 2; high++) {
-      for (int lower = 0; lower < 2; lower++) rows[lower][high * 4 + from] = emulated_exchange(a[2 * high + lower], 4 * g + from);
-      for (int odd = 0; odd < 2; odd++)
-        columns[odd][high * 4 + from] = emulated_exchange(b[high], 4 * (2 * t + odd) + from);
+  u32 mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+  auto given = emulated_meet(mine, 6);
+  float rows[2][16], columns[2][16];  // of a rows g and g + 8, of b columns 2 t and 2 t + 1
+  for (int k = 0; k < 16; k++)
+    for (int i = 0; i < 2; i++) {
+      rows[i][k] = number_of(given[4 * g + k / 2 % 4][k / 8 * 2 + i], k % 2, tag);
+      columns[i][k] = number_of(given[4 * (2 * t + i) + k / 2 % 4][4 + k / 8], k % 2, tag);
     }
   for (int i = 0; i < 4; i++)
-    for (int k = 0; k < 16; k++)
-      d[i] += number_of(rows[i / 2][k / 2], k % 2, tag) * number_of(columns[i % 2][k / 2], k % 2, tag);
+    for (int k = 0; k < 16; k++) d[i] += rows[i / 2][k] * columns[i % 2][k];
 }
 static inline u32 permuted(u32 x, u32 selector) {
   u64 bytes = x;

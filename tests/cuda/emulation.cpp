@@ -1,9 +1,8 @@
 // The fibers of `emulation.h`. One block, or the blocks of one cluster, run at a time; each goes on until it has to wait
 // for others. Shared memory is static, so that it keeps what the block before left in it, as that of a GPU does.
-#include <setjmp.h>
+#include "fibers.h"
 #include <stdlib.h>
 #include <string.h>
-#include <ucontext.h>
 
 struct Dim {
   unsigned x;
@@ -14,32 +13,37 @@ unsigned emulated_rank, emulated_cluster;
 }
 
 namespace {
-constexpr unsigned WARP = 32, MOST = 1024, CLUSTER = 8, STACK = 1 << 16, NOBODY = 0x7FC0DEAD;  // a NaN
+constexpr unsigned WARP = 32, MOST = 1024, CLUSTER = 8, STACK = 1 << 16, WORDS = 8, NOBODY = 0x7FC0DEAD;  // a NaN
 enum State { READY, AT_SHUFFLE, AT_BARRIER, AT_CLUSTER, DONE };
 enum Fault { NONE = 0, DIVERGED = 1, TOO_MANY_THREADS = 2, NO_MEMORY = 3, NO_END = 4 };
 constexpr unsigned PATIENCE = 1 << 12;  // turns of a block in which nothing but waiting goes on
 
 struct Fiber {
-  ucontext_t context;
+  Stack stack;
   State state;
   unsigned box, from;
+  const unsigned* words;  // what it gives beside its box, if it does
+  unsigned num_words;
 };
 Fiber fibers[CLUSTER * MOST];  // block after block
-ucontext_t scheduler;
+Stack scheduler;
+unsigned given_words[CLUSTER * MOST + WARP][WORDS];  // by each thread at its last meeting
 char* stacks;
 unsigned current, first_block, advances;  // how often a thread found what it waited for
 void (*body)(const void*);
 const void* parameters;
 
 void enter() {
-  body(parameters);
-  fibers[current].state = DONE;
-  swapcontext(&fibers[current].context, &scheduler);
+  for (;;) {  // in each block after the first
+    body(parameters);
+    fibers[current].state = DONE;
+    go_on(fibers[current].stack, scheduler);
+  }
 }
 
 void wait(State at) {
   fibers[current].state = at;
-  swapcontext(&fibers[current].context, &scheduler);
+  go_on(fibers[current].stack, scheduler);
 }
 
 void resume(unsigned fiber) {
@@ -48,7 +52,7 @@ void resume(unsigned fiber) {
   threadIdx.x = fiber % blockDim.x;
   blockIdx.x = first_block + emulated_rank;
   fibers[fiber].state = READY;
-  swapcontext(&scheduler, &fibers[fiber].context);
+  go_on(scheduler, fibers[fiber].stack);
 }
 
 // Lets every fiber of one state run to its next stop, in one order or the other.
@@ -72,6 +76,11 @@ Fault shuffle(unsigned begin, unsigned end, bool backwards) {
     unsigned boxes[WARP];
     for (unsigned i = begin; i < begin + WARP; i++)
       boxes[i - begin] = i < end && fibers[i].state == AT_SHUFFLE ? fibers[i].box : NOBODY;
+    for (unsigned i = begin; i < begin + WARP; i++) {
+      bool gives = i < end && fibers[i].state == AT_SHUFFLE;
+      for (unsigned at = 0; at < WORDS; at++)
+        given_words[i][at] = gives && at < fibers[i].num_words ? fibers[i].words[at] : NOBODY;
+    }
     for (unsigned i = begin; i < end; i++)
       if (fibers[i].state == AT_SHUFFLE) fibers[i].box = boxes[fibers[i].from];
     resume_all(begin, end, AT_SHUFFLE, backwards);
@@ -105,12 +114,9 @@ Fault run_block(unsigned first, unsigned threads, bool backwards) {
 
 Fault run_cluster(unsigned blocks, unsigned threads, bool backwards) {
   for (unsigned i = 0; i < blocks * threads; i++) {
-    getcontext(&fibers[i].context);
-    fibers[i].context.uc_stack.ss_sp = stacks + (size_t)i * STACK;
-    fibers[i].context.uc_stack.ss_size = STACK;
-    fibers[i].context.uc_link = &scheduler;
-    makecontext(&fibers[i].context, enter, 0);
+    if (fibers[i].state != DONE) begin_on(fibers[i].stack, stacks + (size_t)i * STACK, STACK, enter);
     fibers[i].state = READY;
+    fibers[i].num_words = fibers[i].from = 0;
   }
   for (;;) {
     for (unsigned block = 0; block < blocks; block++) {
@@ -130,6 +136,15 @@ extern "C" void sync_cluster() { wait(AT_CLUSTER); }
 // For a thread that asks again and again for something: the others go on meanwhile.
 extern "C" void emulated_yield() { wait(READY); }
 extern "C" void emulated_found() { advances++; }
+
+extern "C" const unsigned (*emulated_meet(const unsigned* words, unsigned num))[WORDS] {
+  fibers[current].words = words;
+  fibers[current].num_words = num;
+  unsigned me = current;
+  wait(AT_SHUFFLE);
+  fibers[me].num_words = 0;
+  return given_words + (me - threadIdx.x % WARP);
+}
 
 extern "C" unsigned emulated_exchange(unsigned value, unsigned lane) {
   fibers[current].box = value;

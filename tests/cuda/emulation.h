@@ -23,6 +23,8 @@ void sync_cluster();
 void emulated_yield();
 void emulated_found();
 unsigned emulated_exchange(unsigned value, unsigned lane);
+// Up to 8 words of every lane, for all lanes until they meet again; NaN of a lane that has ended, or gives no words.
+const unsigned (*emulated_meet(const unsigned* words, unsigned num))[8];
 // Of kernels that pass values between ranks, which `ranks.cpp` runs.
 unsigned long long emulated_nanoseconds();
 void emulated_send(unsigned long long to, const unsigned* words);

@@ -4,10 +4,9 @@
 // others end. What comes next is drawn by lot: a warp runs to its next stop, or a store arrives. Stores in slots are under
 // way until then, element by element; a launch ends when all of its own have arrived. A look lets others run. Time passes
 // with each draw.
-#include <setjmp.h>
+#include "fibers.h"
 #include <stdlib.h>
 #include <string.h>
-#include <ucontext.h>
 
 #include <vector>
 
@@ -25,8 +24,8 @@ enum State { READY, AT_SHUFFLE, AT_BARRIER, DONE };
 enum Fault { NONE = 0, DIVERGED = 1, TOO_MANY = 2, NO_MEMORY = 3, STUCK = 4 };
 
 struct Fiber {
-  ucontext_t context;
-  char* stack;
+  Stack stack;
+  char* memory;
   State state;
   unsigned box, from;
 };
@@ -53,7 +52,7 @@ struct Rank {
 
 std::vector<Rank> ranks;
 Block blocks[PLACES];
-ucontext_t scheduler;
+Stack scheduler;
 Fiber* current;
 unsigned current_rank, current_place, element;
 unsigned long long now, seed, quiet;
@@ -68,13 +67,13 @@ void enter() {
   Fiber* me = current;
   body(blocks[current_place].of->parameters);
   me->state = DONE;
-  swapcontext(&me->context, &scheduler);
+  go_on(me->stack, scheduler);
 }
 
 void stop(State at) {
   Fiber* me = current;
   me->state = at;
-  swapcontext(&me->context, &scheduler);
+  go_on(me->stack, scheduler);
 }
 
 void resume(unsigned place, unsigned fiber) {
@@ -88,7 +87,7 @@ void resume(unsigned place, unsigned fiber) {
   threadIdx.x = fiber;
   blockIdx.x = in.index;
   current->state = READY;
-  swapcontext(&scheduler, &current->context);
+  go_on(scheduler, current->stack);
 }
 
 unsigned count(const Block& in, unsigned begin, unsigned end, State state) {
@@ -135,13 +134,9 @@ Fault begin_block(unsigned rank) {
   in.slow = lot(in.of->threads / WARP);
   in.fibers.resize(in.of->threads);
   for (Fiber& fiber : in.fibers) {
-    fiber.stack = (char*)malloc(STACK);
-    if (!fiber.stack) return NO_MEMORY;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack;
-    fiber.context.uc_stack.ss_size = STACK;
-    fiber.context.uc_link = &scheduler;
-    makecontext(&fiber.context, enter, 0);
+    fiber.memory = (char*)malloc(STACK);
+    if (!fiber.memory) return NO_MEMORY;
+    begin_on(fiber.stack, fiber.memory, STACK, enter);
     fiber.state = READY;
   }
   return NONE;
@@ -155,7 +150,7 @@ Fault open_barrier(unsigned place) {
     for (Fiber& fiber : in.fibers) fiber.state = READY;
   else if (there && there + count(in, 0, all, DONE) == all) return DIVERGED;
   if (count(in, 0, all, DONE) == all) {
-    for (Fiber& fiber : in.fibers) free(fiber.stack);
+    for (Fiber& fiber : in.fibers) free(fiber.memory);
     in.used = false;
     ranks[in.rank].running--;
   }

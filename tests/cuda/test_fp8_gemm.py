@@ -77,8 +77,8 @@ def built(constants: tuple[tuple[str, int], ...], fault: tuple[str, str] | None)
         (where / name).write_text((SOURCES / name).read_text())
     (where / "fp8_gemm.cpp").write_text(source + _ENTRY)
     defined = [f"-D{name}={value}" for name, value in constants]
-    flags = ("-O3", "-fno-finite-math-only", "-std=c++17", "-w", "-fPIC", "-shared")
-    command = [COMPILER.value, *flags, *defined, "-include", HERE / "emulation.h", f"-I{where}"]
+    flags = ("-O1", "-fno-finite-math-only", "-std=c++17", "-w", "-fPIC", "-shared")
+    command = [COMPILER.value, *flags, *defined, "-include", HERE / "emulation.h", f"-I{where}", f"-I{HERE}"]
     made = where / "fp8_gemm.so"
     answer = subprocess.run([*map(str, command), str(where / "fp8_gemm.cpp"), "-o", str(made)], capture_output=True)
     if answer.returncode:
@@ -166,13 +166,15 @@ TEN_STEPS = (140, 197, 1168)  # ten steps, the last of 16 columns
 FEW_STEPS = (65, 136, 144)  # two: of four parts two have none
 
 
-@pytest.mark.parametrize("form", forms(), ids=str)
-def test_each_form_gives_the_reference(form: Form) -> None:
+@pytest.mark.parametrize(("place", "form"), list(enumerate(forms())), ids=str)
+def test_each_form_gives_the_reference(place: int, form: Form) -> None:
+    """Every other one with a bias."""
+    bias = place % 2 == 0
     if form.parts > 1:
-        run(dataclasses.replace(form, stages=2), *TEN_STEPS, range(2), bias=True)  # places are loaded again
+        run(dataclasses.replace(form, stages=2), *TEN_STEPS, range(2), bias)  # places are loaded again
     else:
-        run(form, *SEVERAL, range(2))
-    run(form, *FEW_STEPS, range(2, 4), bias=True)
+        run(form, *SEVERAL, range(2), bias)
+    run(form, *FEW_STEPS, range(2, 4), bias)
 
 
 def test_what_tma_cannot_take_is_copied() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from kernelhub.backends.cuda.nvrtc import SOURCES
 from kernelhub.backends.shared.latent_rows import cut
-from tests.cuda.emulated import COMPILER, EmulatedLibrary
+from tests.cuda.emulated import COMPILER, EmulatedLibrary, folder
 
 pytestmark = pytest.mark.skipif(not COMPILER, reason="no C++ compiler")
 
@@ -58,15 +58,18 @@ EMULATED(merge, Merge)
 """
 
 
-def compiled(folder: Path, sinks: bool) -> EmulatedLibrary:
+@functools.cache
+def compiled(sinks: bool) -> EmulatedLibrary:
     """The parts of the source that have no instructions of tensor cores."""
     text = (SOURCES / "sm_90" / "mla_decode.cu").read_text()
     constants = text[text.index("constexpr int PAIR") : text.index("// --- the schedule")]
     schedule = text[text.index("// --- the schedule") : text.index("// --- shared memory")]
     merge = text[text.index("// A row of a sequence from its parts") :]
-    (folder / "formats.h").write_text((SOURCES / "formats.h").read_text())
-    (folder / "merge.cu").write_text(BEFORE + constants + schedule + merge + AFTER)
-    return EmulatedLibrary("merge.cu", {"HEADS": HEADS, "HAS_LSE": 1, "HAS_SINKS": int(sinks)}, folder)
+    place = folder() / "latent"
+    place.mkdir(exist_ok=True)
+    (place / "formats.h").write_text((SOURCES / "formats.h").read_text())
+    (place / "merge.cu").write_text(BEFORE + constants + schedule + merge + AFTER)
+    return EmulatedLibrary("merge.cu", {"HEADS": HEADS, "HAS_LSE": 1, "HAS_SINKS": int(sinks)}, place)
 
 
 def walked(library: EmulatedLibrary, lengths: torch.Tensor, parts: int, room: int) -> torch.Tensor:
@@ -89,10 +92,10 @@ LENGTHS: dict[str, tuple[int, ...]] = {
 
 @pytest.mark.parametrize("parts", [1, 5, 66, 132])
 @pytest.mark.parametrize("lengths", LENGTHS.values(), ids=LENGTHS)
-def test_each_pair_is_walked_once_and_merged(lengths: tuple[int, ...], parts: int, tmp_path: Path) -> None:
+def test_each_pair_is_walked_once_and_merged(lengths: tuple[int, ...], parts: int) -> None:
     """Every pair of pages by one program, parts of nearly equal work; and the merge gives the whole softmax."""
     sinks = torch.tensor([0.5, -math.inf]) if parts % 2 else None
-    library = compiled(tmp_path, sinks is not None)
+    library = compiled(sinks is not None)
     room, tokens, given = 8192, 3, torch.tensor(lengths, dtype=torch.int32)
     pairs = [-(-min(max(n, 0), room) // PAIR) for n in lengths]
     found = walked(library, given, parts, room)

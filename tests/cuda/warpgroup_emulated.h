@@ -6,9 +6,9 @@
 #pragma once
 #pragma push_macro("memcpy")
 #undef memcpy
+#include "fibers.h"
 #include <string.h>
 #include <sys/mman.h>
-#include <ucontext.h>
 
 #include <functional>
 #include <string>
@@ -29,8 +29,7 @@ struct TensorMap {
 // --- fibers
 
 struct Fiber {
-  ucontext_t context;
-  char* stack;
+  Stack stack;
   unsigned block, thread, arrived_in;
   bool ended;
   std::function<bool()> ready;
@@ -65,7 +64,7 @@ static std::vector<Fiber> fibers;
 static std::vector<Block> blocks;
 static std::vector<Copy> copies;
 static Fiber* now;
-static ucontext_t scheduler;
+static Stack scheduler;
 static std::string fault;
 static u64 random_state;
 static unsigned first_block, cluster_met, cluster_round;
@@ -82,7 +81,7 @@ static Block& mine() { return blocks[now->block]; }
 static void wait_until(std::function<bool()> ready) {
   if (ready() && drawn(4)) return;
   now->ready = ready;
-  swapcontext(&now->context, &scheduler);
+  go_on(now->stack, scheduler);
 }
 
 extern "C" unsigned emulated_exchange(unsigned value, unsigned lane) {
@@ -312,7 +311,7 @@ static void begin() {
   if (now->arrived_in) failed("an arrival in a cluster that is not waited for");
   store_all(*now);
   blocks[now->block].running--;
-  swapcontext(&now->context, &scheduler);
+  go_on(now->stack, scheduler);
 }
 
 static std::string launched(unsigned clusters, unsigned cluster, unsigned threads, unsigned shared_bytes, u64 seed) {
@@ -332,11 +331,9 @@ static std::string launched(unsigned clusters, unsigned cluster, unsigned thread
     for (Block& block : blocks) block.memory.assign(shared_bytes, 0x7F), block.running = threads;
     for (unsigned at = 0; at < fibers.size(); at++) {
       Fiber& fiber = fibers[at];
-      getcontext(&fiber.context);
-      fiber.context.uc_stack = {stacks[at], 0, 1 << 16};
       fiber.block = at / threads, fiber.thread = at % threads, fiber.ended = false;
       fiber.ready = [] { return true; };
-      makecontext(&fiber.context, begin, 0);
+      begin_on(fiber.stack, stacks[at], 1 << 16, begin);
     }
     unsigned left = fibers.size(), favoured = 0;
     while (left && fault.empty()) {
@@ -349,7 +346,7 @@ static std::string launched(unsigned clusters, unsigned cluster, unsigned thread
         idle = false;
         now = &fiber;
         threadIdx = {fiber.thread}, blockIdx = {of * cluster + fiber.block}, emulated_rank = fiber.block;
-        swapcontext(&scheduler, &fiber.context);
+        go_on(scheduler, fiber.stack);
         left -= fiber.ended;
         break;
       }
