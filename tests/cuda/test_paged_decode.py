@@ -13,7 +13,7 @@ import torch
 import kernelhub
 from kernelhub.backends.cuda import library
 from kernelhub.backends.cuda.attention import decode
-from kernelhub.backends.cuda.attention.decode import parts_of, tiles_of
+from kernelhub.backends.cuda.attention.decode import blocks_for_one, parts_of, tiles_of
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.arguments import Values
@@ -321,6 +321,14 @@ def test_parts_use_the_gpu_and_cut_no_more_than_they_need(num_seqs: int, inner: 
     assert parts <= most
     if parts < most:  # as many parts of each sequence, or as many sequences of each part
         assert parts % num_seqs == 0 or -(-num_seqs // parts) == -(-num_seqs // most)
+
+
+@pytest.mark.parametrize(
+    ("most", "keys", "blocks"),
+    [(264, 8 * 16384, 176), (264, 8 * 16384 + 1, 264), (264, 0, 176), (132, 8, 132), (264, 1 << 33, 264)],
+)
+def test_one_short_sequence_has_fewer_blocks_than_run_at_once(most: int, keys: int, blocks: int) -> None:
+    assert blocks_for_one(132, most, keys) == blocks
 
 
 @pytest.mark.parametrize("rows", [1, 4, 8, 9, 16, 64])

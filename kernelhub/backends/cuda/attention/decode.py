@@ -32,6 +32,10 @@ _MOST_ROWS = 1024  # that have four warps each to merge them
 # to 145, with 64 the two differ by up to 2 %, with 1 to 16 it takes 0.1 to 1.8 us more. Of 128 only those with 64 idle
 # ones were timed, where the two are level (benchmarks/results/cuda_paged_steps_h200.json).
 _SEQS_IN_ONE_LAUNCH = 128
+# One sequence of one query has four blocks for three multiprocessors, not two for each: 1 x 4096 in bfloat16 then takes
+# 0.92 of the time, 256 to 16384 keys 0.97 to 1.01 (cuda_paged_steps_h200.json, "few"). More keys, counted once
+# for each of their heads, were not timed so.
+_KEYS_OF_FEW_BLOCKS = 16384 * 8
 
 
 class Tiles(NamedTuple):
@@ -75,6 +79,11 @@ def parts_of(num_seqs: int, blocks: int, inner: int, alike: bool = True) -> int:
     if num_seqs < _MANY_SEQS or not alike:
         return most
     return parts_alike(most, num_seqs)
+
+
+def blocks_for_one(num_sms: int, most: int, keys: int) -> int:
+    """Blocks at once for one sequence of one query, of `most`; `keys`: at most so many, each head's counted."""
+    return min(most, num_sms * 4 // 3) if keys <= _KEYS_OF_FEW_BLOCKS else most
 
 
 class Kernels(NamedTuple):
@@ -178,7 +187,10 @@ class Decode(RepeatedAttention):
         kernels = self._kernels_of(tiles)
         each_kv_head = -(-rows // tiles.rows)  # tiles of a sequence
         inner = heads if ragged else heads * each_kv_head
-        parts = parts_of(step.num_seqs, tiles.blocks * problem.device.num_sms, inner, self.alike)
+        blocks = tiles.blocks * problem.device.num_sms
+        if step.num_seqs * tokens == 1:
+            blocks = blocks_for_one(problem.device.num_sms, blocks, room * heads)
+        parts = parts_of(step.num_seqs, blocks, inner, self.alike)
         slots = 2 * parts * inner * tiles.rows
         part_out = torch.empty(slots, width, dtype=torch.float32, device=q.device)
         part_lse = torch.empty(slots, dtype=torch.float32, device=q.device)
