@@ -618,6 +618,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "standing": standing,
     "serving throughput": lambda: serving_page.throughput(table, serving_page.ON_H200),
     "serving latencies": lambda: serving_page.latencies(table, serving_page.ON_H100),
+    "serving with the cuda kernel": lambda: serving_page.at_once(table, serving_page.ON_H200, machine=13),
     "serving latencies on an h200": lambda: serving_page.latencies(table, serving_page.ON_H200),
     **{
         f"{' on '.join(path.stem.rsplit('_', 1))} measured": lambda name=path.name: measured(name)

@@ -45,6 +45,22 @@ def throughput(table: Table, results: str) -> str:
     return table(("input/output tokens, clients", *(BACKENDS[name] for name in names)), rows)
 
 
+def at_once(table: Table, results: str, machine: int) -> str:
+    """Output tokens/s of the servers of one machine, each on a GPU of its own, where kernelhub's ran."""
+    rows = []
+    for (load, clients), backends in cells(results).items():
+        speeds = {
+            name: [row["output_tokens_per_s"] for row in runs if row.get("machine") == machine]
+            for name, runs in backends.items()
+        }
+        if speeds.get("CUSTOM"):
+            best = max(max(runs, default=0.0) for runs in speeds.values())
+            others = max(max(runs, default=0.0) for name, runs in speeds.items() if name != "CUSTOM")
+            shown = [" and ".join(mark(speed, best, digits=4) for speed in speeds.get(name, [])) for name in BACKENDS]
+            rows.append((f"{load}, {clients}", *shown, f"{100 * (min(speeds['CUSTOM']) / others - 1):+.1f} %"))
+    return table(("input/output tokens, clients", *BACKENDS.values(), "kernelhub and the best other run"), rows)
+
+
 def rows_by_backend(results: str) -> dict[str, Any]:
     """The results of the backends alone, by their names in the tables and in their order."""
     by_cell = cells(results)
