@@ -47,7 +47,7 @@ ONE_OF: dict[str, int] = {
     "test_is_quarantined_and_not_selected_even_if_the_vendor_is_trusted": 4,
     "tests/examples/test_copying_weights.py::test_the_best_token_is_one_of_the_context_and_a_fault_changes_it": 2,
     "tests/examples/test_serve.py::test_tokens_are_those_of_transformers": 3,
-    "tests/gluon/test_soak.py::test_draws_are_right_and_repeat": 3,
+    "tests/gluon/test_soak.py::test_draws_are_right_and_repeat": 5,
     "tests/gluon/test_soak.py::test_softcap_sinks_and_lse_over_float8": 3,
     "tests/ops/test_calls_of.py::TestEveryModel::test_a_calls_problem_is_the_needs": 6,
     "tests/ops/test_calls_of.py::TestEveryOp::test_with_features_they_are_what_is_asked_and_run": 4,

@@ -39,7 +39,9 @@ NAMED = {
     "downloads libraries": ("tests/providers",),
     "compiles or warms up more than one kernel": (
         "tests/backends/test_cpp.py::TestBuild::test_processes_that_compile_at_once_do_not_disturb_each_other",
+        "tests/backends/test_cpp.py::TestFailures::test_a_compiler_without_avx512_bf16_is_reported",
         "tests/backends/test_cpp.py::TestTargets",
+        "tests/backends/test_direct_launch.py::test_calls_of_layers",
         "tests/backends/test_direct_launch.py::test_sequences_as_graphs",
         "tests/backends/test_direct_launch.py::test_what_the_driver_receives",
         "tests/backends/test_direct_launch.py::test_whole_calls",
@@ -76,6 +78,7 @@ NAMED = {
         "tests/compat/test_transformers.py::TestRegister::test_importing_it_imports_no_transformers",
         "tests/compat/test_vllm_flashinfer.py::TestAsking::test_no_question_imports_or_connects",
         "tests/cli/test_main.py::TestImports::test_the_library_does_not_load_the_command_line",
+        "tests/cli/test_doctor.py::TestProviders::test_a_copy_inside_vllm",
         "tests/docs/test_docs.py::test_the_kernel_of_the_guide_is_found_right_and_runs",
         "tests/docs/test_verification.py::TestRecord::test_what_ran_is_noted_of_a_test",
         "tests/dispatch/test_errors.py::test_a_pool_of_processes_passes_them_on",
@@ -184,6 +187,7 @@ NAMED = {
     "repeats, measures, or is large": (
         "tests/backends/test_cudnn.py::test_warm_up_builds_the_graphs_of_all_sequences_and_lengths",
         "tests/backends/test_cutlass.py::test_sums_of_14_bits_agree_up_to_the_k_that_records_take_and_not_far_beyond",
+        "tests/backends/test_flashinfer.py::TestPlans::test_scratch_that_is_too_small_is_made_larger",
         "tests/backends/test_marlin_fp8.py::TestFloat16::test_a_packed_weight_is_traced",
         "tests/backends/test_triton_details.py::TestOneLaunch::test_what_may_not_count_is_merged_by_a_second_launch",
         "tests/cli/test_demo.py::TestChecks::test_a_prefill_that_is_checked_in_parts_is_checked_exactly",

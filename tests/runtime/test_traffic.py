@@ -49,7 +49,7 @@ class TestTraffic:
         before = kernelhub.report().work
         assert {(item.kind, item.by) for item in before} <= {("compile", "cpp")}
 
-        @settings(max_examples=400, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+        @settings(max_examples=150, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
         @given(st.sampled_from(sorted(CALLS)), st.integers(1, max(DECLARED)))
         def traffic(name: str, tokens: int) -> None:
             CALLS[name](tokens)
