@@ -64,6 +64,14 @@ class _NoTable:
         return {}
 
 
+class _OnDevices(dict[DeviceFacts, dict[Any, Any]]):
+    """What depends on devices, by device, with the last pair: a selection asks five times, mostly for one object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: tuple[DeviceFacts | None, dict[Any, Any]] = (None, {})
+
+
 class Machine:
     """The facts of this machine. Each probe runs once until `forget`.
 
@@ -79,7 +87,7 @@ class Machine:
     def __init__(self) -> None:
         # `forget` replaces these and does not clear them, since copies of `snapshot` still use them.
         self._findings: dict[Hashable, Finding] = {}
-        self._on_devices: dict[DeviceFacts, dict[Any, Any]] = {}
+        self._on_devices = _OnDevices()
         self.load_failures: Mapping[tuple[str, str], Rejection] = {}
         self._of_first_rank: Mapping[str, Any] | None = None
 
@@ -160,9 +168,14 @@ class Machine:
 
     def on(self, device: DeviceFacts) -> dict[Any, Any]:
         """The selector's cache of what depends on this machine and a device alone, until `forget`."""
-        kept = self._on_devices.get(device)
+        known = self._on_devices
+        last, of_last = known.last
+        if last is device:
+            return of_last
+        kept = known.get(device)
         if kept is None:
-            kept = self._on_devices[device] = {}
+            kept = known[device] = {}
+        known.last = device, kept
         return kept
 
     def package(self, wanted: Wanted) -> Finding:
@@ -212,7 +225,7 @@ class Machine:
 
     def forget(self) -> None:
         """Drop all findings; every probe runs again at its next use."""
-        self._findings, self._on_devices, self.load_failures = {}, {}, {}
+        self._findings, self._on_devices, self.load_failures = {}, _OnDevices(), {}
         self._of_first_rank = None
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kernelhub.dispatch.constraint import NOT_BUILT, Anything, Constraint, Rejection
+from kernelhub.dispatch.constraint import NOT_BUILT, Anything, Constraint, OneOf, Rejection
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.order import Candidates, Line, line_for, ranked
@@ -31,8 +31,10 @@ from kernelhub.dispatch.standing import (
 )
 
 OF_DEVICES = ("vendor", "capability")  # codes of rejections of a device, for every problem
+_MISSING = object()
 CONSTRAINT_ERROR = "constraint_error"  # code of a constraint that raises, or returns no Rejection
 _DEVICE = frozenset({"device"})
+_PLAIN = (str, int, bool, float, type(None))  # comparing one with a facet does not raise
 _FIX = "fix the backend that the kernel is from, or disable it"
 
 
@@ -43,11 +45,14 @@ class OnDevice(NamedTuple):
         parts: in the order of the constraints: rejections of those that read the device alone, and the constraints
             that still need the problem. A kernel for other devices has no constraints here.
         refused: whether a rejection in `parts` applies even if a user requests the kernel.
+        one_of: facets with the values that constraints in `parts` allow, of which one reason is enough that nobody
+            reads.
         standing: of the kernel on the device's family.
     """
 
     parts: tuple[Rejection | Constraint, ...]
     refused: bool
+    one_of: tuple[tuple[str, tuple[Any, ...]], ...]
     standing: Standing
 
 
@@ -115,7 +120,12 @@ def _on_device(kernel: Kernel, problem: Any, machine: Machine) -> OnDevice:
     elsewhere = any(rejection.code in OF_DEVICES for rejection in against)
     refused = any(rejection.code != NOT_BUILT for rejection in against)
     kept = tuple(against) if elsewhere else tuple(parts.values())
-    return OnDevice(kept, refused, kernel.standing_on(problem.device.family))
+    one_of = tuple(
+        (part.field, part.values)
+        for part in kept
+        if type(part) is OneOf and part.code != NOT_BUILT and all(type(value) in _PLAIN for value in part.values)
+    )
+    return OnDevice(kept, refused, one_of, kernel.standing_on(problem.device.family))
 
 
 class Inputs(NamedTuple):
@@ -150,8 +160,13 @@ class Inputs(NamedTuple):
 
 def can_run(inputs: Inputs, kernel: Kernel) -> bool:
     """Whether there is no reason against a kernel."""
-    if inputs.on_device.by_kernel[kernel].refused and not forced_past_limits(inputs, kernel):
-        return False
+    on_device, problem = inputs.on_device.by_kernel[kernel], inputs.problem
+    if not forced_past_limits(inputs, kernel):
+        if on_device.refused:
+            return False
+        for facet, values in on_device.one_of:  # most kernels fail here, without the words of a reason
+            if getattr(problem, facet, _MISSING) not in values:
+                return False
     if _distrusts(inputs, kernel):  # before the reasons, since composing the rejection's command is slow
         return False
     return next(reasons(inputs, kernel, trusted=True), None) is None

@@ -41,7 +41,10 @@ def scaling_of_form(
     if a_dtype is None:
         return next((scaling for b, scaling in _OF_WEIGHTS if b in of_b), None)
     of_a = _kinds_of_a(a_dtype, a_rank, a_last, k)
-    return next((scaling for a, b, scaling in _PAIRS if a in of_a and b in of_b), None)
+    for a, b, scaling in _PAIRS:
+        if a in of_a and b in of_b:
+            return scaling
+    return None
 
 
 def fits_b(dtype: torch.dtype, shape: Sequence[int], n: int, k: int) -> bool:
@@ -126,35 +129,47 @@ def values_of(scale: Tensor) -> Tensor:
     return scale if scale.dtype is torch.float32 else from_e8m0(scale)
 
 
-def _kinds_of_a(dtype: torch.dtype, rank: int, last: int, k: int) -> set[str]:
+def _kinds_of_a(dtype: torch.dtype, rank: int, last: int, k: int) -> list[str]:
+    kinds: list[str] = []
     if dtype not in _SCALE_TYPES or rank > 2:
-        return set()
-    kinds = set()
+        return kinds
     if dtype is torch.float32:
         if rank == 0 or (rank == 1 and last == 1):
-            kinds.add("tensor")
+            kinds.append("tensor")
         if rank == 1 or (rank == 2 and last == 1):
-            kinds.add("rows")
-    if rank == 2 and last == blocks(k, 128):
-        kinds.add("128")
-    if rank == 2 and last == blocks(k, 32) and dtype is not torch.float32:
-        kinds.add("32")
+            kinds.append("rows")
+    if rank == 2:
+        if last == -(-k // 128):
+            kinds.append("128")
+        if last == -(-k // 32) and dtype is not torch.float32:
+            kinds.append("32")
     return kinds
 
 
-def _kinds_of_b(dtype: torch.dtype, shape: Sequence[int], n: int, k: int) -> set[str]:
-    if dtype not in _SCALE_TYPES:
-        return set()
-    kinds, shape = set(), tuple(shape)
-    if dtype is torch.float32:
-        if shape in ((), (1,), (1, 1)):
-            kinds.add("tensor")
-        if shape in ((n,), (n, 1), (1, n)):
-            kinds.add("rows")
-    if shape == (blocks(n, 128), blocks(k, 128)):
-        kinds.add("128x128")
-    if shape == (n, blocks(k, 128)):
-        kinds.add("1x128")
-    if shape == (n, blocks(k, 32)) and dtype is not torch.float32:
-        kinds.add("32")
+def _kinds_of_b(dtype: torch.dtype, shape: Sequence[int], n: int, k: int) -> list[str]:
+    kinds: list[str] = []
+    rank = len(shape)
+    if dtype not in _SCALE_TYPES or rank > 2:
+        return kinds
+    of_floats = dtype is torch.float32
+    if rank < 2:
+        size = shape[0] if rank else 1
+        if of_floats and size == 1:
+            kinds.append("tensor")
+        if of_floats and rank and size == n:
+            kinds.append("rows")
+        return kinds
+    rows, columns = shape
+    if of_floats:
+        if rows == columns == 1:
+            kinds.append("tensor")
+        if (rows == n and columns == 1) or (rows == 1 and columns == n):
+            kinds.append("rows")
+    if columns == -(-k // 128):
+        if rows == -(-n // 128):
+            kinds.append("128x128")
+        if rows == n:
+            kinds.append("1x128")
+    if not of_floats and rows == n and columns == -(-k // 32):
+        kinds.append("32")
     return kinds

@@ -138,9 +138,13 @@ def bind(
         limit: float,
         max_tokens: int | None,
         out: Tensor | None,
+        checked: bool = False,
     ) -> Tensor:
+        """`checked`: the call was checked, and this function made for it."""
         scales = (w13_scale, w2_scale, w13_global_scale, w2_global_scale, w13_bias, w2_bias)
         given = operands_of(x, w13, w2, topk_weights, topk_ids, scales, alpha, limit, out)
+        if checked:
+            return launched(given, resolved(NAME, group), activation, activation_dtype, max_tokens)
         pg = check(given, group, activation, activation_dtype, max_tokens)
         if x.get_device() != device:
             there: Tensor = elsewhere(x.get_device())(
@@ -152,10 +156,16 @@ def bind(
             got, wanted = getattr(mine, name), getattr(problem, name)
             if got != wanted:
                 refuse(NAME, "x", f"and the other arguments make {name} {got}", f"the plan is for {wanted}")
+        return launched(given, pg, activation, activation_dtype, max_tokens)
+
+    def launched(
+        given: Operands, pg: ProcessGroup, activation: str, activation_dtype: Any, max_tokens: int | None
+    ) -> Tensor:
+        out = given.out
         if out is None:
-            out = torch.empty_like(x, memory_format=torch.contiguous_format)
+            out = torch.empty_like(given.x, memory_format=torch.contiguous_format)
         if compare is not None:
-            compare(pg, statement(x, w13, topk_weights, activation, activation_dtype, max_tokens))
+            compare(pg, statement(given.x, given.w13, given.topk_weights, activation, activation_dtype, max_tokens))
         tick()
         try:
             launch(layer_of(given, max_tokens), out, pg)
@@ -168,7 +178,7 @@ def bind(
 
 
 def statement(
-    x: Tensor, w13: Tensor, topk_weights: Tensor, activation: str, activation_dtype: Any, max_tokens: int | None
+    x: Tensor, w13: Any, topk_weights: Tensor, activation: str, activation_dtype: Any, max_tokens: int | None
 ) -> dict[str, Any]:
     """What of a call must be equal on all ranks, as plain values."""
     return {
@@ -331,10 +341,12 @@ def expert_parallel_moe(
     except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
         check(given, group, activation, activation_dtype, max_tokens)
         raise
+    arguments: tuple[Any, ...] = (x, w13, w2, topk_weights, topk_ids, group, activation, activation_dtype)
+    arguments += (*scales, alpha, limit, max_tokens, out)
     if run is None:
         check(given, group, activation, activation_dtype, max_tokens)
         run = _op.decide(key, x.get_device(), backend)
-    result: Tensor = run(
-        x, w13, w2, topk_weights, topk_ids, group, activation, activation_dtype, *scales, alpha, limit, max_tokens, out
-    )
+        if not isinstance(backend, DryRun):
+            arguments += (True,)  # it was checked
+    result: Tensor = run(*arguments)
     return result
