@@ -93,7 +93,8 @@ def report(rank: int, how: str, out: Tensor, want: Tensor) -> None:
     """The largest difference from the experts of one process; both round to bfloat16."""
     error = float((out.float() - want.float()).abs().max() / want.float().abs().max())
     assert error < 2.0**-6, error
-    print(f"rank {rank}: {len(out)} tokens {how}: differs by {error:.1e} of the largest element", flush=True)
+    line = f"rank {rank}: {len(out)} tokens {how}: differs by {error:.1e} of the largest element\n"
+    print(line, end="", flush=True)  # in one write, since the ranks print at once
 
 
 def main() -> None:

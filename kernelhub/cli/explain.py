@@ -57,6 +57,10 @@ def show_selection(
     """The problem, the selected kernel, what decided, and every other kernel with its first reason, or with all."""
     console.heading(f"{selection.op} on {selection.problem.device}: {selection.selected or 'no kernel can run this'}")
     said = [("decided by", f"{selection.source}, {selection.because}")]
+    if selection.steps:
+        said.append(("steps", "; ".join(selection.steps)))
+        said.append(("", "each op selects its own kernel; a prepared plan names it in `plan.parts`"))
+    said += [(part.op, f"{part.selected}: {part.because.partition(': ')[0]}") for part in selection.parts]
     said += [("overruled", sentence) for sentence in selection.overruled]
     if selection.faster:
         said.append(("faster", selection.faster[0].hint))

@@ -14,17 +14,19 @@ _TEXT_OR_NULL = (str, None)
 _NUMBER_OR_NULL = (float, None)
 _FACETS = {str: (str, bool, float, None)}
 _REASON = {"code": str, "reason": str, "remedy": str}
-_SELECTION = {
+_PART = {
     "op": str,
     "problem": _FACETS,
     "selected": _TEXT_OR_NULL,
     "source": str,
     "because": str,
     "assumed?": str,
+    "steps?": [str],
     "overruled?": [str],
     "weights?": {"layout": str, "reads": [str], "packs_to": _TEXT_OR_NULL, "needs_packing": bool},
     "decisions": [{"kernel": str, "accepted": bool, **_REASON, "ahead?": bool, "also?": [_REASON]}],
 }
+_SELECTION = {**_PART, "parts?": [_PART]}
 _RECORD = {
     "op": str,
     "kernel": str,

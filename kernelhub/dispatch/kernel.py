@@ -66,6 +66,8 @@ class Kernel:
         configurable: the adapter is a `Configurable`, whose sizes `kernelhub tune` measures.
         parts: of a kernel that is made of other ops: for a problem, these ops with their problems. Each selects its own
             kernel, and the record rejects a problem for which one has none.
+        steps: of a kernel that calls other ops: these, and what it converts between them, in order, as `explain` shows
+            them. A step begins with the name of its op.
         source: origin of the algorithm or library.
         standings: evidence for the kernel by family of devices; on a family that none names it is untested.
     """
@@ -86,6 +88,7 @@ class Kernel:
     compiles_sizes: bool = False
     configurable: bool = False
     parts: Callable[[Any], tuple[tuple[str, Any], ...]] | None = None
+    steps: tuple[str, ...] = ()
     source: str = ""
     standings: tuple[Standing, ...] = ()
 

@@ -157,6 +157,11 @@ class Selection(Generic[ProblemT]):
         return self.kernel.name if self.kernel else None
 
     @property
+    def steps(self) -> tuple[str, ...]:
+        """The ops that the kernel calls and what it converts between them; empty for a kernel of its own."""
+        return self.kernel.steps if self.kernel else ()
+
+    @property
     def weights(self) -> str | None:
         """The layout of the weights and those that the kernel reads, as a sentence; None for ops without packing."""
         given = getattr(self.problem, WEIGHT_LAYOUT, None)
@@ -172,7 +177,7 @@ class Selection(Generic[ProblemT]):
         """Plain values for JSON.
 
         The keys are ``op``, ``problem``, ``selected``, ``source``, ``because`` and ``decisions``, and where they apply
-        ``assumed``, ``parts``, ``overruled`` and ``weights``.
+        ``assumed``, ``steps``, ``parts``, ``overruled`` and ``weights``.
         """
         weights: dict[str, Any] = {}
         if self.kernel is not None and hasattr(self.problem, WEIGHT_LAYOUT):
@@ -189,6 +194,7 @@ class Selection(Generic[ProblemT]):
             "source": self.source,
             "because": self.because,
             **({"assumed": self.assumed} if self.assumed else {}),
+            **({"steps": list(self.steps)} if self.steps else {}),
             **({"parts": [part.to_dict() for part in self.parts]} if self.parts else {}),
             **({"overruled": list(self.overruled)} if self.overruled else {}),
             **weights,
@@ -198,6 +204,7 @@ class Selection(Generic[ProblemT]):
     def __str__(self) -> str:
         who = f"{self.selected}, decided by {self.source}" if self.selected else f"no kernel: {self.because}"
         lines = [f"{self.op} on {self.problem.device}: {who}", *([f"  {self.weights}"] if self.weights else [])]
+        lines += [f"  steps: {'; '.join(self.steps)}"] if self.steps else []
         lines += [f"  {part.op} by {part.selected}: {part.because}" for part in self.parts]
         lines += [f"  assumed: {self.assumed}"] if self.assumed else []
         lines += [f"  {sentence}" for sentence in self.overruled]

@@ -105,6 +105,8 @@ SIMULATED = {
 }
 
 
+# A GPU beside a Grace CPU is of the same architecture as the one that is sold alone, and selects as that.
+_WITH_GRACE = {"GH200": "H100", "GB200": "B200", "GB300": "B300"}
 _AMD_BY_ARCH = {
     "gfx942": SIMULATED["MI300X"],
     "gfx950": DeviceFacts("a gfx950 GPU", "cuda", "amd", "gfx950", (9, 5), 256, 65536, simulated=True),
@@ -129,7 +131,7 @@ def simulated(device: str) -> DeviceFacts:
         ValueError: the name is none of these; the message lists the known names.
     """
     key = re.sub(r"[\s_-]", "", device).upper()
-    product = SIMULATED.get(key) or _by_full_name(device)
+    product = _product(key) or _by_full_name(device)
     if product is not None:
         return product
     if key.lower() in _AMD_BY_ARCH:
@@ -139,13 +141,18 @@ def simulated(device: str) -> DeviceFacts:
         capability = (int(arch[1]), int(arch[2]))
         if capability in _CAPABILITIES or capability[0] > max(_CAPABILITIES)[0]:
             return dataclasses.replace(_nvidia(f"an sm_{arch[1]}{arch[2]} GPU", capability, num_sms=100))
-    known = [*SIMULATED, *_AMD_BY_ARCH, *(f"sm_{major}{minor}" for major, minor in _CAPABILITIES)]
+    known = [*SIMULATED, *_WITH_GRACE, *_AMD_BY_ARCH, *(f"sm_{major}{minor}" for major, minor in _CAPABILITIES)]
     by_letters = {re.sub(r"[\s_-]", "", name).upper(): name for name in known}
     close = difflib.get_close_matches(key, by_letters, n=1, cutoff=0.5)
     meant = f" (did you mean {by_letters[close[0]]}?)" if close else ""
     raise ValueError(
         f"unknown device {device!r}{meant}; known: {', '.join(SIMULATED)}, or an architecture such as sm_90 or gfx942"
     )
+
+
+def _product(key: str) -> DeviceFacts | None:
+    alone = _WITH_GRACE.get(key)
+    return SIMULATED.get(key) if alone is None else dataclasses.replace(SIMULATED[alone], name=f"NVIDIA {key}")
 
 
 def _by_full_name(device: str) -> DeviceFacts | None:
@@ -155,7 +162,7 @@ def _by_full_name(device: str) -> DeviceFacts | None:
         return None
     words = [word for word in words if word not in ("GEFORCE", "INSTINCT", "TESLA")]
     for count in (1, 2):
-        product = SIMULATED.get("".join(words[:count]))
+        product = _product("".join(words[:count]))
         if product is not None:
             return product
     return None

@@ -98,3 +98,16 @@ def test_the_parameter_is_named(parameter: str, changes: dict[str, Any], words: 
     with pytest.raises(InvalidArgument, match=words) as caught:
         kernelhub.expert_parallel_moe(**parallel_inputs(**SMALL) | changes)
     assert caught.value.parameter == parameter or parameter == "x"
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_explain_names_the_steps_that_a_plan_runs(pair: Any) -> None:
+    blocks = {"hidden_size": 128, "intermediate_size": 128, "weights": "fp8_block", "activation_dtype": "fp8_block"}
+    given = parallel_inputs(**SMALL | (blocks if pair.float8 else {}))
+    kernel = f"moe_pairs.{pair.name}"
+    explained = kernelhub.expert_parallel_moe.explain(**given, backend=kernel)
+    plan = kernelhub.expert_parallel_moe.prepare(**given, backend=kernel)
+    assert [step.split()[0].rstrip(",") for step in explained.steps] == [part.step for part in plan.parts]
+    assert f"moe_dispatch in format {pair.format}" in explained.steps
+    assert explained.to_dict()["steps"] == list(explained.steps)
+    assert f"steps: {'; '.join(explained.steps)}" in str(explained)

@@ -258,6 +258,28 @@ def test_in_a_pipe_it_is_plain_and_complete(ask_shell):
     assert "--all lists every kernel" in answer.out
 
 
+class TestKernelsOfOtherOps:
+    def test_the_parts_of_a_sum_with_a_quantised_norm_are_shown(self, ask):
+        facets = ("--world-size", "2", "--link", "nvlink", "--message", "256KB", "--hidden-size", "8320")
+        words = ("explain", "all_reduce_rms_norm", "--device", "H200", *TRITON, *facets, "--format", "fp8_group")
+        answer = ask(*words)
+        assert answer.row("all_reduce").split(maxsplit=1)[1].startswith("triton.one_shot: fastest supported kernel")
+        assert answer.row("rms_norm_quant").split(maxsplit=1)[1].startswith("triton.rows: fastest supported kernel")
+        parts = ask(*words, "--json").json["parts"]
+        assert [(part["op"], part["selected"]) for part in parts] == [
+            ("all_reduce", "triton.one_shot"),
+            ("rms_norm_quant", "triton.rows"),
+        ]
+
+    def test_the_steps_of_a_pair_are_shown_with_the_converters_between_them(self, ask):
+        words = ("explain", "expert_parallel_moe", "--device", "H200", "--world-size", "4", "--weights", "fp8_block")
+        answer = ask(*words, "--activation-dtype", "fp8_block", "--backend", "moe_pairs.masked_fp8")
+        steps = answer.row("steps").split(maxsplit=1)[1]
+        assert "moe_dispatch in format masked; grouped_gemm by w13; silu_and_mul of gate and up, in torch" in steps
+        assert steps.endswith("moe_combine, which applies the weights of the router and sums")
+        assert "\nsteps " not in ask("explain", "moe_dispatch", "--device", "H200", *TRITON).out
+
+
 class TestWeights:
     def test_the_selection_says_how_weights_are_taken(self, ask):
         answer = ask("explain", "fp4_gemm", "--device", "H200", *TRITON)

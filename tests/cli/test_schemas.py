@@ -33,6 +33,8 @@ ASKED = (
     "explain attention --device H200 --all",
     "explain attention --backend flashinfer --device CPU",
     "explain fp8_gemm --device B200 --packing",
+    "explain all_reduce_rms_norm --device CPU --format fp8_group --backend comm_pairs.sum_then_quant",
+    "explain expert_parallel_moe --device H200 --world-size 4",
     "info triton.split_kv",
     "lock --model llama-3.1-8b --device H200 --out FOLDER/lock.json",
     "lock --check FOLDER/lock.json --device H200 --with triton=3.5.0",

@@ -186,6 +186,13 @@ def test_a_format_that_the_expert_kernel_does_not_take_is_named() -> None:
     sent = kernelhub.moe_dispatch(**tokens(), format="masked")
     with pytest.raises(InvalidArgument, match="x"):
         kernelhub.fused_moe(sent.x, z(8, 64, 130), z(8, 130, 32), z(4, 2), z(4, 2).int())
+    for format in ("contiguous", "masked"):
+        sent = kernelhub.moe_dispatch(**tokens(), format=format)
+        with pytest.raises(InvalidArgument, match=r"topk_weights is None; .*grouped_gemm takes rows that are sorted"):
+            kernelhub.fused_moe(sent.x, z(8, 64, 130), z(8, 130, 32), sent.topk_weights, sent.topk_ids)
+    sent = kernelhub.moe_dispatch(**tokens(), format="tokens")
+    with pytest.raises(InvalidArgument, match="offsets and group_sizes are both missing"):
+        kernelhub.grouped_gemm(sent.x, z(8, 64, 130), offsets=sent.offsets)
 
 
 @pytest.mark.parametrize("op", ["moe_dispatch", "moe_combine"])

@@ -47,6 +47,25 @@ class Pair(NamedTuple):
     float8: bool
     use: str
 
+    @property
+    def steps(self) -> tuple[str, ...]:
+        """What the pair runs: its ops, and the converters between them."""
+        of_tokens, of_inner = (
+            ((f"quantize_fp8 of {what}, in blocks of 1 x 128",) if self.float8 else ())
+            for what in ("the tokens", "silu(gate) * up")
+        )
+        dispatch = (*of_tokens, f"moe_dispatch in format {self.format}")
+        if self.experts == FUSED_MOE:
+            return (*dispatch, "fused_moe, which applies the weights of the router", "moe_combine, which sums")
+        return (
+            *dispatch,
+            "grouped_gemm by w13",
+            "silu_and_mul of gate and up, in torch",
+            *of_inner,
+            "grouped_gemm by w2",
+            "moe_combine, which applies the weights of the router and sums",
+        )
+
 
 PAIRS = (
     Pair("tokens", "Tokens", TOKENS, FUSED_MOE, FORMATS, (), False, "every format of weights"),
@@ -102,6 +121,7 @@ def _record(pair: Pair) -> Kernel:
         features=frozenset({*(f"activation={name}" for name in ACTIVATIONS[1:]), "w13_bias", "w2_bias"})
         if by_tokens
         else frozenset(),
+        steps=pair.steps,
         standings=(_CPU, _GPU),
     )
 

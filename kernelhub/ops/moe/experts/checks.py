@@ -64,6 +64,8 @@ class Operands(NamedTuple):
 WEIGHTS = tuple(side + part for part in ("", "_scale", "_global_scale", "_bias") for side in ("w13", "w2"))
 _TENSORS = tuple(name for name in Operands._fields if name not in ("alpha", "limit"))
 _NEEDED = ("x", "w13", "w2", "topk_weights", "topk_ids")
+# What `moe_dispatch` leaves out in its formats per expert.
+_ROUTING = {"topk_weights": "float32 [T, top_k]", "topk_ids": "int32 [T, top_k]"}
 _MOST_OF_AN_EXPERT = 2**31 - 1  # elements that kernels find by 32-bit numbers
 
 
@@ -77,6 +79,9 @@ def check(given: Operands, activation: Any, activation_dtype: Any, on_input: Any
     _check_packed(given)
     for parameter in _TENSORS:
         tensor = getattr(given, parameter)
+        if tensor is None and parameter in _ROUTING:
+            fix = f"give {_ROUTING[parameter]}; grouped_gemm takes rows that are sorted by expert"
+            refuse(parameter, "is None", fix)
         if (tensor is not None or parameter in _NEEDED) and not isinstance(tensor, PackedWeight):
             check_operand(NAME, parameter, tensor)
     weights = _check_shapes(given)
