@@ -198,6 +198,15 @@ def test_quantised_norms_of_four_ranks(message: str, facets: dict[str, Any], ker
     assert explained("all_reduce_rms_norm", "H200", **given).selected == kernel
 
 
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize("size", [3, 8])
+def test_norms_over_peer_memory_are_requested_where_they_have_not_run(size: int, device: str) -> None:
+    for message in ("32KB", "1MB", "32MB"):
+        told = explained("all_reduce_rms_norm", device, world_size=size, link="nvlink", message=message)
+        assert told.selected == NCCL
+        assert not told.against("triton.one_shot"), "a request selects it"
+
+
 @pytest.mark.parametrize(("message", "kernel"), [("32KB", "triton.one_shot"), ("1MB", "triton.one_shot_polled")])
 def test_no_row_is_a_clusters_where_its_bits_must_not_depend_on_the_batch(message: str, kernel: str) -> None:
     with kernelhub.use(batch_invariant=True):

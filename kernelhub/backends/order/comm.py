@@ -230,6 +230,7 @@ _NORM_OF_FOUR = (
     "166 and 553 (benchmarks/results/comm_parts_4_ranks_h200.json); FlashInfer's one-shot took 14.6 for 1 MB "
     "(benchmarks/results/comm_4_ranks_h200.json)"
 )
+_NORM_APART = "norms over peer memory have run on 2 and 4 ranks only (benchmarks/results/comm_4_ranks_h200.json)"
 
 ORDER = {
     "expert_parallel_moe": (Line("*", "*", _PAIRS, _LAYERS),),
@@ -273,6 +274,11 @@ ORDER = {
             "with the norm 30.2, 50.7, 156 and 516; on 2 H100 triton.one_shot_quant takes 4.2 to 4.9 for 8 KB and "
             "7.2 to 7.9 for 1 MB, Triton's one-shot 3.7 and 6.6 (benchmarks/results/comm_quant_h100.json); "
             f"{_QUANTISED_PAIR}; {_QUANTISED_APART}; {_QUANTISED_BY_FOUR}",
+        ),
+        *(
+            Line("*", f"{ranks} ranks, {bucket}", (_PAIR, _NCCL, *_TWO_LARGE, *_FUSED, _QUANT, _TWO_QUANT), _NORM_APART)
+            for ranks in ("8", "other")
+            for bucket in BUCKETS
         ),
         *(
             Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _POLLED, _CLUSTERED, *_TWO_SMALL), evidence)
