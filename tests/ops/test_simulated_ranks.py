@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,6 +14,7 @@ import kernelhub
 from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import RanksDisagree
 from kernelhub.ops.comm import group as meeting
+from kernelhub.ops.comm.problem import BUCKETS
 
 LIBRARIES = {"triton": "3.6.0", "flashinfer": "0.6.18", "deep_ep": "1.2.1", "deep_ep_cpp": "1.2.1", "cuda": "13.0.0"}
 MACHINE = SimulatedMachine(LIBRARIES)
@@ -235,3 +238,25 @@ def test_over_nvlink_tokens_are_pushed_where_that_has_run(size: int, device: str
 def test_over_pcie_nccl_sums_even_with_atomics(size: int) -> None:
     told = explained("all_reduce", "L40S", world_size=size, link="pcie", peers="atomics", message="32KB")
     assert told.selected == NCCL
+
+
+def rows_of_the_page() -> list[tuple[str, int, list[str]]]:
+    """Op with its facets, number of ranks and kernels of the table of docs/communication.md."""
+    page = (Path(__file__).parents[2] / "docs" / "communication.md").read_text()
+    table = page.partition("## What is selected\n")[2].partition("\n- ")[0]
+    rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("| `")]
+    return [
+        (row[0].strip(), int(ranks), [cell.strip(" `") for cell in row[2 : 2 + len(BUCKETS)]])
+        for row in rows
+        for ranks in row[1].split(",")
+    ]
+
+
+@pytest.mark.parametrize(("op", "ranks", "kernels"), rows_of_the_page())
+def test_the_table_of_the_page_is_what_is_selected(op: str, ranks: int, kernels: list[str]) -> None:
+    name, *more = re.findall(r"`(\w+)`", op)
+    facets: dict[str, Any] = {"world_size": ranks, "link": "nvlink", **({"format": more[0]} if more else {})}
+    if width := re.search(r"rows of (\d+)", op):
+        facets["hidden_size"] = int(width[1])
+    for message, kernel in zip(BUCKETS, kernels, strict=True):
+        assert explained(name, "H200", message=message, **facets).selected == kernel, message
