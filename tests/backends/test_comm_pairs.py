@@ -117,9 +117,9 @@ def test_a_kernel_of_its_own_has_no_parts() -> None:
     ("facets", "total"),
     [
         ({"world_size": 2, "link": "nvlink", "message": "8MB", "hidden_size": 8320}, "triton.two_shot"),
-        ({"world_size": 4, "link": "nvlink", "message": "32KB"}, "triton.one_shot"),
-        ({"world_size": 4, "link": "nvlink", "message": "8MB"}, "triton.two_shot"),
-        ({"world_size": 4, "link": "nvlink", "message": "more"}, "torch.distributed"),
+        ({"world_size": 4, "link": "nvlink", "message": "256KB"}, "triton.one_shot"),
+        ({"world_size": 4, "link": "nvlink", "message": "8MB", "hidden_size": 8320}, "triton.two_shot"),
+        ({"world_size": 4, "link": "nvlink", "message": "more", "hidden_size": 8320}, "torch.distributed"),
         ({"world_size": 3, "link": "nvlink", "message": "32KB"}, "torch.distributed"),
         ({"world_size": 8, "link": "pcie", "message": "1MB"}, "torch.distributed"),
         ({"world_size": 16, "link": "network"}, "torch.distributed"),
