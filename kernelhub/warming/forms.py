@@ -3,8 +3,8 @@
 ===========================  =======================================================================================
 what may differ              forms that are prepared
 ===========================  =======================================================================================
-rows of a product            few and many, whatever the phase: a batch of 512 is decoded with many; of `fp4_gemm` few,
-                             some and many
+rows of a product            few and many, whatever the phase: a batch of 512 is decoded with many; of `fp4_gemm` and
+                             `fp8_gemm` few, some and many
 tokens of experts            few and many; on a CPU one call has many, if the token counts are the default ones
 a ragged batch's longest     unset, 1, 2 to 16 (with 2, 4, 8 and 16, which select tiles), and more
 scales of a block-scaled a   row by row, and column by column; `quantize_fp8` in groups writes both
@@ -29,6 +29,7 @@ from dataclasses import replace
 from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.problem import ANY, FEW, LENGTHS, MANY, ONE
 from kernelhub.ops.gemm.fp4.problem import ROWS as _ROWS_OF_FP4
+from kernelhub.ops.gemm.fp8.problem import ROWS as _ROWS_OF_FP8
 from kernelhub.ops.models.batches import need_of
 from kernelhub.ops.models.problems import GRAPH_SIZES, Need
 from kernelhub.ops.moe.experts.problem import MOST_FEW
@@ -69,7 +70,7 @@ def _forms(need: Need) -> Iterator[Need]:
     facets = dict(need.facets)
     if need.op in ("fp8_gemm", "grouped_gemm", "fused_moe"):
         both = (False, True) if need.op == "fp8_gemm" and facets.get("scaling") == "block" else (False,)
-        for rows in _ROWS:
+        for rows in _ROWS_OF_FP8 if need.op == "fp8_gemm" else _ROWS:
             yield _changed(need, rows=rows) if both == (False,) else _sized(_changed(need, rows=rows), "column")
     elif need.op == "fp4_gemm":
         for rows in _ROWS_OF_FP4:

@@ -143,9 +143,11 @@ class TestTokens:
         assert rows == list(GRAPH_SIZES)
 
     def test_few_rows_have_no_call_of_many(self):
-        few, many = (need("fp8_gemm", n=64, k=128, rows=rows) for rows in ("few", "many"))
-        assert [call.tokens for call in calls_of(few, (1, 64, 65, 512), "cpu")] == [1, 64]
-        assert [call.tokens for call in calls_of(many, (1, 64, 65, 512), "cpu")] == [65, 512]
+        few, some, many = (need("fp8_gemm", n=64, k=128, rows=rows) for rows in ("few", "some", "many"))
+        counts = (1, 16, 17, 64, 65, 512)
+        assert [call.tokens for call in calls_of(few, counts, "cpu")] == [1, 16]
+        assert [call.tokens for call in calls_of(some, counts, "cpu")] == [17, 64]
+        assert [call.tokens for call in calls_of(many, counts, "cpu")] == [65, 512]
 
     def test_speculation_has_as_many_queries_as_its_sizes_say(self):
         asked = need("paged_attention", {"queries": 8}, num_q_heads=4, num_kv_heads=2, q_len="few")

@@ -15,6 +15,8 @@ from kernelhub.errors import ConfigurationError
 from kernelhub.ops.attention.problem import LONG_TOKENS, DenseAttentionProblem
 from kernelhub.ops.gemm.fp4.inputs import fp4_gemm_inputs
 from kernelhub.ops.gemm.fp4.problem import Fp4GemmProblem
+from kernelhub.ops.gemm.fp8.inputs import fp8_gemm_inputs
+from kernelhub.ops.gemm.fp8.problem import Fp8GemmProblem
 from kernelhub.ops.indexer.problem import TopKProblem
 from kernelhub.ops.models.batches import counts_of, need_of
 from kernelhub.ops.moe.experts.inputs import moe_inputs
@@ -175,12 +177,43 @@ def test_rows_of_float4_products_go_to_the_kernel_that_was_measured_faster() -> 
     assert found(a_format="nvfp4") == found(device="A100") == found(weight_layout="fp4.tiles64x128.v1") == [triton] * 3
 
 
+@pytest.mark.parametrize(("rows", "word"), [(0, "few"), (16, "few"), (17, "some"), (64, "some"), (65, "many")])
+def test_a_call_of_float8_products_has_few_rows_some_or_many(rows: int, word: str) -> None:
+    given = fp8_gemm_inputs(tokens=rows, n=16, k=256)
+    assert kernelhub.fp8_gemm.explain(**given).problem.rows == word
+    plan = kernelhub.fp8_gemm.prepare(**fp8_gemm_inputs(tokens=5, n=16, k=256))
+    run = plan.run(given["a"], given["b"], given["a_scale"], given["b_scale"])
+    assert torch.equal(run, kernelhub.fp8_gemm(**given, backend=plan.kernel))
+
+
+def test_some_rows_of_float8_products_have_an_order_of_their_own_where_it_was_measured() -> None:
+    own = {"triton": "3.7.1", "cuda": "13.0.3", "torch": "2.11.0"}
+
+    def found(machine: dict[str, str], **facets: Any) -> list[str | None]:
+        facets = {"device": "H200", "machine": SimulatedMachine(machine), **facets}
+        return [kernelhub.explain("fp8_gemm", rows=rows, **facets).selected for rows in ("few", "some", "many")]
+
+    triton, deep, cuda = "triton.fp8_gemm", "deep_gemm.fp8_blocks", "cuda.fp8_gemm"
+    assert found(own, k=1920) == [triton, triton, cuda]
+    assert found(own, k=2048) == found(own, k=4096) == [triton, cuda, cuda]
+    with_deep = {**own, "deep_gemm": "2.5.0"}
+    assert found(with_deep, k=1920) == [triton, triton, deep]
+    assert found(with_deep, k=2048) == [triton, deep, deep]
+    assert found(with_deep, k=4096) == [triton, cuda, deep]
+    for facets in ({"scaling": "row"}, {"device": "A100"}, {"device": "B200"}, {"device": "RTX5090"}):
+        few, some, _ = found(with_deep, k=4096, **facets)
+        assert few == some
+
+
 @pytest.mark.parametrize(
     ("op", "problem", "counts"),
     [
         ("fp4_gemm", Fp4GemmProblem(CPU), (1,)),
         ("fp4_gemm", Fp4GemmProblem(CPU, rows="some"), ()),
         ("fp4_gemm", Fp4GemmProblem(CPU, rows="many"), (511, 512, 4095, 4096, 8192)),
+        ("fp8_gemm", Fp8GemmProblem(CPU), (1,)),
+        ("fp8_gemm", Fp8GemmProblem(CPU, rows="some"), ()),
+        ("fp8_gemm", Fp8GemmProblem(CPU, rows="many"), (511, 512, 4095, 4096, 8192)),
         ("topk_indices", TopKProblem(CPU, row_ends=True), (1,)),
         ("topk_indices", TopKProblem(CPU, row_ends=True, rows="many"), (511, 512, 4095, 4096, 8192)),
         ("fused_moe", ExpertsProblem(CPU, rows="few"), (1, 511)),
@@ -191,7 +224,7 @@ def test_rows_of_float4_products_go_to_the_kernel_that_was_measured_faster() -> 
 )
 def test_warm_up_calls_a_class_with_its_own_sizes(op: str, problem: Any, counts: tuple[int, ...]) -> None:
     assert counts_of(need_of(op, problem), (1, 511, 512, 4095, 4096, 8192)) == counts
-    assert len(forms_of([need_of(op, problem)])) == (3 if op == "fp4_gemm" else 2)
+    assert len(forms_of([need_of(op, problem)])) == (3 if op in ("fp4_gemm", "fp8_gemm") else 2)
 
 
 ROTATES = {"rope": "neox", "q": True, "rotary_dim": 128}

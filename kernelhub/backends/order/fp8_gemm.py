@@ -20,12 +20,17 @@ _SGL = ("cutlass.sgl_fp8_scaled_mm",)  # its result is copied (benchmarks/result
 _TENSOR_NOT_RUN = (*_SGL, *(f"flashinfer.fp8_{name}" for name in ("cutlass", "cudnn")))
 _H200 = "measured on an H200, the only GPU so far (benchmarks/results/gemm_h200.json)"
 _H100 = f"{_H200}; Gluon's on an H100 (benchmarks/results/gluon_gemm_h100.json)"
+_CUDA_FEW = (
+    "measured on an H200 (benchmarks/results/cuda_gemm_few_rows_h200.json); torch's and vLLM's in gemm_h200.json"
+)
 _CUDA_ONE = "measured on an H200 (benchmarks/results/cuda_gemm_h200.json); torch's and vLLM's before (gemm_h200.json)"
 _TENSOR = ("torch.scaled_mm", _TRITON, _VLLM, "flashinfer.fp8_cublas", *_TENSOR_NOT_RUN, _LAST)
 _ROW_DECODE = (_TRITON, "torch.scaled_mm_rowwise", _VLLM, *_SGL, _LAST)
 _ROW_PREFILL = ("torch.scaled_mm_rowwise", _TRITON, _VLLM, *_SGL, _LAST)
 _BLOCK_DECODE = (_TRITON, _DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _FLASHINFER, *_NOT_RUN, _LAST)
 _BLOCK_PREFILL = (_DEEP, "torch.scaled_mm_blockwise", _VLLM_BLOCKS, _TRITON, _FLASHINFER, *_NOT_RUN, _LAST)
+_BLOCK_FEW = tuple((regime, _BLOCK_DECODE) for regime in ("block_decode", "block_batch", "block_long_batch"))
+_BLOCK = (*_BLOCK_FEW, ("block_prefill", _BLOCK_PREFILL))
 _WEIGHT_ONLY = (_TRITON, "marlin.fp8_bfloat16", "marlin.fp8_float16", _LAST)
 _VLLM_SAYS = "https://github.com/vllm-project/vllm/tree/v0.33.0/vllm/model_executor/kernels/linear"
 
@@ -84,10 +89,20 @@ FP8_GEMM = (
     # 0.024, 0.025; with 7168 x 18432 0.048, 0.048, 0.064, 0.050, 0.049, 0.052; with 576 x 7168 ours 0.8 of DeepGEMM's.
     # FlashInfer's: 0.016, 0.014, 0.016; 0.023, 0.021, 0.023; 0.051, 0.049, 0.050. vLLM's: 0.026, 0.018, 0.017; 0.033,
     # 0.027, 0.026; 0.079, 0.068, 0.065.
-    # cuda.fp8_gemm with 64 rows (cuda_gemm_few_rows_h200.json), Triton's in another run (cuda_gemm_h200.json): with
-    # 7168 x 18432 0.0385 and 0.0523 ms, 2112 x 7168 0.0081 and 0.0114, 7168 x 2304 0.0072 and 0.0111, but with
-    # 24576 x 1536 0.0176 and 0.0138; fewer rows were not timed beside Triton's, so it is not before it.
-    Line("*", "block_decode", _BLOCK_DECODE, _H200),
+    *(Line("*", regime, kernels, _H200) for regime, kernels in _BLOCK_FEW),
+    # One run ("beside"), 1, 8 and 16 rows, cuda.fp8_gemm, DeepGEMM's and Triton's: with 7168 x 18432 0.050, 0.041,
+    # 0.040, 0.044, 0.039, 0.039 and 0.037, 0.046, 0.046; with 2112 x 7168 0.0107, 0.0089, 0.0083, 0.0149, 0.0103,
+    # 0.0103 and 0.0084, 0.0078, 0.0079; with 36864 x 7168 0.086, 0.084, 0.077, 0.069, 0.068, 0.068 and 0.086, 0.076,
+    # 0.067: mixed, so Triton's stays first.
+    # There with 32, 48 and 64 rows: with 7168 x 2304 0.0087, 0.0072, 0.0072, 0.0063, 0.0070, 0.0059 and 0.0099,
+    # 0.0134, 0.0111; with 7168 x 2048 0.0070, 0.0069, 0.0067, 0.0060, 0.0063, 0.0055 and 0.0093, 0.0128, 0.0104.
+    Line("hopper", "block_batch", first((_DEEP, _CUDA), _BLOCK_DECODE), _CUDA_FEW),
+    # With 7168 x 18432 0.0378, 0.0374, 0.0381, 0.0397, 0.0395, 0.0391 and 0.0486, 0.0518, 0.0527; with 2112 x 7168
+    # 0.0082, 0.0081, 0.0081, 0.0103, 0.0104, 0.0093 and 0.0101, 0.0120, 0.0112; with 4096 x 7168 0.0131, 0.0106,
+    # 0.0090, 0.0113, 0.0121, 0.0104 and 0.0130, 0.0170, 0.0142; with 36864 x 7168 0.079, 0.078, 0.079, 0.069, 0.069,
+    # 0.069 and 0.093, 0.135, 0.104. Below, with 24576 x 1536, 0.0184, 0.0176, 0.0172, 0.0107, 0.0116, 0.0103 and
+    # 0.0104, 0.0243, 0.0136.
+    Line("hopper", "block_long_batch", first((_CUDA, _DEEP), _BLOCK_DECODE), _CUDA_FEW),
     # 128, 1024 and 4096 rows: with 7168 x 18432 DeepGEMM's 0.055, 0.228, 0.752 ms, torch's 0.066, 0.230, 0.849, ours
     # 0.075, 0.373, 1.39; with 24576 x 1536 0.024, 0.070, 0.240, 0.026, 0.081, 0.272, 0.030, 0.124, 0.456; only with
     # 576 x 7168 and 128 rows ours is the fastest, 0.015. FlashInfer's with 7168 x 18432 0.053, 0.242, 0.866, with
@@ -129,7 +144,7 @@ FP8_GEMM = (
             "(https://github.com/vllm-project/vllm/pull/31185)",
             expected=True,
         )
-        for regime, others in (("block_decode", _BLOCK_DECODE), ("block_prefill", _BLOCK_PREFILL))
+        for regime, others in _BLOCK
     ),
     *(
         Line(
@@ -139,7 +154,7 @@ FP8_GEMM = (
             f"SGLang runs CUTLASS on sm_120, and vLLM tries it before Triton ({_VLLM_SAYS})",
             expected=True,
         )
-        for regime, others in (("block_decode", _BLOCK_DECODE), ("block_prefill", _BLOCK_PREFILL))
+        for regime, others in _BLOCK
     ),
     # Kernels with a feature for activations that are not quantised; neither was measured so.
     *(

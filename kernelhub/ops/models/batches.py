@@ -8,14 +8,16 @@ from typing import Any
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.attention.problem import FEW, FEW_TOKENS, LONG, LONG_TOKENS, MANY, ONE
-from kernelhub.ops.gemm.fp4.problem import FP4_GEMM, rows_of
+from kernelhub.ops.gemm.fp4.problem import rows_of as _rows_of_fp4
+from kernelhub.ops.gemm.fp8.problem import rows_of as _rows_of_fp8
 from kernelhub.ops.indexer.problem import MOST_FEW as _MOST_FEW_LOGITS
 from kernelhub.ops.models.problems import PHASES, Need
 from kernelhub.ops.moe.experts.problem import MOST_FEW as _MOST_FEW_TOKENS
 
 QUERIES = 4  # of a sequence of speculative decode, and of others with few
 _MOST_DECODED = 256  # tokens of a mixed batch that are decoded
-_MOST_FEW_ROWS = 64  # as of `fp8_gemm` and `grouped_gemm`
+_MOST_FEW_ROWS = 64  # as of `grouped_gemm`
+_ROWS_OF = {"fp4_gemm": _rows_of_fp4, "fp8_gemm": _rows_of_fp8}
 _MOST_FEW = {"fused_moe": _MOST_FEW_TOKENS, "topk_indices": _MOST_FEW_LOGITS}
 _MOST_SEQUENCES = 1024  # of a step, of whose numbers `every_size` makes calls
 _SHORTEST = 128  # a bound of lengths below which kernels compile nothing of their own
@@ -133,8 +135,8 @@ def _least_rows(op: str, problem: Any) -> int:
 def _has_rows(op: str, problem: Any, tokens: int) -> bool:
     """Whether so many rows are those that a class of few, of some or of many means."""
     rows = getattr(problem, "rows", None)
-    if op == FP4_GEMM.name:
-        return rows_of(tokens) == rows
+    if op in _ROWS_OF:
+        return _ROWS_OF[op](tokens) == rows
     if rows not in (FEW, MANY):  # moe_combine's rows say which tokens were received
         return True
     most = _MOST_FEW.get(op, _MOST_FEW_ROWS)

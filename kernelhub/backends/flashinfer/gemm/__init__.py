@@ -33,7 +33,7 @@ from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel, KnownBad
 from kernelhub.dispatch.problem import CHECKPOINT
 from kernelhub.ops.gemm.fp4.problem import MXFP4, NVFP4, Fp4GemmProblem
 from kernelhub.ops.gemm.fp8.batched.problem import TENSOR as WHOLE
-from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FEW, FLOAT, MX, TENSOR
+from kernelhub.ops.gemm.fp8.problem import BLOCK, E8M0, FEW, FLOAT, MX, SOME, TENSOR
 
 _HERE = "kernelhub.backends.flashinfer.gemm"
 _COMPILED = "compiled at first use unless built ahead"
@@ -319,7 +319,7 @@ KNOWN_BAD = (
     KnownBad(
         "flashinfer.groupwise_cutlass",
         "fp8_gemm",
-        (OneOf("rows", (FEW,)), Package("flashinfer", ">=0.6.2", distribution="flashinfer-python")),
+        (OneOf("rows", (FEW, SOME)), Package("flashinfer", ">=0.6.2", distribution="flashinfer-python")),
         "the kernel for up to 32 rows may use a scale before it is loaded, so that a row is sometimes wrong",
         "https://github.com/flashinfer-ai/flashinfer/issues/4396",
     ),

@@ -27,11 +27,11 @@ from kernelhub.ops.gemm.fp8.problem import (
     FLOAT,
     FP8_GEMM,
     GROUP,
-    MANY,
     MOST_FEW,
     ROW,
     TENSOR,
     Fp8GemmProblem,
+    rows_of,
 )
 from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
 from kernelhub.ops.gemm.fp8.scaling import by_rows, of_rows, scaling_of_form
@@ -47,13 +47,13 @@ _READ = ("a", "b", *_VECTORS)
 
 def problem_of(key: Any, device: int) -> Fp8GemmProblem:
     """The problem that a key means on a device; the key is built in `fp8_gemm`."""
-    of_a, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, many, layout = key
+    of_a, n, k, (a_dtype, rank, last), (b_dtype, b_shape), out_dtype, has_bias, rows, layout = key
     return Fp8GemmProblem(
         device=facts_of(device),
         scaling=str(scaling_of_form(a_dtype, rank, last, b_dtype, b_shape, n, k)),
         n=n,
         k=k,
-        rows=MANY if many else FEW,
+        rows=rows,
         out_dtype=dtype_name(out_dtype),
         a_scale_dtype=FLOAT if a_dtype in (None, torch.float32) else E8M0,
         b_scale_dtype=FLOAT if b_dtype is torch.float32 else E8M0,
@@ -383,7 +383,7 @@ def fp8_gemm(
             of_b,
             out_dtype,
             bias is not None,
-            a.shape[0] > MOST_FEW,
+            FEW if a.shape[0] <= MOST_FEW else rows_of(a.shape[0]),
             layout,
         )
         run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)

@@ -15,9 +15,11 @@ TENSOR, ROW, BLOCK, ROW_BLOCK, MX = "tensor", "row", "block", "row_block", "mx"
 SCALINGS = (TENSOR, ROW, BLOCK, ROW_BLOCK, MX)
 GROUP = {BLOCK: 128, ROW_BLOCK: 128, MX: 32}  # columns that a scale is for
 
-# Rows of a: those of decode, or of prefill.
-FEW, MANY = "few", "many"
-MOST_FEW = 64
+# Rows of a: those of decode, of larger batches of it, or of prefill.
+FEW, SOME, MANY = ROWS = ("few", "some", "many")
+MOST_FEW, MOST_SOME = 16, 64
+# Columns of a from which on order lines of some rows scaled by block are others, and others again.
+_MIDDLE_K, _LONG_K = 2048, 4096
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Fp8GemmProblem:
     )
     n: int = facet("rows of b, columns of the result", default=4096)
     k: int = facet("columns of a and b", default=4096)
-    rows: str = facet("rows of a: few (up to 64), many", values=(FEW, MANY), default=FEW)
+    rows: str = facet(f"rows of a: few (up to {MOST_FEW}), some (up to {MOST_SOME}), many", values=ROWS, default=FEW)
     out_dtype: str = facet("dtype of the result", values=FLOATS, default="bfloat16")
     a_scale_dtype: str = facet("dtype of a's scales", values=(FLOAT, E8M0), default=FLOAT)
     b_scale_dtype: str = facet("dtype of b's scales", values=(FLOAT, E8M0), default=FLOAT)
@@ -72,13 +74,31 @@ def contradiction(problem: Fp8GemmProblem) -> str | None:
     return None
 
 
-REGIMES = (TENSOR, "row_decode", "row_prefill", "block_decode", "block_prefill", ROW_BLOCK, MX, "weight_only")
+def rows_of(count: int) -> str:
+    """The facet `rows` of a call with so many rows."""
+    return FEW if count <= MOST_FEW else SOME if count <= MOST_SOME else MANY
+
+
+_BATCH, _LONG_BATCH = "block_batch", "block_long_batch"
+REGIMES = (
+    TENSOR,
+    *("row_decode", "row_prefill"),
+    *("block_decode", _BATCH, _LONG_BATCH, "block_prefill"),
+    ROW_BLOCK,
+    MX,
+    "weight_only",
+)
 
 
 def regime(problem: Fp8GemmProblem) -> str:
-    """Order lines distinguish scalings, few rows from many for scales per row and block, and weight-only products."""
+    """Order lines distinguish scalings, weight-only products, and of scales per row and block up to 64 rows from more.
+
+    Of scales per block some rows are ``block_batch`` if K is 2048 or more, and ``block_long_batch`` from 4096 on.
+    """
     if problem.weight_only is not None:
         return "weight_only"
+    if problem.scaling == BLOCK and problem.rows == SOME and problem.k >= _MIDDLE_K:
+        return _LONG_BATCH if problem.k >= _LONG_K else _BATCH
     if problem.scaling in (ROW, BLOCK):
         return f"{problem.scaling}_{'prefill' if problem.rows == MANY else 'decode'}"
     return problem.scaling
