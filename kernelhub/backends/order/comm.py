@@ -167,6 +167,11 @@ _PUSHED_EXACTLY = (
     "rank as tokens, without a capacity: triton.push_exact 228 and 219 us, torch.all_to_all 1967 and 1918 "
     "(benchmarks/results/expert_comm_models_h200.json)"
 )
+_PUSHED_EXACTLY_BY_FOUR = (
+    f"eager on 4 NVIDIA H200, 2026-11-27, {_VERSIONS}, DeepSeek-V3.2, dispatch and combine of 64 tokens of a rank as "
+    "tokens, contiguous and masked, without a capacity: triton.push_exact 212, 268 and 263 us, torch.all_to_all 2013, "
+    "3579 and 4258 (benchmarks/results/expert_comm_again_4_ranks_h200.json)"
+)
 _PUSHED_BY_FOUR = (
     f"in CUDA graphs on 4 NVIDIA H200, 2026-11-26, {_VERSIONS}, DeepSeek-V3.2, dispatch and combine of 1, 64 and 512 "
     "tokens of a rank as tokens: triton.push 17.9, 32.5 and 180 us, torch.gather_fixed with torch.reduce_scatter_fixed "
@@ -244,6 +249,7 @@ ORDER = {
             for count in ("few", "many")
         ),
         Line("hopper", "2 ranks, exact", first(("triton.push_exact",), _EXPERTS), _PUSHED_EXACTLY),
+        Line("hopper", "4 ranks, exact", first(("triton.push_exact",), _EXPERTS), _PUSHED_EXACTLY_BY_FOUR),
     ),
     "moe_combine": (
         Line("*", "*", _SUMS, _MORE),
@@ -253,6 +259,7 @@ ORDER = {
             for count in ("few", "many")
         ),
         Line("hopper", "2 ranks, exact", first(("triton.push_exact",), _SUMS), _PUSHED_EXACTLY),
+        Line("hopper", "4 ranks, exact", first(("triton.push_exact",), _SUMS), _PUSHED_EXACTLY_BY_FOUR),
     ),
     "all_reduce_rms_norm": (
         Line(

@@ -48,7 +48,9 @@ _EXACT_STANDINGS = (
         "ranks over NVLink, without a capacity: 4 tests passed, none failed, 500 calls "
         "(benchmarks/results/comm_checks_h200.json); 2026-11-27, two ranks over NVLink, all scenes without a capacity: "
         "5 tests passed, none failed, and four ranks over NVLink, beside other processes: 3 tests passed, none failed, "
-        "500 calls each (benchmarks/results/comm_runs_h200.json); not run with other numbers of ranks",
+        "500 calls each (benchmarks/results/comm_runs_h200.json); 2026-11-28, four ranks over NVLink, large messages "
+        "and exchanges without a capacity: 2 tests passed, none failed "
+        "(benchmarks/results/expert_comm_formats_4_ranks_h200.json); not run with other numbers of ranks",
     ),
     untested("ampere", "ada", "blackwell", "blackwell_rtx"),
 )
