@@ -210,6 +210,13 @@ def test_norms_over_peer_memory_are_requested_where_they_have_not_run(size: int,
         assert not told.against("triton.one_shot"), "a request selects it"
 
 
+@pytest.mark.parametrize("device", GPUS)
+@pytest.mark.parametrize(("message", "kernel"), [("256KB", "triton.one_shot"), ("1MB", "triton.two_shot")])
+def test_norms_of_four_ranks_take_two_steps_for_large_messages(device: str, message: str, kernel: str) -> None:
+    told = explained("all_reduce_rms_norm", device, world_size=4, link="nvlink", message=message)
+    assert told.selected == kernel
+
+
 @pytest.mark.parametrize(("message", "kernel"), [("32KB", "triton.one_shot"), ("1MB", "triton.one_shot_polled")])
 def test_no_row_is_a_clusters_where_its_bits_must_not_depend_on_the_batch(message: str, kernel: str) -> None:
     with kernelhub.use(batch_invariant=True):

@@ -288,6 +288,15 @@ ORDER = {
             for bucket in BUCKETS
         ),
         *(
+            Line(
+                "*",
+                f"4 ranks, {bucket}",
+                (_PUSH_TWO, _PUSH_ONE, _POLLED, _CLUSTERED, _PAIR, _NCCL, *_FUSED, _QUANT, _TWO_QUANT),
+                f"extrapolated from what was measured {_NORM_OF_FOUR}",
+            )
+            for bucket in ("1MB", "8MB", "32MB", "more")
+        ),
+        *(
             Line("hopper", f"2 ranks, {bucket}", (_PUSH_ONE, _POLLED, _CLUSTERED, *_TWO_SMALL), evidence)
             for bucket, evidence in (
                 *((bucket, f"{_QUANTISED}; {_NORM_OF_TWO}") for bucket in ("32KB", "256KB")),
