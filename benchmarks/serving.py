@@ -427,11 +427,11 @@ def cells_of(results: dict[str, Any]) -> Cells:
 
 
 def medians_of(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The median of each figure over a backend's runs."""
+    """The median of each figure over a backend's runs that have it: of some, output tokens/s alone are known."""
     return {
         figure: statistics.median(row[figure] for row in rows if figure in row)
         for figure in FIGURES
-        if figure in rows[0]
+        if any(figure in row for row in rows)
     }
 
 
@@ -456,7 +456,7 @@ def table(results: dict[str, Any]) -> str:
                     if not best or not mine
                     else f" ({mine / best if figure in HIGHER_IS_BETTER else best / mine:.2f}x)"
                 )
-                values = [row[figure] for row in rows]
+                values = [row[figure] for row in rows if figure in row]
                 spread = f" ±{(max(values) - min(values)) / 2:.1f}" if len(values) > 1 else ""
                 shown.append(f"{mine:.1f}{spread}{ratio}".rjust(20))
             label = f"{Path(model).name}, {name}, {clients}"

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+ON_FILE = sorted((BENCHMARKS / "results").glob("serving*.json"))
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +142,19 @@ def test_lengths_that_were_drawn_are_in_the_results(
     assert rows[1]["output_tokens"] == sum(prompt.output for prompt in kept[:4])
 
 
+@pytest.mark.parametrize("path", ON_FILE, ids=lambda path: path.stem)
+def test_results_on_file_have_the_lengths_of_their_prompts(path: Path) -> None:
+    results = json.loads(path.read_text())
+    kept = [
+        [[int(size) for size in pair.split("/")] for pair in pairs.split()]
+        for pairs in results.get("lengths", {}).values()
+    ]
+    for row in results["rows"]:
+        if row["workload"] == "sharegpt" and "requests" in row:
+            first = [tuple(map(sum, zip(*pairs[: row["requests"]], strict=True))) for pairs in kept]
+            assert (row["input_tokens"], row["output_tokens"]) in first
+
+
 class Slow(BaseHTTPRequestHandler):
     """A server whose first token comes after 50 ms, and each other after 20 ms; `broken` ends its streams early."""
 
@@ -250,6 +264,28 @@ def test_the_picture_has_a_bar_for_each_backend_of_each_cell(serving, tmp_path) 
     (tmp_path / "rows.json").write_text(json.dumps({"rows": rows}))
     serving.main(["--show", "--out", str(tmp_path / "rows.json"), "--plot", str(tmp_path / "rows.png")])
     assert (tmp_path / "rows.png").stat().st_size > 5000
+
+
+def test_a_run_of_which_output_tokens_alone_are_known_is_shown(serving) -> None:
+    cell = {"model": "m", "workload": "1k/1k", "concurrency": 8}
+    known = dict.fromkeys(serving.FIGURES, 4.0)
+    rows = [
+        cell | {"backend": "A", "output_tokens_per_s": 90.0},
+        cell | {"backend": "A"} | known | {"output_tokens_per_s": 110.0},
+        cell | {"backend": "B"} | known | {"output_tokens_per_s": 50.0},
+        cell | {"backend": "C", "output_tokens_per_s": 25.0},
+    ]
+    lines = serving.table({"rows": rows}).splitlines()[1:]
+    assert "100.0 ±10.0 (2.00x)" in lines[0]
+    assert lines[0].count("4.0 (1.00x)") == len(serving.FIGURES) - 1
+    assert lines[2].split()[-2:] == ["25.0", "(0.25x)"]
+
+
+@pytest.mark.parametrize("path", ON_FILE, ids=lambda path: path.stem)
+def test_results_on_file_can_be_shown(serving, capsys, path: Path) -> None:
+    serving.main(["--show", "--out", str(path)])
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) > len({row["backend"] for row in json.loads(path.read_text())["rows"]})
 
 
 def test_a_port_of_another_server_is_refused(serving, slow, tmp_path) -> None:
