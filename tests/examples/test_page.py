@@ -62,6 +62,10 @@ def test_it_shows_the_kernels_and_completes_a_prompt(address, tmp_path) -> None:
         page.click("button")
         page.wait_for_function("document.getElementById('text').textContent.includes('more than the 256')")
         assert page.inner_text("#late") == ""
+        failed = 'data: {"choices": [{"text": "", "finish_reason": "error: no memory"}]}\n\ndata: [DONE]\n\n'
+        page.route("**/v1/completions", lambda route: route.fulfill(body=failed))
+        page.click("button")
+        page.wait_for_function("document.getElementById('text').textContent.includes('error: no memory')")
         page.screenshot(path=str(tmp_path / "page.png"))
         browser.close()
     assert not errors
