@@ -254,7 +254,7 @@ HEADLINES = (
         "paged decode llama-3.1-8b, 64 x 4096, bfloat16 KV",
     ),
     ("latent decode, 16 heads, 64 x 4096 tokens", "mla_with_cuda", "decode, 16 heads, 64 x 4096, bfloat16"),
-    ("NVFP4 weights, 10240 x 8192, 256 rows", "gemm", "llama-3.1-70b qkv 10240 x 8192, nvfp4, 256 rows"),
+    ("NVFP4 weights, 10240 x 8192, 256 rows", "gemm_with_cuda", "llama-3.1-70b qkv 10240 x 8192, nvfp4, 256 rows"),
     ("MXFP8, 7168 x 2304, 1024 rows", "gemm_mx", "deepseek-v3.2 down / 8 7168 x 2304, scaled by mx, 1024 rows"),
 )
 

@@ -53,10 +53,15 @@ FAULTS: dict[str, tuple[str, str, bool]] = {
     "sums keep their scale": ("sums.total[n][j] *= kept;", "", False),
     "values keep their scale": ("sums.at[tile][n][j + 2] *= kept;", "", False),
     "warps do not wait for sums": ("  if (warp >= 2) give();\n  __syncthreads();", "  if (warp >= 2) give();", False),
-    "a part too many is merged": ("one <= last; one += each)", "one <= last + 1; one += each)", False),
+    "a part too many is merged": ("early_lse[i] = one <= last ?", "early_lse[i] = one <= last + 1 ?", False),
     "slots are mixed up": ("(of_part == first)", "(of_part != first)", False),
     "parts begin at the first sequence": ("made.first_at += sum_of_warp(passed ? cost : 0);", "", False),
     "a tile of rows begins too late": ("blockIdx.x % p.tiles * ROWS", "blockIdx.x % p.tiles * (ROWS + 1)", False),
+}
+# The same of more parts than warps read at once.
+FAULTS_OF_MANY_PARTS: dict[str, tuple[str, str]] = {
+    "a part too many is merged": ("one <= last; one += each)", "one <= last + 1; one += each)"),
+    "parts that were read are read again": ("first + warp % each + EARLY * each;", "first + warp % each;"),
 }
 # The same of one launch.
 FAULTS_OF_ONE_LAUNCH: dict[str, tuple[str, str]] = {
@@ -184,6 +189,16 @@ def test_planted_faults_are_found(fault: str, tmp_path: Path, monkeypatch: pytes
     emulated.planted(tmp_path, monkeypatch, SOURCE, line, wrong)
     found = [is_right((300, 17, 500), 6, torch.bfloat16, scale=1.0) for _ in range(2)]
     assert not all(found)
+
+
+@needs_a_compiler
+@pytest.mark.parametrize("fault", [None, *FAULTS_OF_MANY_PARTS])
+def test_more_parts_than_are_read_at_once(fault: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_launches(monkeypatch, 2)
+    in_parts(monkeypatch, 60)  # 41 of them have the first sequence, a unit each
+    if fault is not None:
+        emulated.planted(tmp_path, monkeypatch, SOURCE, *FAULTS_OF_MANY_PARTS[fault])
+    assert is_right((5000, 900), None, torch.bfloat16, scale=1.0) == (fault is None)
 
 
 @needs_a_compiler

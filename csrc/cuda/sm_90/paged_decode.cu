@@ -34,8 +34,8 @@
 constexpr int WARPS = 4, THREADS = WARPS * WARP;
 constexpr int UNIT = WARPS * KEYS;
 constexpr int SETUP = 1;                                  // units' worth of time to begin and end a sequence
-constexpr int FEWEST = 2;                                 // the shortest part
 constexpr int MERGERS = 4;                                // warps of a block of `paged_merge`
+constexpr int EARLY = 4;                                  // parts that one reads together with the scores
 constexpr int VECTORS = (D + 4 * WARP - 1) / (4 * WARP);  // of four columns, of a row that a warp merges
 constexpr int AT_ONCE = 16 / VECTORS;                     // parts that the last block reads at once
 constexpr int HELD = 16;                                  // keys that lie in one page, whatever its size
@@ -153,7 +153,7 @@ INLINE int cost_of_part(const Parameters& p, int parts) {
   int total = 0;
   for (int at = threadIdx.x % WARP; at < all_of(p); at += WARP) total += cost_of(p, at);
   total = sum_of_warp(total);
-  return max((total + parts - 1) / parts, FEWEST);
+  return max((total + parts - 1) / parts, 1);
 }
 
 INLINE Part part_of_program(const Parameters& p, int part, int parts) {
@@ -882,12 +882,37 @@ INLINE void merge(const Parameters& p, int parts, int each) {
 #pragma unroll
   for (int i = 0; i < 4 * VECTORS; i++) x[i / 4][i % 4] = 0.0f;
   if (there) {
+    float early_lse[EARLY];
+    float4 early[EARLY][VECTORS];
+#pragma unroll
+    for (int i = 0; i < EARLY; i++) {
+      int one = first + warp % each + i * each;
+      early_lse[i] = one <= last ? p.part_lse[slot(one)] : none();
+#pragma unroll
+      for (int j = 0; j < VECTORS; j++) {
+        int column = 4 * (j * WARP + lane);
+        bool here = one <= last && column < D;
+        early[i][j] = here ? *(const float4*)(p.part_out + slot(one) * D + column) : make_float4(0, 0, 0, 0);
+      }
+    }
     // A sequence that begins in a part and goes on is in its second slot.
     for (int one = first + lane; one <= last; one += WARP) top = fmaxf(top, p.part_lse[slot(one)]);
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, step));
+#pragma unroll
+    for (int i = 0; i < EARLY; i++) {
+      float weight = exp2_of(early_lse[i] - top);
+      total += weight;
+#pragma unroll
+      for (int j = 0; j < VECTORS; j++) {
+        x[j][0] += early[i][j].x * weight;
+        x[j][1] += early[i][j].y * weight;
+        x[j][2] += early[i][j].z * weight;
+        x[j][3] += early[i][j].w * weight;
+      }
+    }
 #pragma unroll 4
-    for (int one = first + warp % each; one <= last; one += each) {
+    for (int one = first + warp % each + EARLY * each; one <= last; one += each) {
       float weight = exp2_of(p.part_lse[slot(one)] - top);
       total += weight;
 #pragma unroll

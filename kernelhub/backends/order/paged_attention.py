@@ -159,9 +159,9 @@ PAGED_ATTENTION = (
     # 0.0157 and 0.0145, 1 x 1024 0.0079, 0.0076 and 0.0130, 256 x 128 0.0478, 0.0447 and 0.0742, which one launch takes
     # in 0.0436. Ragged, of one query, cuda.paged_decode and split_kv (cuda_paged_steps_h200.json): bfloat16 64 x 4096
     # 0.248 and 0.253 ms, 64 of 256 to 8191 0.271 and 0.370, 256 x 512 0.135 and 0.138, 8 x 512 0.0109 and 0.0156; fp8
-    # 0.138 and 0.195, 0.152 and 0.323, 0.079 and 0.105, 0.0097 and 0.0140. Slower, not ragged ("few" there): 1 x 1024
-    # 0.0079 and 0.0074, fp8 0.0078 and 0.0071; 4 x 256 0.0076 and 0.0074, fp8 0.0077 and 0.0069; in bfloat16 1 x 256
-    # 0.0065 and 0.0064.
+    # 0.138 and 0.195, 0.152 and 0.323, 0.079 and 0.105, 0.0097 and 0.0140. Of 12 small steps, not ragged ("few_early"
+    # there), it is ahead in all: 1 x 1024 0.0064 and 0.0074, fp8 0.0064 and 0.0070; 1 x 16384 0.0238 and 0.0250, 0.0159
+    # and 0.0217; 4 x 256 0.0067 and 0.0075, 0.0065 and 0.0069.
     Line("hopper", "decode", first(("cuda.paged_decode",), _DECODE), _CUDA_RUN),
     # There, 64 heads to 8 of 64: fp8 64 x 4096 0.078 and 0.156 ms, bfloat16 0.134 and 0.129, in a window of 128
     # 0.0073 and 0.0061. Groups of more than 16 heads, which are two tiles, and wide windows were not timed.

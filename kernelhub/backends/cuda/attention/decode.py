@@ -33,8 +33,8 @@ _MOST_ROWS = 1024  # that have four warps each to merge them
 # ones were timed, where the two are level (benchmarks/results/cuda_paged_steps_h200.json).
 _SEQS_IN_ONE_LAUNCH = 128
 # One sequence of one query has four blocks for three multiprocessors, not two for each: 1 x 4096 in bfloat16 then takes
-# 0.92 of the time, 256 to 16384 keys 0.97 to 1.01 (cuda_paged_steps_h200.json, "few"). More keys, counted once
-# for each of their heads, were not timed so.
+# 0.92 of the time, 256 to 16384 keys of 8 heads 0.97 to 1.01, 32768 to 131072 1.02 to 1.11
+# (cuda_paged_steps_h200.json, "few" and "few_early").
 _KEYS_OF_FEW_BLOCKS = 16384 * 8
 
 
