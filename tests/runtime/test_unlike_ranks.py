@@ -117,8 +117,51 @@ def test_with_check_ranks_that_call_other_ops_are_told_which(compared, name: str
         assert answer["after"] == [3.0] * 3
 
 
-def test_with_check_ranks_name_the_one_whose_arguments_were_refused(tmp_path) -> None:
-    first, second, third = run_world(SIZE, unlike_scenes.refused, tmp_path)
+REFUSED = (
+    "dtype",
+    "no tensor",
+    "place",
+    "backend",
+    "run",
+    "norm",
+    "scatter",
+    "gather",
+    "tokens",
+    "exchange",
+    "combine",
+)
+REFUSED += ("merge", "layer")
+
+
+@pytest.fixture(scope="module", params=["refused", "refused_compared"])
+def refused(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank answered where one could not make its call."""
+    act = getattr(unlike_scenes, request.param)
+    answers = run_world(SIZE, act, tmp_path_factory.mktemp(request.param), limit_s=240)
+    assert None not in answers, "a rank ended before its scenes did"
+    return answers
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_each_rank_raises_where_one_is_refused(refused, name: str) -> None:
+    """At once: the rank itself what is wrong, the others which rank it is and why. The group can be used again."""
+    first, second, third = (answers[name] for answers in refused)
     assert second["code"] == "refused"
-    message = failure([first, third], "rank_missing", [1])
-    assert message.startswith("all_reduce: rank 1 of 3 did not call it within 3 s; all ranks of a group make the same")
+    message = failure([first, third], "rank_failed", [1])
+    start = second["message"].splitlines()[0][:100]
+    assert f": rank 1 cannot run it: {start}" in message.splitlines()[0]
+    assert max(first["elapsed_s"], third["elapsed_s"]) < 20
+    assert [answers[name]["after"] for answers in refused] == [[3.0] * 3] * SIZE
+
+
+def test_what_is_refused_on_every_rank_is_each_ranks_own_error(refused) -> None:
+    for answers in refused:
+        answer = answers["everywhere"]
+        assert (answer["code"], answer["after"]) == ("refused", [3.0] * 3)
+        assert answer["message"].startswith("all_reduce: x has dtype int64")
+
+
+def test_a_rank_that_is_refused_while_no_other_calls_has_its_own_error(tmp_path) -> None:
+    _, second, _ = run_world(SIZE, unlike_scenes.refused_alone, tmp_path)
+    assert second["message"].startswith("all_reduce: x has dtype int64")
+    assert second["elapsed_s"] < 15

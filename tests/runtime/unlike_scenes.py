@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -108,12 +109,61 @@ def act_compared(rank: int, size: int) -> dict[str, Any]:
 
 
 def refused(rank: int, size: int) -> dict[str, Any]:
-    """Rank 1 gives a tensor that cannot be summed, so that the others compare their call without it."""
-    group, x = dist.group.WORLD, torch.ones(4, dtype=torch.int64 if rank == 1 else torch.float32)
-    with variables(KERNELHUB_CHECK="1", KERNELHUB_COMM_TIMEOUT_S="3"):
+    """Rank 1 cannot make its call, and the others compare theirs with it; after each, all ranks sum the same."""
+    group, other, ones, weight = dist.group.WORLD, rank == 1, torch.ones, torch.ones(8)
+    plan = kernelhub.all_reduce.prepare(ones(4), group)
+    tokens = {**tokens_of(rank, "random"), "group": group, "num_experts": EXPERTS, "max_tokens": MOST}
+    exchange = kernelhub.moe_dispatch.prepare(**tokens)
+    count = MOST + 1 if other else len(tokens["x"])
+    more = {"x": ones(count, 130).bfloat16(), "topk_ids": ones(count, 3).int(), "topk_weights": ones(count, 3)}
+    sent = kernelhub.moe_dispatch(**tokens)
+    merge = kernelhub.moe_combine.prepare(sent.x, sent.handle, group)
+    local = EXPERTS // size
+    experts = {"w13": ones(local, 4, 130).bfloat16(), "w2": ones(local, 130, 2).bfloat16()}
+    layer = {**tokens_of(rank, "random"), **experts, "group": group, "max_tokens": MOST}
+    bad: Any = ones(4, dtype=torch.int64) if other else ones(4)
+    overlapping = ones(8)
+    out = overlapping[1:5] if other else None
+    calls: dict[str, Callable[[], Any]] = {
+        "dtype": lambda: kernelhub.all_reduce(bad, group),
+        "no tensor": lambda: kernelhub.all_reduce(None if other else ones(4), group),  # type: ignore[arg-type]
+        "place": lambda: kernelhub.all_reduce(overlapping[:4], group, out=out),
+        "backend": lambda: kernelhub.all_reduce(ones(4), group, backend="triton.one_shot" if other else None),
+        "run": lambda: plan.run(bad),
+        "norm": lambda: kernelhub.all_reduce_rms_norm(*[ones(2, 8)] * 2, weight, -1.0 if other else 1e-5, group),
+        "scatter": lambda: kernelhub.reduce_scatter(ones(4 if other else 3, 2), group),
+        "gather": lambda: kernelhub.all_gather(ones(2, 2), group, rows=[2] if other else None),
+        "tokens": lambda: kernelhub.moe_dispatch(**tokens | more),
+        "exchange": lambda: exchange.run(**more),
+        "combine": lambda: kernelhub.moe_combine(sent.x.double() if other else sent.x, sent.handle, group),
+        "merge": lambda: merge.run(sent.x.double() if other else sent.x, sent.handle),
+        "layer": lambda: kernelhub.expert_parallel_moe(**layer | ({"topk_weights": None} if other else {})),
+        "everywhere": lambda: kernelhub.all_reduce(ones(4, dtype=torch.int64), group),
+    }
+    answers = {}
+    for name, call in calls.items():
         try:
-            answer = attempt(lambda: str(kernelhub.all_reduce(x, group)))
+            answers[name] = attempt(lambda call=call: str(call()))
+        except (InvalidArgument, NoKernel) as error:
+            answers[name] = {"code": "refused", "message": str(error)}
+        answers[name]["after"] = kernelhub.all_reduce(ones(3), group).tolist()
+    return answers
+
+
+def refused_compared(rank: int, size: int) -> dict[str, Any]:
+    """The same, where KERNELHUB_CHECK=1 has the ranks compare calls through the store of the group."""
+    with variables(KERNELHUB_CHECK="1"):
+        return refused(rank, size)
+
+
+def refused_alone(rank: int, size: int) -> dict[str, Any]:
+    """Rank 1 calls and is refused, and no other rank calls."""
+    if rank != 1:
+        return {}
+    begun = time.monotonic()
+    with variables(KERNELHUB_COMM_TIMEOUT_S="2"):
+        try:
+            kernelhub.all_reduce(torch.ones(4, dtype=torch.int64), dist.group.WORLD)
         except InvalidArgument as error:
-            answer = {"code": "refused", "message": str(error)}
-    dist.barrier()
-    return answer
+            return {"message": str(error), "elapsed_s": time.monotonic() - begun}
+    return {"message": "no error"}

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kernelhub.backends.comm_pairs.kernels import parts_of
-from kernelhub.backends.shared.cpu_ranks import compare
 from kernelhub.backends.shared.repeat import Repeated, identified
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.hub import HUB
 from kernelhub.ops.arguments import describe
 from kernelhub.ops.comm.adapter import AllReduceRmsNormAdapter
+from kernelhub.ops.comm.cpu_ranks import compare
 from kernelhub.ops.comm.problem import AllReduceRmsNormProblem
 from kernelhub.ops.fused_quant.formats import GIVEN, fresh
 from kernelhub.ops.known_calls import is_repeated

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
-from kernelhub.errors import InvalidArgument
+from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import check_wants_no_gradient, dense, describe, dtype_name, refuse
 from kernelhub.ops.comm.adapter import AllGatherAdapter
 from kernelhub.ops.comm.comparing import comparing
@@ -23,6 +22,7 @@ from kernelhub.ops.comm.known import GroupCalls, group_type, plain_operand, plai
 from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
 from kernelhub.ops.comm.problem import ALL_GATHER, MOVED, AllGatherProblem
 from kernelhub.ops.comm.reference import all_gather_reference
+from kernelhub.ops.comm.refusing import failed_launch, inform
 from kernelhub.ops.comm.topology import connection
 from kernelhub.ops.operands import check_count, check_destination, check_operand
 from kernelhub.ops.operators import Traced
@@ -138,7 +138,7 @@ def bind(
             else:
                 launch(x, made, pg, timeout_s, rows)
         except Exception as error:
-            failed(launch, error)
+            failed_launch(launch, error)
             raise
         if again:
             known.attach(calls, key, (x, made), x, made, pg, timeout_s)
@@ -230,7 +230,7 @@ def all_gather(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank calls something else, or is refused; on every
             rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
@@ -246,18 +246,22 @@ def all_gather(
         True
     """
     try:
-        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-            traced: Tensor = _op.traced(x, group, out, rows, backend)
-            return traced
-        pg = resolved(NAME, group)
-        kind, *place = connection(NAME, pg, x, message_bytes(x, rows))
-        key = (x.dtype, pg.size(), kind, rows is not None, *place)
-    except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):
-        check(x, group, out, rows)
+        try:
+            if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+                traced: Tensor = _op.traced(x, group, out, rows, backend)
+                return traced
+            pg = resolved(NAME, group)
+            kind, *place = connection(NAME, pg, x, message_bytes(x, rows))
+            key = (x.dtype, pg.size(), kind, rows is not None, *place)
+        except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):
+            check(x, group, out, rows)
+            raise
+        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+        if run is None:
+            check(x, group, out, rows)
+            run = _op.decide(key, x.get_device(), backend)
+        result: Tensor = run(x, pg, out, rows)
+        return result
+    except KernelhubError as error:
+        inform(NAME, error, x, group, backend)
         raise
-    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
-    if run is None:
-        check(x, group, out, rows)
-        run = _op.decide(key, x.get_device(), backend)
-    result: Tensor = run(x, pg, out, rows)
-    return result

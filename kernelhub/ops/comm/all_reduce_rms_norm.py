@@ -12,10 +12,9 @@ from torch import Tensor
 
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
-from kernelhub.errors import InvalidArgument
+from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import check_wants_no_gradient, dense, describe, dtype_name, refuse
 from kernelhub.ops.call_plan import Fixed
 from kernelhub.ops.comm.adapter import AllReduceRmsNormAdapter
@@ -28,6 +27,7 @@ from kernelhub.ops.comm.preparing import TIMEOUT, CollectivePlan, prepare
 from kernelhub.ops.comm.problem import ALL_REDUCE_RMS_NORM, AllReduceRmsNormProblem
 from kernelhub.ops.comm.quantised_norm import FORM, bind_quantised, check_results, normed
 from kernelhub.ops.comm.reference import all_reduce_rms_norm_reference
+from kernelhub.ops.comm.refusing import failed_launch, inform
 from kernelhub.ops.comm.sums import check_summed
 from kernelhub.ops.comm.topology import connection
 from kernelhub.ops.formats import E8M0
@@ -198,7 +198,7 @@ def bind(
         try:
             launch(*launched)
         except Exception as error:
-            failed(launch, error)
+            failed_launch(launch, error)
             raise
         if again:
             known.attach(calls, key, given, *launched)
@@ -334,7 +334,7 @@ def all_reduce_rms_norm(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank calls something else, or is refused; on every
             rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
@@ -352,31 +352,40 @@ def all_reduce_rms_norm(
         >>> torch.equal(residual, x), out.square().mean().item()
         (True, 1.0)
     """
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-        return _op.traced(**locals())
     try:
-        if type(ue8m0) is not bool:
-            ue8m0 = check_flag(NAME, "ue8m0", ue8m0)
-        if scale_layout not in LAYOUTS:
-            raise ValueError(scale_layout)
-        pg = resolved(NAME, group)
-        kind, *place = connection(NAME, pg, x, x.nbytes)
-        form = (NONE if format is None else format, scale_dtype, ue8m0 or scale_dtype is E8M0, scale_layout == "column")
-        key = (x.dtype, pg.size(), kind, x.shape[-1], weight.dtype, *form, *place)
-        hash(key)
-    except (AttributeError, TypeError, ValueError, LookupError, RuntimeError, InvalidArgument):
-        _check(x, residual, weight, eps, group, format, scale, global_scale, ue8m0, scale_dtype, scale_layout)
+        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+            return _op.traced(**locals())
+        try:
+            if type(ue8m0) is not bool:
+                ue8m0 = check_flag(NAME, "ue8m0", ue8m0)
+            if scale_layout not in LAYOUTS:
+                raise ValueError(scale_layout)
+            pg = resolved(NAME, group)
+            kind, *place = connection(NAME, pg, x, x.nbytes)
+            form = (
+                NONE if format is None else format,
+                scale_dtype,
+                ue8m0 or scale_dtype is E8M0,
+                scale_layout == "column",
+            )
+            key = (x.dtype, pg.size(), kind, x.shape[-1], weight.dtype, *form, *place)
+            hash(key)
+        except (AttributeError, TypeError, ValueError, LookupError, RuntimeError, InvalidArgument):
+            _check(x, residual, weight, eps, group, format, scale, global_scale, ue8m0, scale_dtype, scale_layout)
+            raise
+        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+        if run is None:
+            _check(x, residual, weight, eps, group, format, scale, global_scale, ue8m0, scale_dtype, scale_layout)
+            if format is None:
+                check_places(x, residual, weight, out, residual_out, out_scale)
+            elif isinstance(backend, DryRun):
+                results = Results(NAME, _op.contract.problem_of(key, x.get_device()), x.get_device())
+                check_results(NAME, results, (x, residual, weight, scale, global_scale), out, out_scale, residual_out)
+            run = _op.decide(key, x.get_device(), backend)
+        return run(x, residual, weight, eps, pg, out, residual_out, scale, global_scale, out_scale)
+    except KernelhubError as error:
+        inform(NAME, error, x, group, backend)
         raise
-    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
-    if run is None:
-        _check(x, residual, weight, eps, group, format, scale, global_scale, ue8m0, scale_dtype, scale_layout)
-        if format is None:
-            check_places(x, residual, weight, out, residual_out, out_scale)
-        elif isinstance(backend, DryRun):
-            results = Results(NAME, _op.contract.problem_of(key, x.get_device()), x.get_device())
-            check_results(NAME, results, (x, residual, weight, scale, global_scale), out, out_scale, residual_out)
-        run = _op.decide(key, x.get_device(), backend)
-    return run(x, residual, weight, eps, pg, out, residual_out, scale, global_scale, out_scale)
 
 
 def _check(

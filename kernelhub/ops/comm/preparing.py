@@ -18,6 +18,7 @@ from kernelhub.errors import InvalidArgument, KernelhubError, RanksDisagree
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.group import libraries_of, meet, resolved
 from kernelhub.ops.comm.problem import ANY, BUCKETS, MESSAGE_BYTES, NVLINK, PCIE
+from kernelhub.ops.comm.refusing import informing
 from kernelhub.ops.comm.topology import GroupFacts, learn
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class CollectivePlan(CallPlan):
         kernels = {name: str(item.selection.selected) for name, item in bounds.items()}
         names = tuple(dict.fromkeys((kernels[message], *kernels.values())))
         run = bound.run if len(bounds) == 1 else _switching([bounds[name].run for name in BUCKETS], self.message_bytes)
+        run = informing(op.contract.name, run, self.call.split(", ").index("group"), parsed.arguments[0])
         super().__init__(op, bound, parsed, run=run, backend=names if len(names) > 1 else names[0])
         self.kernels, self.connection = kernels, facts
         made_of = {name: item.adapter.made_of(parsed.device) for name, item in bounds.items()}

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import dense, describe, refuse
 from kernelhub.ops.comm.all_reduce import same_place
 from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.known import GroupCalls, group_type
 from kernelhub.ops.comm.preparing import TIMEOUT
 from kernelhub.ops.comm.problem import AllReduceRmsNormProblem
+from kernelhub.ops.comm.refusing import failed_launch
 from kernelhub.ops.fused_quant.formats import Results, check_format
 from kernelhub.ops.operands import check_destination
 
@@ -152,7 +152,7 @@ def bind_quantised(
         try:
             launch(*launched)
         except Exception as error:
-            failed(launch, error)
+            failed_launch(launch, error)
             raise
         if again:
             known.attach(calls, key, (*read, whole, made, added), *launched)

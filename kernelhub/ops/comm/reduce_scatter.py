@@ -11,7 +11,7 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, DryRun, Op
 from kernelhub.dispatch.plan import publish
-from kernelhub.errors import InvalidArgument
+from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import refuse
 from kernelhub.ops.comm.adapter import ReduceScatterAdapter
 from kernelhub.ops.comm.group import resolved
@@ -19,6 +19,7 @@ from kernelhub.ops.comm.keys import from_keys
 from kernelhub.ops.comm.preparing import CollectivePlan, prepare
 from kernelhub.ops.comm.problem import REDUCE_SCATTER, ReduceScatterProblem
 from kernelhub.ops.comm.reference import reduce_scatter_reference
+from kernelhub.ops.comm.refusing import inform
 from kernelhub.ops.comm.sums import binds, check_summed, summed
 from kernelhub.ops.comm.topology import connection
 from kernelhub.ops.operands import check_destination
@@ -114,7 +115,7 @@ def reduce_scatter(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank calls something else, or is refused; on every
             rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
@@ -130,17 +131,21 @@ def reduce_scatter(
         True
     """
     try:
-        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-            traced: Tensor = _op.traced(x, group, out, backend)
-            return traced
-        pg = resolved(NAME, group)
-        key = (x.dtype, pg.size(), *connection(NAME, pg, x, x.nbytes))
-    except (AttributeError, TypeError, RuntimeError, InvalidArgument):
-        check(x, group, out)
+        try:
+            if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+                traced: Tensor = _op.traced(x, group, out, backend)
+                return traced
+            pg = resolved(NAME, group)
+            key = (x.dtype, pg.size(), *connection(NAME, pg, x, x.nbytes))
+        except (AttributeError, TypeError, RuntimeError, InvalidArgument):
+            check(x, group, out)
+            raise
+        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+        if run is None:
+            check(x, group, out)
+            run = _op.decide(key, x.get_device(), backend)
+        result: Tensor = run(x, pg, out)
+        return result
+    except KernelhubError as error:
+        inform(NAME, error, x, group, backend)
         raise
-    run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
-    if run is None:
-        check(x, group, out)
-        run = _op.decide(key, x.get_device(), backend)
-    result: Tensor = run(x, pg, out)
-    return result

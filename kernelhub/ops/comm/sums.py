@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.lost import failed
 from kernelhub.ops.arguments import check_wants_no_gradient, dense, describe, dtype_name, refuse
 from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.known import GroupCalls, group_type, plain_operand, plain_place
 from kernelhub.ops.comm.preparing import TIMEOUT
 from kernelhub.ops.comm.problem import FLOATS, CollectiveProblem
+from kernelhub.ops.comm.refusing import failed_launch
 from kernelhub.ops.operands import check_operand
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def binds(op: str, check: Check, *, in_parts: bool) -> Callable[..., Callable[..
             try:
                 launch(x, made, pg, timeout_s)
             except Exception as error:
-                failed(launch, error)
+                failed_launch(launch, error)
                 raise
             if again:
                 known.attach(calls, key, given, x, made, pg, timeout_s)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernelhub.backends.shared.cpu_ranks import compare, wait
 from kernelhub.backends.torch.fused_quant.steps import fill
 from kernelhub.ops.arguments import describe, dtype_name
 from kernelhub.ops.comm.adapter import (
@@ -22,6 +21,7 @@ from kernelhub.ops.comm.adapter import (
     ReduceScatterAdapter,
     connect_by_sum,
 )
+from kernelhub.ops.comm.cpu_ranks import compare, wait
 from kernelhub.ops.comm.problem import AllReduceRmsNormProblem
 from kernelhub.ops.fused_quant.problem import NONE
 from kernelhub.ops.fused_quant.reference import normalised

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish
-from kernelhub.errors import InvalidArgument
+from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import dense, dtype_name, refuse
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.comparing import comparing
@@ -27,6 +27,7 @@ from kernelhub.ops.comm.experts.received import Handle, Header, Headers, header_
 from kernelhub.ops.comm.experts.reference import moe_combine_reference
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.known import GroupCalls, group_type
+from kernelhub.ops.comm.refusing import failed_launch, inform, informing
 from kernelhub.ops.comm.topology import linked
 from kernelhub.ops.operators import Traced
 from kernelhub.probes.device import facts_of
@@ -153,7 +154,7 @@ def bind(
         try:
             launch(*launched)
         except Exception as error:
-            failed(launch, error)
+            failed_launch(launch, error)
             raise
         if again:
             known.attach(calls, key, operands, *launched)
@@ -184,6 +185,10 @@ class CombinePlan(CallPlan):
     repeats = False
     call = "y, handle, group, out"
     kept = ("group",)
+
+    def __init__(self, op: Op[Any], bound: Bound, parsed: ParsedCall, **others: Any) -> None:
+        run = informing(NAME, bound.run, 2, parsed.arguments[0])
+        super().__init__(op, bound, parsed, run=run, **others)
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> CombinePlan:
@@ -240,7 +245,7 @@ def moe_combine(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank calls something else, or is refused; on every
             rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
@@ -261,19 +266,23 @@ def moe_combine(
         True
     """
     try:
-        if type(y) is not Tensor and isinstance(y, Tensor) and not isinstance(backend, DryRun):
-            traced: Tensor = _op.traced(y, handle, group, out, backend)
-            return traced
-        pg = resolved(NAME, group)
-        facets = _facets(y, handle[1].shape[1], header_of(handle))  # type: ignore[arg-type]
-        kind, *link = linked(NAME, pg, y)
-        key = (*facets[:5], kind, *facets[5:], *link)
-        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
-    except (AttributeError, TypeError, ValueError, LookupError, InvalidArgument, RuntimeError):
-        check_combine(y, handle, group, out)
+        try:
+            if type(y) is not Tensor and isinstance(y, Tensor) and not isinstance(backend, DryRun):
+                traced: Tensor = _op.traced(y, handle, group, out, backend)
+                return traced
+            pg = resolved(NAME, group)
+            facets = _facets(y, handle[1].shape[1], header_of(handle))  # type: ignore[arg-type]
+            kind, *link = linked(NAME, pg, y)
+            key = (*facets[:5], kind, *facets[5:], *link)
+            run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+        except (AttributeError, TypeError, ValueError, LookupError, InvalidArgument, RuntimeError):
+            check_combine(y, handle, group, out)
+            raise
+        if run is None:
+            check_combine(y, handle, group, out)
+            run = _op.decide(key, y.get_device(), backend)
+        result: Tensor = run(y, handle, pg, out)
+        return result
+    except KernelhubError as error:
+        inform(NAME, error, y, group, backend)
         raise
-    if run is None:
-        check_combine(y, handle, group, out)
-        run = _op.decide(key, y.get_device(), backend)
-    result: Tensor = run(y, handle, pg, out)
-    return result

@@ -11,10 +11,9 @@ from torch import Tensor
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.lost import failed
 from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish
-from kernelhub.errors import InvalidArgument
+from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import dtype_name, refuse
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.comparing import comparing
@@ -30,6 +29,7 @@ from kernelhub.ops.comm.experts.results import Fresh, Results, header_of_capacit
 from kernelhub.ops.comm.experts.traced import TracedDispatch
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.known import GroupCalls, group_type
+from kernelhub.ops.comm.refusing import failed_launch, inform, informing
 from kernelhub.ops.comm.topology import linked
 from kernelhub.ops.known_calls import KnownCalls
 from kernelhub.probes.device import facts_of
@@ -127,7 +127,7 @@ def bind(
         try:
             sent = launch(given, pg, timeout_s)
         except Exception as error:
-            failed(launch, error)
+            failed_launch(launch, error)
             raise
         if out is not None and sent is not out:
             sent = renew(out, sent)
@@ -202,7 +202,8 @@ class DispatchPlan(CallPlan):
     kept = ("group", "num_experts", "format", "max_tokens")
 
     def __init__(self, op: Op[Any], bound: Bound, parsed: ParsedCall, **others: Any) -> None:
-        super().__init__(op, bound, parsed, **others)
+        run = informing(NAME, bound.run, self.call.split(", ").index("group"), parsed.arguments[0])
+        super().__init__(op, bound, parsed, run=run, **others)
         self._device, self._max_tokens = parsed.arguments[0].device, parsed.arguments[-2]
 
     def results(self) -> Dispatched:
@@ -304,7 +305,7 @@ def moe_dispatch(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call. The message gives the reason of each.
-        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank calls something else, or is refused; on every
             rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
@@ -325,31 +326,35 @@ def moe_dispatch(
         True
     """
     try:
-        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-            traced: Dispatched = _op.traced(
-                x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out, backend
+        try:
+            if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+                traced: Dispatched = _op.traced(
+                    x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out, backend
+                )
+                return traced
+            pg = resolved(NAME, group)
+            kind, *link = linked(NAME, pg, x)
+            key = (
+                x.dtype,
+                x.shape[1],
+                topk_ids.shape[1],
+                num_experts,
+                pg.size(),
+                kind,
+                capacity_of(max_tokens),
+                format,
+                scales is not None,
+                *link,
             )
-            return traced
-        pg = resolved(NAME, group)
-        kind, *link = linked(NAME, pg, x)
-        key = (
-            x.dtype,
-            x.shape[1],
-            topk_ids.shape[1],
-            num_experts,
-            pg.size(),
-            kind,
-            capacity_of(max_tokens),
-            format,
-            scales is not None,
-            *link,
-        )
-        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
-    except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):
-        check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out)
+            run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+        except (AttributeError, TypeError, LookupError, RuntimeError, InvalidArgument):
+            check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out)
+            raise
+        if run is None:
+            check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out)
+            run = _op.decide(key, x.get_device(), backend)
+        result: Dispatched = run(x, topk_ids, topk_weights, pg, num_experts, scales, format, max_tokens, out)
+        return result
+    except KernelhubError as error:
+        inform(NAME, error, x, group, backend)
         raise
-    if run is None:
-        check_dispatch(x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out)
-        run = _op.decide(key, x.get_device(), backend)
-    result: Dispatched = run(x, topk_ids, topk_weights, pg, num_experts, scales, format, max_tokens, out)
-    return result

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.lost import failed
-from kernelhub.dispatch.op import Backend, DryRun, Op
+from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish
-from kernelhub.errors import InvalidArgument
+from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import describe, refuse
 from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.experts.prepared import prepared
 from kernelhub.ops.comm.experts.problem import capacity_of
 from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.refusing import failed_launch, inform, informing
 from kernelhub.ops.moe.experts.call import key_of
 from kernelhub.ops.moe.experts.call import problem_of as problem_of_experts
 from kernelhub.ops.moe.experts.checks import Operands
@@ -170,7 +171,7 @@ def bind(
         try:
             launch(layer_of(given, max_tokens), out, pg)
         except Exception as error:
-            failed(launch, error)
+            failed_launch(launch, error)
             raise
         return out
 
@@ -230,6 +231,10 @@ class ParallelPlan(CallPlan):
     )
     kept = ("group", "activation", "activation_dtype", "max_tokens")
     parts: tuple[Part, ...]
+
+    def __init__(self, op: Op[Any], bound: Bound, parsed: ParsedCall, **others: Any) -> None:
+        run = informing(NAME, bound.run, _GROUP_AT, parsed.arguments[0])
+        super().__init__(op, bound, parsed, run=run, **others)
 
 
 def _prepare(*args: Any, backend: Backend = None, **kwargs: Any) -> ParallelPlan:
@@ -311,7 +316,7 @@ def expert_parallel_moe(
     Raises:
         InvalidArgument: an argument breaks this contract. The message names the parameter.
         NoKernel: no kernel supports the call, or no kernel a part of the pair. The message gives the reason of each.
-        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank gives something else or calls another op; on every
+        RanksDisagree: on a CPU, or with KERNELHUB_CHECK=1, a rank calls something else, or is refused; on every
             rank, before data is sent.
         RuntimeError: on a CPU, a rank is dead, or did not join within KERNELHUB_COMM_TIMEOUT_S; the message names it.
             The group cannot be used any more.
@@ -330,23 +335,27 @@ def expert_parallel_moe(
         >>> torch.allclose(out, kernelhub.fused_moe(x, w13, w2, weights, ids), atol=1e-3)
         True
     """
-    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-        traced: Tensor = _op.traced(**locals())
-        return traced
-    scales = (w13_scale, w2_scale, w13_global_scale, w2_global_scale, w13_bias, w2_bias)
-    given = operands_of(x, w13, w2, topk_weights, topk_ids, scales, alpha, limit, out)
     try:
-        key = _key(given, resolved(NAME, group), activation, activation_dtype, max_tokens)
-        run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
-    except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
-        check(given, group, activation, activation_dtype, max_tokens)
+        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+            traced: Tensor = _op.traced(**locals())
+            return traced
+        scales = (w13_scale, w2_scale, w13_global_scale, w2_global_scale, w13_bias, w2_bias)
+        given = operands_of(x, w13, w2, topk_weights, topk_ids, scales, alpha, limit, out)
+        try:
+            key = _key(given, resolved(NAME, group), activation, activation_dtype, max_tokens)
+            run = _get(key) if backend is None and not (_contexts_used and _contexts()) else _op.override(key, backend)
+        except (AttributeError, TypeError, ValueError, IndexError, RuntimeError):
+            check(given, group, activation, activation_dtype, max_tokens)
+            raise
+        arguments: tuple[Any, ...] = (x, w13, w2, topk_weights, topk_ids, group, activation, activation_dtype)
+        arguments += (*scales, alpha, limit, max_tokens, out)
+        if run is None:
+            check(given, group, activation, activation_dtype, max_tokens)
+            run = _op.decide(key, x.get_device(), backend)
+            if not isinstance(backend, DryRun):
+                arguments += (True,)  # it was checked
+        result: Tensor = run(*arguments)
+        return result
+    except KernelhubError as error:
+        inform(NAME, error, x, group, backend)
         raise
-    arguments: tuple[Any, ...] = (x, w13, w2, topk_weights, topk_ids, group, activation, activation_dtype)
-    arguments += (*scales, alpha, limit, max_tokens, out)
-    if run is None:
-        check(given, group, activation, activation_dtype, max_tokens)
-        run = _op.decide(key, x.get_device(), backend)
-        if not isinstance(backend, DryRun):
-            arguments += (True,)  # it was checked
-    result: Tensor = run(*arguments)
-    return result

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernelhub.backends.shared.cpu_ranks import compare
 from kernelhub.backends.torch.comm.experts.wire import Wire, dense
 from kernelhub.ops.arguments import dtype_name
+from kernelhub.ops.comm.cpu_ranks import compare
 from kernelhub.ops.comm.experts.adapter import CombineAdapter
 from kernelhub.ops.comm.experts.formats import gathered
 from kernelhub.ops.comm.experts.problem import ALL, FIXED, ROWS, TOKENS

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from kernelhub.backends.shared.cpu_ranks import compare
 from kernelhub.backends.torch.comm.experts.wire import Wire, packed, unpacked
 from kernelhub.ops.arguments import dtype_name
+from kernelhub.ops.comm.cpu_ranks import compare
 from kernelhub.ops.comm.experts.adapter import DispatchAdapter, Outgoing
 from kernelhub.ops.comm.experts.formats import arranged
 from kernelhub.ops.comm.experts.problem import ALL, FIXED, FORMATS, NEEDED, ROWS, TOKENS

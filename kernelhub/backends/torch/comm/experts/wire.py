@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from kernelhub.backends.shared.cpu_ranks import wait
+from kernelhub.ops.comm.cpu_ranks import wait
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

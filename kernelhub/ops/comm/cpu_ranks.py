@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _BYTES = 512  # of a line
+_REFUSED = "\x01"  # begins the line of a rank that cannot make the call
 
 
 def compare(op: str, given: str, group: ProcessGroup, timeout_s: float) -> None:
@@ -32,21 +33,46 @@ def compare(op: str, given: str, group: ProcessGroup, timeout_s: float) -> None:
         timeout_s: longest wait.
 
     Raises:
-        RanksDisagree: a rank calls another op or gives something else; on every rank. The group can be used again.
+        RanksDisagree: a rank calls another op, gives something else, or cannot make its call; on every rank. The group
+            can be used again.
         RuntimeError: a rank is dead, or did not join within `timeout_s`.
     """
-    size = group.size()
-    if size == 1:
+    if group.size() == 1:
         return
-    own = torch.frombuffer(bytearray(_line(f"{op}({given})")), dtype=torch.uint8)
-    lines = torch.empty(size * _BYTES, dtype=torch.uint8, device="cpu")
-    wait(op, group._allgather_base(lines, own), group, timeout_s)
-    said = bytes(lines.tolist())
-    calls = [said[rank * _BYTES : (rank + 1) * _BYTES].rstrip(b"\0").decode() for rank in range(size)]
+    calls = _gathered(op, _line(f"{op}({given})"), group, timeout_s)
+    for rank, call in enumerate(calls):
+        if call.startswith(_REFUSED):
+            message = f"{op}: rank {rank} cannot run it: {call.removeprefix(_REFUSED)}{in_world(group, (rank,))}"
+            raise RanksDisagree("rank_failed", message, (rank,))
     for rank, call in enumerate(calls):
         if call != calls[0]:
             message = f"{op}: rank 0 calls {calls[0]} and rank {rank} {call}; give all ranks the same"
             raise RanksDisagree("arguments_differ", message + in_world(group, (0, rank)), (rank,))
+
+
+def join_refused(op: str, reason: str, group: ProcessGroup, timeout_s: float) -> None:
+    """Join the comparison of a call that this rank cannot make, so that every other rank raises `reason`.
+
+    Args:
+        op: the op that this rank calls.
+        reason: why it cannot.
+        group: the group, whose backend for CPUs is gloo.
+        timeout_s: longest wait.
+
+    Raises:
+        RuntimeError: a rank is dead, or did not join within `timeout_s`.
+    """
+    _gathered(op, _line(f"{_REFUSED}{reason}"), group, timeout_s)
+
+
+def _gathered(op: str, line: bytes, group: ProcessGroup, timeout_s: float) -> list[str]:
+    """The line of each rank."""
+    size = group.size()
+    own = torch.frombuffer(bytearray(line), dtype=torch.uint8)
+    lines = torch.empty(size * _BYTES, dtype=torch.uint8, device="cpu")
+    wait(op, group._allgather_base(lines, own), group, timeout_s)
+    said = bytes(lines.tolist())
+    return [said[rank * _BYTES : (rank + 1) * _BYTES].rstrip(b"\0").decode(errors="replace") for rank in range(size)]
 
 
 def wait(op: str, work: Any, group: ProcessGroup, timeout_s: float) -> None:
@@ -70,5 +96,5 @@ def _line(call: str) -> bytes:
     data = call.encode()
     if len(data) > _BYTES:
         digest = hashlib.sha256(data).hexdigest()[:16]
-        data = f"{call[: _BYTES - 40]}... sha256 {digest}".encode()
+        data = data[: _BYTES - 40] + f"... sha256 {digest}".encode()
     return data.ljust(_BYTES, b"\0")
