@@ -211,6 +211,20 @@ def measured(
     return {"kernels_ms": times, "off": off, **more, **({"failed": failed} if failed else {})}
 
 
+def host_us(call: Callable[[], Any], batches: int = 40, calls: int = 50) -> float:
+    """Microseconds that an eager call which comes again keeps the host: the least mean of many batches."""
+    for _ in range(50):
+        call()
+    best = float("inf")
+    for _ in range(batches):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - began) / calls)
+    return best * 1e6
+
+
 def launches_us(call: Callable[[], Any]) -> dict[str, float]:
     """Microseconds of each launch of a call, repeated in a graph.
 

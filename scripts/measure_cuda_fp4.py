@@ -21,7 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import torch
-from alternating import attempt, facts, medians, options_of
+from alternating import attempt, facts, host_us, medians, options_of
 
 import kernelhub
 from kernelhub.backends.cuda.gemm.fp4 import FORMS, Fp4Gemm, constants_of, form_for
@@ -238,16 +238,7 @@ def host(batches: int) -> dict[str, float]:
                 "result": functools.partial(kernelhub.fp4_gemm, a, w.codes, **given),
                 "destination": functools.partial(kernelhub.fp4_gemm, a, w.codes, **given, out=out),
             }.items():
-                for _ in range(50):
-                    call()
-                best = 1e9
-                for _ in range(batches):
-                    torch.cuda.synchronize()
-                    began = time.perf_counter()
-                    for _ in range(20):
-                        call()
-                    best = min(best, (time.perf_counter() - began) / 20)
-                found[f"{kernel}, {rows} rows, {name}"] = round(best * 1e6, 2)
+                found[f"{kernel}, {rows} rows, {name}"] = round(host_us(call, batches, calls=20), 2)
     return found
 
 

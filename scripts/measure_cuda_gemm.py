@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from alternating import Calls, Checked, compile_calls, facts, options_of, run_case, time_cases
+from alternating import Calls, Checked, compile_calls, facts, host_us, options_of, run_case, time_cases
 from measure_gluon_tiles import quantised
 
 import kernelhub
@@ -141,16 +141,7 @@ def eager() -> dict[str, float]:
             for name in ("result", "destination"):
                 more: dict[str, Any] = {"out": out} if name == "destination" else {}
                 call = functools.partial(kernelhub.fp8_gemm, **given, **more, backend=kernel)
-                for _ in range(50):
-                    call()
-                best = 1e9
-                for _ in range(40):
-                    torch.cuda.synchronize()
-                    began = time.perf_counter()
-                    for _ in range(50):
-                        call()
-                    best = min(best, (time.perf_counter() - began) / 50)
-                found[f"{kernel}, {rows} rows, {name}"] = round(best * 1e6, 2)
+                found[f"{kernel}, {rows} rows, {name}"] = round(host_us(call), 2)
     return found
 
 

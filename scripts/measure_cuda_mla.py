@@ -23,7 +23,7 @@ from typing import Any
 
 import measure_gluon_mla as of_gluon
 import torch
-from alternating import attempt, facts, measured, medians, options_of
+from alternating import attempt, facts, host_us, measured, medians, options_of
 
 import kernelhub
 from kernelhub.backends.cuda.mla.decode import Decode as CudaDecode
@@ -197,16 +197,7 @@ def host(batches: int) -> dict[str, float]:
             step = plan.begin(arguments["block_table"], arguments["seq_lens"])
             forms["step"] = functools.partial(step.run, given["q"], given["kv_cache"], out=out)
             for name, call in forms.items():
-                for _ in range(50):
-                    call()
-                best = 1e9
-                for _ in range(batches):
-                    torch.cuda.synchronize()
-                    began = time.perf_counter()
-                    for _ in range(50):
-                        call()
-                    best = min(best, (time.perf_counter() - began) / 50)
-                found[f"{kernel}, {heads} heads, {name}"] = round(best * 1e6, 2)
+                found[f"{kernel}, {heads} heads, {name}"] = round(host_us(call, batches), 2)
     return found
 
 

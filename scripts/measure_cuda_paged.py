@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
-from alternating import attempt, facts, measured, medians, options_of
+from alternating import attempt, facts, host_us, measured, medians, options_of
 from torch.nn.functional import scaled_dot_product_attention
 
 import kernelhub
@@ -309,16 +309,7 @@ def host(batches: int) -> dict[str, float]:
         step = plan.begin(arguments["block_table"], arguments["seq_lens"])
         forms["step"] = functools.partial(step.run, *given.values(), out=out)
         for name, call in forms.items():
-            for _ in range(50):
-                call()
-            best = 1e9
-            for _ in range(batches):
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-                for _ in range(50):
-                    call()
-                best = min(best, (time.perf_counter() - began) / 50)
-            found[f"{kernel}, {name}"] = round(best * 1e6, 2)
+            found[f"{kernel}, {name}"] = round(host_us(call, batches), 2)
     return found
 
 

@@ -19,7 +19,7 @@ import time
 from typing import Any
 
 import torch
-from alternating import Calls, attempt, facts, measured, options_of
+from alternating import Calls, attempt, facts, host_us, measured, options_of
 from measure_gluon_tiles import quantised
 
 import kernelhub
@@ -151,21 +151,8 @@ def host() -> dict[str, float]:
                 for name, more in (("result", {}), ("destination", {"out": out})):
                     given: dict[str, Any] = {"a": a, "b": b, "a_scale": scale, "b_scale": b_scale, **more}
                     call = functools.partial(kernelhub.fp8_gemm, **given, backend=kernel)
-                    found[f"{kernel}, {rows} rows, {layout}, {name}"] = round(_least_us(call), 2)
+                    found[f"{kernel}, {rows} rows, {layout}, {name}"] = round(host_us(call, calls=30), 2)
     return found
-
-
-def _least_us(call: Any) -> float:
-    for _ in range(50):
-        call()
-    best = 1e9
-    for _ in range(40):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(30):
-            call()
-        best = min(best, (time.perf_counter() - began) / 30)
-    return best * 1e6
 
 
 def main() -> int:
