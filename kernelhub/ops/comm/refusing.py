@@ -59,10 +59,8 @@ def inform(op: str, error: KernelhubError, x: Any, group: Any, backend: Backend 
             meet(op, pg, {"op": op, "error": str(error)}, timeout_s, of_call=True)
         elif _compares_on_cpu(op, x, pg):
             join_refused(op, str(error), pg, timeout_s)
-    except (
-        KernelhubError,
-        RuntimeError,
-    ):  # no such group, a rank that is dead, what the others raise: less than `error`
+    except (KernelhubError, RuntimeError):
+        # No such group, a rank that is dead, or what the other ranks raise: the error that the caller raises says more.
         return
 
 
