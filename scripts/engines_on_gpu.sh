@@ -3,12 +3,14 @@
 # time in kernelhub's calls while it serves, and greedy tokens beside TRITON_ATTN's where windows, sinks and experts take
 # part. `hooks`: Llama 3.1 8B with linear layers in NVFP4 and in MXFP4, by the hooks and by vLLM's own kernels: steps,
 # and greedy tokens. `writes`: the KV cache written by vLLM's kernel and by kernelhub's: bytes, Python's time, greedy
-# tokens, eager steps of one engine in turn, and steps in graphs of two engines.
+# tokens, eager steps of one engine in turn, and steps in graphs of two engines. `hosts`: on four GPUs, each engine with
+# processors of its own: Python's time of attention and of writes in eager steps, and that of other backends;
+# caches of fp8 by both writers and linear layers in NVFP4 and MXFP4 in CUDA graphs: greedy tokens and steps.
 #
-#   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh [attention|writes|hooks [nvfp4] [mxfp4]]
+#   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh [attention|latents|writes|hosts|hooks [nvfp4] [mxfp4]]
 #
 # VLLM_SITE is a folder with vLLM and what it needs beside torch, or an archive of one (tar.xz); without it, an installed
-# vLLM is taken. FlashInfer is not needed. The engines share the GPU at once, each for LIMIT seconds (240) at most, and
+# vLLM is taken. FlashInfer is not needed. The engines share the GPU at once, until LIMIT seconds (240) after the script's start at most, and
 # each has its own cache of kernelhub: engines that share one warm up in turn. Of the times of `attention` only Python's
 # count. The engines of `hooks` and `writes` start at once and run their parts one after the other, 55 % of LIMIT after the
 # first at the latest; one with a hook and without a warm-up runs if the one with it is not done in 75 % of LIMIT. On an H200 with
@@ -17,7 +19,8 @@
 set -uo pipefail
 
 what=${1:-attention}
-case $what in attention | latents | writes | hooks) ;; *) echo "attention, latents, writes or hooks, not $what" >&2 && exit 2 ;; esac
+case $what in attention | latents | writes | hosts | hooks) ;; *) echo "attention, latents, writes, hosts or hooks, not $what" >&2 && exit 2 ;; esac
+if [ "$what" = hosts ] && [ "$(nvidia-smi -L | wc -l)" -lt 4 ]; then echo "hosts needs four GPUs" >&2 && exit 2; fi
 formats=("${@:2}")
 [ ${#formats[@]} -gt 0 ] || formats=(nvfp4 mxfp4)
 
@@ -61,7 +64,9 @@ echo "ready after $((SECONDS - began)) s"
 run() { # name, seconds, options: an engine
     local name=$1 seconds=$2
     shift 2
-    KERNELHUB_CACHE_DIR=$work/cache.$name timeout -k 2 "$seconds" python3 benchmarks/vllm_engine.py --max-model-len 2048 --tag "$name" --out "$OUT/$name.json" "$@" >"$OUT/$name.log" 2>&1
+    local pin=()
+    [ -z "${PIN:-}" ] || pin=(taskset -c "$PIN")
+    KERNELHUB_CACHE_DIR=$work/cache.$name timeout -k 2 "$seconds" "${pin[@]}" python3 benchmarks/vllm_engine.py --max-model-len 2048 --tag "$name" --out "$OUT/$name.json" "$@" >"$OUT/$name.log" 2>&1
     local code=$?
     echo "$name: exit $code after $((SECONDS - began)) s"
     [ $code = 0 ] || grep -vE "INFO|^$" "$OUT/$name.log" | tail -4 | cut -c1-300
@@ -70,7 +75,7 @@ run() { # name, seconds, options: an engine
 
 attention() { # model, backend, parts, more options
     local engine='{"kernel_config": {"enable_jit_warmup": false}, "skip_tokenizer_init": true, "gpu_memory_utilization": 0.15, "kv_cache_memory_bytes": 4294967296}'
-    run "$1.$2" "$LIMIT" --model "$work/$1" --backend "$2" --eager --parts "$3" --engine "$engine" "${@:4}"
+    run "$1.$2" "$((LIMIT - SECONDS + began))" --model "$work/$1" --backend "$2" --eager --parts "$3" --engine "$engine" ${TURNS:+--turns "$TURNS"} "${@:4}"
 }
 
 linear() { # format, whose kernels, time of its turn at the latest
@@ -79,13 +84,19 @@ linear() { # format, whose kernels, time of its turn at the latest
     local count=$((3 * ${#formats[@]}))
     [ "$2" != kernelhub-unprepared ] || count=never
     run "llama8b-$1.$2" "$((LIMIT - SECONDS + began))" --model "$work/llama8b" --backend FLASH_ATTN --float4 "$1" --weights copying --engine "$engine" \
-        --points 1x512,16x512,64x512 --prefill 4x2048 --steps 64 --turns "$work/turns:$count:$3"
+        --points 1x512,16x512,64x512 --prefill 4x2048 --steps 64 --turns "${TURNS:-$work/turns:$count:$3}"
 }
 
 written() { # tag, model, whether kernelhub writes, parts, more options; of `engine` what is more
     local engine='"kernel_config": {"enable_jit_warmup": false}, "skip_tokenizer_init": true, "gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": 3221225472, "max_num_seqs": 64, "max_num_batched_tokens": 4096'
     KERNELHUB_VLLM_WRITE_KV_CACHE=$3 run "$1" "$((LIMIT - SECONDS + began))" --model "$work/$2" --backend CUSTOM --weights copying --engine "{$engine$more}" \
-        --parts "$4" --points 1x1024,16x1024,32x512 --prefill 2x1024 --steps 64 --turns "$work/turns:5:$((start + 55 * LIMIT / 100))" "${@:5}"
+        --parts "$4" --points 1x1024,16x1024,32x512 --prefill 2x1024 --steps 64 --turns "${TURNS:-$work/turns:5:$((start + 55 * LIMIT / 100))}" "${@:5}"
+}
+
+on() { # GPU, how many engines it has, which of them, command: with processors of its own
+    local cpus=$(($(nproc) / 4 / $2)) first=$(($(nproc) * $1 / 4))
+    first=$((first + $3 * cpus))
+    CUDA_VISIBLE_DEVICES=$1 PIN=$first-$((first + cpus - 1)) TURNS=$work/turns.$1:$2:$((start + 60 * LIMIT / 100)) "${@:4}" &
 }
 
 hooked() { # format
@@ -112,6 +123,19 @@ elif [ "$what" = writes ]; then
     more=', "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}'
     written graphs.vllm-writes llama8b 0 speed,tokens &
     written graphs.kernelhub-writes llama8b 1 speed,tokens &
+elif [ "$what" = hosts ]; then
+    more=
+    on 0 2 0 written eager.layers-of-8b layers-of-8b 1 writes --eager
+    on 1 2 0 written eager.layers-of-8b-fp8 layers-of-8b 1 writes --eager --kv-cache-dtype fp8
+    on 0 2 1 attention layers-of-8b FLASH_ATTN watch
+    on 1 2 1 attention layers-of-8b TRITON_ATTN watch
+    more=', "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}'
+    on 2 3 0 written graphs.vllm-writes-fp8 llama8b 0 speed,tokens --kv-cache-dtype fp8
+    on 3 3 0 written graphs.kernelhub-writes-fp8 llama8b 1 speed,tokens --kv-cache-dtype fp8
+    on 2 3 1 linear nvfp4 vllm 0
+    on 3 3 1 linear mxfp4 vllm 0
+    KERNELHUB_VLLM_HOOKS=nvfp4_linear on 2 3 2 linear nvfp4 kernelhub 0
+    KERNELHUB_VLLM_HOOKS=mxfp4_linear on 3 3 2 linear mxfp4 kernelhub 0
 elif [ "$what" = latents ]; then
     attention deepseek CUSTOM tokens --weights copying &
     attention deepseek TRITON_MLA tokens --weights copying &
