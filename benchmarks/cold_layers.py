@@ -9,6 +9,7 @@ of the driver (see `host_stub`), so what the driver takes is missing. Forms:
 
     vllm    `forward` of kernelhub's attention layer of vLLM, whose own modules are stand-ins
     mla     `forward_mqa` of the layer of latent attention
+    write   `do_kv_cache_update` of that layer, by `write_kv_cache`
     call    `paged_attention` with the tensors that `forward` gives it
     empty   a function that returns its last argument
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import functools
 import importlib
 import itertools
@@ -50,15 +52,16 @@ Steps = Callable[[], Iterable[Callable[[], Any]]]
 
 
 def attention_layers(tokens: int, layers: int, form: str) -> Steps:
-    """Calls of `forward` of dense attention, or of the op that it calls."""
+    """Calls of `forward` of dense attention, of its write to the cache, or of the op that it calls."""
     import kernelhub
 
     module = importlib.import_module("kernelhub.compat.vllm.attention")
     made = []
     for _ in range(layers):
         impl = module.KernelhubImpl(HEADS, WIDTH, WIDTH**-0.5, KV_HEADS)
+        impl._writes = True
         cache = torch.empty(tokens * PAGES, PAGE, KV_HEADS, 2 * WIDTH, dtype=torch.bfloat16).transpose(1, 2)
-        made.append((types.SimpleNamespace(impl=impl), cache))
+        made.append((types.SimpleNamespace(impl=impl, _k_scale=None, _v_scale=None), cache))
     table, lengths, starts, slots = metadata_of(tokens)
     builder = module.KernelhubMetadataBuilder(None, [], None, torch.device("cpu"))
 
@@ -70,17 +73,20 @@ def attention_layers(tokens: int, layers: int, form: str) -> Steps:
             query_start_loc=starts[:],
             seq_lens=lengths[:],
             block_table_tensor=table[:],
-            slot_mapping=slots,
+            slot_mapping=slots[:],
             causal=True,
         )
         metadata = builder.build(0, common)
         for layer, cache in made:
             qkv = torch.empty(tokens, (HEADS + 2 * KV_HEADS) * WIDTH, dtype=torch.bfloat16)
-            q = qkv.split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], dim=-1)[0].view(-1, HEADS, WIDTH)
+            parts = qkv.split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], dim=-1)
+            q, keys, values = (part.view(-1, part.shape[1] // WIDTH, WIDTH) for part in parts)
             out = torch.empty(tokens, HEADS * WIDTH, dtype=torch.bfloat16).view(-1, HEADS, WIDTH)
             if form == "vllm":
                 given = layer, q, None, None, cache, metadata
                 yield functools.partial(layer.impl.forward, *given, output=out)
+            elif form == "write":
+                yield functools.partial(layer.impl.do_kv_cache_update, layer, keys, values, cache, common.slot_mapping)
             else:
                 given = q, *layer.impl._parts_of(cache)[2:], metadata.block_table, metadata.seq_lens
                 yield functools.partial(kernelhub.paged_attention, *given, scale=layer.impl.scale, out=out)
@@ -124,10 +130,16 @@ def metadata_of(tokens: int) -> tuple[torch.Tensor, ...]:
     """Block table, lengths, offsets of queries and slots of a step."""
     table = torch.arange(tokens * PAGES, dtype=torch.int32).view(tokens, PAGES)
     lengths = torch.full((tokens,), PAGES * PAGE, dtype=torch.int32)
-    return table, lengths, torch.arange(tokens + 1, dtype=torch.int32), torch.zeros(tokens, dtype=torch.int64)
+    return table, lengths, torch.arange(tokens + 1, dtype=torch.int32), torch.arange(tokens, dtype=torch.int64)
 
 
-FORMS = {"vllm": attention_layers, "mla": latent_layers, "call": attention_layers, "empty": empty_calls}
+FORMS = {
+    "vllm": attention_layers,
+    "write": attention_layers,
+    "mla": latent_layers,
+    "call": attention_layers,
+    "empty": empty_calls,
+}
 
 
 class Others:
@@ -214,9 +226,12 @@ def here(forms: tuple[str, ...], tokens: int, layers: int, megabytes: float) -> 
     else:
         install_stub(late=True)
     vllm_stand_ins()
-    kernelhub.configure(paged_attention="triton", mla_attention="triton")
+    kernelhub.configure(paged_attention="triton", mla_attention="triton", write_kv_cache="triton")
     others, found = Others(megabytes), {}
-    with _on_gpu(kernelhub.paged_attention.op), _on_gpu(kernelhub.mla_attention.op), torch.inference_mode():
+    with contextlib.ExitStack() as stack:
+        for op in (kernelhub.paged_attention, kernelhub.mla_attention, kernelhub.write_kv_cache):
+            stack.enter_context(_on_gpu(op.op))
+        stack.enter_context(torch.inference_mode())
         for form in forms:
             warm, cold = (statistics.median(measure(form, tokens, layers, between)) for between in (None, others))
             found[form] = {"warm": warm, "cold": cold}

@@ -1,9 +1,9 @@
 """Calls of an engine's layers, which the launcher's extension makes with one look at the tensors that differ.
 
 A layer of an engine calls an op with its own caches, with the metadata of the step, which all layers share, and with
-queries and a destination, which are new in each call. The engine keeps the first two as they are: caches are replaced,
-not changed, and so is a step's metadata. So their forms and addresses are found once, and a call compares only queries
-and destination. Whatever else would make a difference ends it: settings, `use` blocks, another device or stream,
+two tensors that are new in each call: queries and a destination, or keys and values that it writes to its caches. The
+engine keeps the others as they are: caches are replaced, not changed, and so is a step's metadata. So their forms and
+addresses are found once, and a call compares only those two. Whatever else would make a difference ends it: settings, `use` blocks, another device or stream,
 profilers' hooks, a capture, forward differentiation, memory that overlaps. Then the engine makes its call as ever.
 
 An engine keeps one `LayerCalls` for layers that have all values in common, and learns a call after it made it:
@@ -13,7 +13,7 @@ An engine keeps one `LayerCalls` for layers that have all values in common, and 
         return
     ...  # the call of the op
     if calls.is_due(form):
-        calls.learn(form, repeats, (q, out), tensors, step, operands)
+        calls.learn(form, repeats, (q, out), tensors, step, operands, [out])
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class LayerCalls:
     def layer(self, cache: Any, tensors: Sequence[Tensor]) -> Callable[..., bool]:
         """What makes the calls of one layer, and says whether it did.
 
-        It takes queries, destination, the layer's cache, the form of the step and the step's tensors. It makes no call
-        with another cache. The form says what a call depends on beside the layers' values and the tensors.
+        It takes the two tensors that differ, the layer's cache, the form of the step and the step's tensors. It makes no
+        call with another cache. The form says what a call depends on beside the layers' values and the tensors.
 
         Args:
             cache: what the tensors are of.
@@ -110,17 +110,19 @@ class LayerCalls:
         layer: Sequence[Tensor],
         step: Sequence[Tensor],
         operands: Sequence[Tensor],
+        written: Sequence[Tensor],
     ) -> bool:
         """Let later calls like one that was made be made at once; whether they are.
 
         Args:
             form: of the step.
             repeats: what makes calls with these values.
-            given: queries and destination, as the engine has them.
+            given: the two that are new in each call, as the engine has them: queries and destination, or keys and values.
             layer: the layer's tensors.
             step: the step's tensors.
-            operands: of `repeats.again`. The queries and the destination among them may be views of `given`, which
-                follow from the form of `given` and the step's, and begin where those do.
+            operands: of `repeats.again`. Those of `given` among them may be views, which follow from the form of `given`
+                and the step's, and begin where those do.
+            written: which of the operands are destinations.
         """
         makes, calls = HUB.layers_of, self._op.calls
         sequence_of = getattr(getattr(repeats and repeats.again, "__self__", None), "sequence_of", None)
@@ -132,7 +134,8 @@ class LayerCalls:
         sources = _sources_of(operands, given, (*layer, *step))
         if sequence is None or sources is None:
             return False
-        apart, same = places_of(operands, [sources.index(1)])
+        destinations = [at for at, one in enumerate(operands) if any(one is other for other in written)]
+        apart, same = places_of(operands, destinations)
         if same:
             return False
         forms = [self._known_of(tensors) for tensors in (given, layer, step)]

@@ -27,7 +27,7 @@ from vllm.v1.attention.backend import (
 )
 
 from kernelhub.compat.start import DECODE, MIXED, SPECULATIVE, Rows
-from kernelhub.compat.vllm.layers import Remembering
+from kernelhub.compat.vllm.layers import Remembered, Remembering
 from kernelhub.compat.vllm.refusal import refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.compat.vllm.supports import FP8, FP8_CACHES, Configured, Supports
@@ -37,9 +37,10 @@ from kernelhub.dispatch.selection import Selection
 from kernelhub.errors import NotWarmed
 from kernelhub.ops.attention.paged_attention import paged_attention, repeats_of
 from kernelhub.ops.attention.problem import ANY, FEW_TOKENS, ONE
-from kernelhub.ops.kv_cache.op import write_kv_cache
+from kernelhub.ops.kv_cache.op import write_kv_cache, writes_like
 
 _BLOCKS = 2  # of a cache that is written while an engine starts
+_MOST_WRITTEN = 512  # tokens of a step whose writes are remembered: decode has few sizes, prompts have any
 
 
 @dataclass
@@ -154,6 +155,8 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
         self._cache: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
         self._scales: tuple[Tensor | None, Tensor | None] = (None, None)  # that calls were learned with
+        self._written = Remembered()
+        self._written_scales: tuple[Tensor | None, Tensor | None] = (None, None)
 
     def forward(
         self,
@@ -231,6 +234,7 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
             shared,
             lambda: repeats_of(query, step.causal, self._window, self._softcap, self.sinks, self.scale, *scales),
             (*more, query, k_cache, v_cache, out, *shared),
+            (out,),
         )
 
     def _has_scales(self, layer: Any) -> bool:
@@ -241,19 +245,50 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Write a step's keys and values, by vLLM's kernel or by `write_kv_cache`; both skip negative slots."""
-        k_cache, v_cache, k_typed, v_typed = self._parts if kv_cache is self._cache else self._parts_of(kv_cache)
+        if (
+            self._writes
+            and (not self._quantized or self._has_written_scales(layer))
+            and self._written._launch(key, value, kv_cache, slot_mapping.numel(), slot_mapping)
+        ):
+            return
+        k_cache, v_cache, _, _ = self._parts if kv_cache is self._cache else self._parts_of(kv_cache)
         if not self._writes:
             scales = layer._k_scale, layer._v_scale
             reshape_and_cache_flash(key, value, k_cache, v_cache, slot_mapping, self.kv_cache_dtype, *scales)
             return
-        tokens = slot_mapping.shape[0]
+        try:
+            self._write(layer, key, value, kv_cache, slot_mapping)
+        except NotWarmed as error:
+            ENGINE.serve(lambda: self._write(layer, key, value, kv_cache, slot_mapping), error)
+
+    def _write(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
+        tokens, given, caches = slots.shape[0], (key, value), self._parts[2:]
         if key.shape[0] != tokens:  # rows of padding
             key, value = key[:tokens], value[:tokens]
-        factors = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
-        try:
-            write_kv_cache(key, value, k_typed, v_typed, slot_mapping, *factors)
-        except NotWarmed as error:
-            ENGINE.serve(lambda: write_kv_cache(key, value, k_typed, v_typed, slot_mapping, *factors), error)
+        scales = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
+        write_kv_cache(key, value, *caches, slots, *scales)
+        if tokens > _MOST_WRITTEN or not (
+            self._written._is_due(kv_cache, tokens) or (self._quantized and not self._has_written_scales(layer))
+        ):
+            return
+        self._written_scales = scales
+        more = [scale for scale in scales if scale is not None]
+        self._written._learn(
+            write_kv_cache.op,
+            (self.num_kv_heads, self.head_size, self._quantized),
+            kv_cache,
+            (*caches, *more),
+            tokens,
+            given,
+            (slots,),
+            lambda: writes_like(key, value, *caches, *scales),
+            (key, value, *caches, slots, *more),
+            caches,
+        )
+
+    def _has_written_scales(self, layer: Any) -> bool:
+        """Whether a layer has the scales that its writes were learned with."""
+        return layer._k_scale is self._written_scales[0] and layer._v_scale is self._written_scales[1]
 
     def _parts_of(self, kv_cache: Tensor) -> tuple[Tensor, ...]:
         """Keys and values ``[B, N, H, D]``, as vLLM stores them and in their dtype.
@@ -301,6 +336,7 @@ def forget(layer: KernelhubImpl) -> None:
     """Drop a layer's references to its last cache."""
     layer._cache, layer._parts = None, ()
     layer._forget()
+    layer._written._forget()
 
 
 def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:

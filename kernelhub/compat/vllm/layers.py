@@ -11,8 +11,8 @@ from kernelhub.dispatch.op import Op
 from kernelhub.ops.layer_calls import LayerCalls, Repeats, no_call
 
 
-class Remembering:
-    """A base class of layers, which forget their calls where vLLM sets one of their attributes.
+class Remembered:
+    """Calls of one kind that a layer makes.
 
     Attributes:
         _launch: as `LayerCalls.layer` makes it.
@@ -21,11 +21,6 @@ class Remembering:
     _launch: Callable[..., bool] = staticmethod(no_call)
     _calls: LayerCalls
     _kept: tuple[Tensor | None, ...] = ()  # what `_launch` was made with
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-        if not name.startswith("_"):  # as `sinks` and `scale`
-            object.__setattr__(self, "_launch", no_call)
 
     def _is_due(self, cache: Tensor, form: Hashable) -> bool:
         """Whether a call that was made is to be learned: of a new cache, or where `LayerCalls.is_due`."""
@@ -42,6 +37,7 @@ class Remembering:
         step: Sequence[Tensor],
         repeats: Callable[[], Repeats | None],
         operands: Sequence[Tensor],
+        written: Sequence[Tensor],
     ) -> None:
         """Let later calls like one that was made be made at once, if `_is_due`.
 
@@ -51,10 +47,11 @@ class Remembering:
             cache: as vLLM gave it.
             tensors: of the layer.
             form: of the step.
-            given: queries and output, as vLLM has them.
+            given: the two that are new in each call, as vLLM has them.
             step: tensors of the step.
             repeats: makes what makes such calls.
             operands: of that.
+            written: which of them are destinations.
         """
         if self._launch in (no_call, _unlaunched) or not _same((cache, *tensors), self._kept):
             self._calls = LayerCalls.of(op, values)
@@ -63,11 +60,20 @@ class Remembering:
                 self._launch = _unlaunched
             if form in self._calls or not self._calls.is_due(form):
                 return
-        self._calls.learn(form, repeats(), given, tensors, step, operands)
+        self._calls.learn(form, repeats(), given, tensors, step, operands, written)
 
     def _forget(self) -> None:
         """Drop all references to the cache."""
         self._kept, self._launch = (), no_call
+
+
+class Remembering(Remembered):
+    """A base class of layers, which forget their calls where vLLM sets one of their attributes."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if not name.startswith("_"):  # as `sinks` and `scale`
+            object.__setattr__(self, "_launch", no_call)
 
 
 def _unlaunched(*arguments: Any) -> bool:

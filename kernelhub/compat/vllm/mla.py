@@ -155,6 +155,7 @@ class KernelhubMlaImpl(Remembering, MLACommonImpl):  # type: ignore[misc]
                 shared,
                 lambda: repeats_of(scale, width),
                 (q, cache, into, *shared),
+                (into,),
             )
         return into
 

@@ -26,6 +26,7 @@ from kernelhub.ops.kv_cache.adapter import KvCacheAdapter
 from kernelhub.ops.kv_cache.problem import HND, NEOX, NHD, WRITE_KV_CACHE, KvCacheProblem
 from kernelhub.ops.kv_cache.reference import write_kv_cache_reference
 from kernelhub.ops.kv_cache.rope import Rope, check_positions, check_rope, style_of
+from kernelhub.ops.layer_calls import Repeats
 from kernelhub.ops.operands import (
     check_apart,
     check_number,
@@ -332,7 +333,38 @@ def bind(
                 f"the plan is for a call with{'' if problem.q else 'out'} q",
             )
 
+    def like(k: Tensor) -> Repeats | None:
+        """What repeats writes of rows with pages, without a rotary embedding, on k's device."""
+        plain = repeats and layout == NHD and not rope_form[0] and kind in (None, "tensor")
+        return Repeats(launch, Launched(adapter).again, tick) if plain and k.get_device() == device else None
+
+    run.like = like  # type: ignore[attr-defined]
     return run
+
+
+class Launched:
+    """The launches that an adapter made, for calls of layers."""
+
+    __slots__ = ("_adapter",)
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+
+    def again(self, *operands: Tensor) -> bool:
+        """Makes no call: the extension does, by the sequence."""
+        return False
+
+    def sequence_of(
+        self, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, *scales: Tensor
+    ) -> Any:
+        """The `Sequence` of a call like one that was made; None if it is not repeated, or takes other tensors."""
+        operands = (k, v, k_cache, v_cache, slot_mapping, *scales)
+        found = self._adapter.repeated(*operands[:5], *(scales or (None, None)))
+        if found is None:
+            return None
+        sequence, tensors = found
+        same = len(tensors) == len(operands) and all(a is b for a, b in zip(tensors, operands, strict=True))
+        return sequence if same else None
 
 
 _op: Op[KvCacheProblem] = Op(
@@ -363,6 +395,24 @@ class KvCachePlan(CallPlan):
         "kv_layout": attrgetter("kv_layout"),
         "is_neox": lambda problem: problem.rope in (None, NEOX),
     }
+
+
+def writes_like(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None
+) -> Repeats | None:
+    """What makes calls like one that was made with such operands, without ``backend=``; None if nothing does.
+
+    It takes k, v, k_cache, v_cache, slot_mapping, and the scales.
+    """
+    generation = HUB.generation
+    if _contexts_used and _contexts():
+        return None
+    heads, kind = k.shape[1], None if k_scale is None else "tensor"
+    sizes = heads, k.shape[2], v.shape[2], k_cache.shape[1]
+    run = _get((k.dtype, k_cache.dtype, *sizes, kind, NHD))
+    make: Callable[[Tensor], Repeats | None] | None = getattr(run, "like", None)
+    repeats = None if make is None else make(k)
+    return None if repeats is None else repeats._replace(generation=generation)
 
 
 @publish(_op, prepares(_op, KvCachePlan), traced=Traced(dict, ("k_cache", "v_cache", "q"), {"q": "q"}))
