@@ -2,8 +2,8 @@
  *
  * The layers of an engine's step differ in few tensors. Those of a layer stay the same from step to step, those of a
  * step from layer to layer: their form and addresses are found once. So each call looks at two tensors, the queries and
- * the destination. Between two calls the engine runs much else, so what a call reads is in no near cache: the lines are
- * few, and all are asked for before the first is waited for. */
+ * the destination, or the keys and the values of a write. Between two calls the engine runs much else, so what a call
+ * reads is in no near cache: the lines are few, and all are asked for before the first is waited for. */
 #pragma once
 
 #include "known.h"
@@ -23,12 +23,12 @@ typedef struct {
   Calls* calls;
   uint64_t cleared; /* of `calls`, when this was made */
   Sequence* sequence;
-  Known *two, *of_layer, *of_step;   /* forms of queries and destination, of a layer's and of a step's tensors */
+  Known *two, *of_layer, *of_step;   /* forms of the two, of a layer's and of a step's tensors */
   PyObject *tick, *counter, *failed; /* as of a Call */
   PyObject *launches, *form;         /* where it is, and under which key it was found last */
   Py_ssize_t num_operands, num_gaps;
   Gap* gaps;                      /* of the sequence's operands */
-  uint16_t sources[MAX_OPERANDS]; /* of those: queries, destination, then the layer's, then the step's */
+  uint16_t sources[MAX_OPERANDS]; /* of those: the two, then the layer's, then the step's */
   uint64_t addresses[MAX_KEPT];   /* of the last step's */
   PyObject* step[MAX_KEPT];       /* its tensors; NULL before the first */
 } Layers;
@@ -217,7 +217,7 @@ static Layers* layers_of(Layer* self, PyObject* form) {
 static PyObject* layer_launch(PyObject* object, PyObject* const* given, Py_ssize_t count) {
   Layer* self = (Layer*)object;
   if (self->calls == NULL || count < 4)
-    return PyErr_Format(PyExc_TypeError, "takes queries, a destination, a cache, a form, and the tensors of a step");
+    return PyErr_Format(PyExc_TypeError, "takes two tensors, a cache, a form, and the tensors of a step");
   if (given[2] != self->cache) Py_RETURN_FALSE;
   Layers* layers = layers_of(self, given[3]);
   if (layers == NULL) return PyErr_Occurred() ? NULL : PyBool_FromLong(0);

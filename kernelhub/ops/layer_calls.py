@@ -3,8 +3,9 @@
 A layer of an engine calls an op with its own caches, with the metadata of the step, which all layers share, and with
 two tensors that are new in each call: queries and a destination, or keys and values that it writes to its caches. The
 engine keeps the others as they are: caches are replaced, not changed, and so is a step's metadata. So their forms and
-addresses are found once, and a call compares only those two. Whatever else would make a difference ends it: settings, `use` blocks, another device or stream,
-profilers' hooks, a capture, forward differentiation, memory that overlaps. Then the engine makes its call as ever.
+addresses are found once, and a call compares only those two. Whatever else would make a difference ends it: settings,
+`use` blocks, another device or stream, profilers' hooks, a capture, forward differentiation, memory that overlaps. Then
+the engine makes its call as ever.
 
 An engine keeps one `LayerCalls` for layers that have all values in common, and learns a call after it made it:
 
@@ -78,8 +79,8 @@ class LayerCalls:
     def layer(self, cache: Any, tensors: Sequence[Tensor]) -> Callable[..., bool]:
         """What makes the calls of one layer, and says whether it did.
 
-        It takes the two tensors that differ, the layer's cache, the form of the step and the step's tensors. It makes no
-        call with another cache. The form says what a call depends on beside the layers' values and the tensors.
+        It takes the two tensors that differ, the layer's cache, the form of the step and the step's tensors. It makes
+        no call with another cache. The form says what a call depends on beside the layers' values and the tensors.
 
         Args:
             cache: what the tensors are of.
@@ -117,11 +118,11 @@ class LayerCalls:
         Args:
             form: of the step.
             repeats: what makes calls with these values.
-            given: the two that are new in each call, as the engine has them: queries and destination, or keys and values.
+            given: the two that are new in each call, as the engine has them.
             layer: the layer's tensors.
             step: the step's tensors.
-            operands: of `repeats.again`. Those of `given` among them may be views, which follow from the form of `given`
-                and the step's, and begin where those do.
+            operands: of `repeats.again`. Those of `given` among them may be views, which follow from the form of
+                `given` and the step's, and begin where those do.
             written: which of the operands are destinations.
         """
         makes, calls = HUB.layers_of, self._op.calls

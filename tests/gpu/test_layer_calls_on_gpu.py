@@ -10,6 +10,7 @@ import torch
 import kernelhub
 from kernelhub.errors import InvalidArgument
 from kernelhub.ops.attention.paged_attention import paged_attention, repeats_of
+from kernelhub.ops.kv_cache.op import write_kv_cache, writes_like
 from kernelhub.ops.layer_calls import LayerCalls
 from kernelhub.ops.mla.attention.op import mla_attention
 from kernelhub.ops.mla.attention.op import repeats_of as mla_repeats_of
@@ -40,7 +41,7 @@ class Layer:
         self.launch = self.calls.layer(self.cache, self.tensors)
         if self.calls.is_due(form):
             repeats = repeats_of(q, True, None, None, None, 0.1, None, None)
-            self.calls.learn(form, repeats, (q, out), (k, v), (table, lens), (q, k, v, out, table, lens))
+            self.calls.learn(form, repeats, (q, out), (k, v), (table, lens), (q, k, v, out, table, lens), (out,))
         return False
 
     def reference(self, q: Any, table: Any, lens: Any) -> Any:
@@ -177,8 +178,74 @@ def test_latent_layers(kernel) -> None:
                 launches[layer] = calls.layer(cache, (cache,))
                 if calls.is_due(sequences):
                     operands = q, cache, out, table, lens
-                    calls.learn(sequences, mla_repeats_of(0.1, 512), (q, out), (cache,), (table, lens), operands)
+                    repeats = mla_repeats_of(0.1, 512)
+                    calls.learn(sequences, repeats, (q, out), (cache,), (table, lens), operands, (out,))
             with kernelhub.use(mla_attention=kernel):
                 want = mla_attention(q, cache, table, lens, scale=0.1)
             assert torch.equal(out, want), (at, layer)
     assert quick > 60
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("kernel", ["cuda.write", "triton.write"])
+def test_written_layers(kernel, kv_dtype) -> None:
+    """Writes of layers in turn, with padding and rows past it, and in a graph: the bytes of the op's own calls."""
+    if kernel.startswith("cuda"):
+        pytest.importorskip("cuda.bindings")
+    kernelhub.configure(write_kv_cache=kernel)
+    quantised = kv_dtype is not torch.bfloat16
+    scales = tuple(torch.full((1,), one, device="cuda") for one in (0.5, 0.25)) if quantised else ()
+    caches = [torch.zeros(PAGES, PAGE, KV_HEADS, 2 * WIDTH, device="cuda").to(kv_dtype) for _ in range(4)]
+    halves = [cache.split(WIDTH, dim=-1) for cache in caches]
+    calls = LayerCalls.of(write_kv_cache.op, ("test", kernel, quantised))
+    launches = [calls.layer(cache, (*parts, *scales)) for cache, parts in zip(caches, halves, strict=True)]
+    quick = 0
+
+    def write(layer: int, k: Any, v: Any, slots: Any) -> bool:
+        if launches[layer](k, v, caches[layer], len(slots), slots):
+            return True
+        rows = k[: len(slots)], v[: len(slots)]
+        write_kv_cache(*rows, *halves[layer], slots, *scales)
+        launches[layer] = calls.layer(caches[layer], (*halves[layer], *scales))
+        if calls.is_due(len(slots)):
+            repeats = writes_like(*rows, *halves[layer], *(scales or (None, None)))
+            operands = (*rows, *halves[layer], slots, *scales)
+            calls.learn(len(slots), repeats, (k, v), (*halves[layer], *scales), (slots,), operands, halves[layer])
+        return False
+
+    def keys(rows: int) -> tuple[Any, Any]:
+        wide = torch.randn(rows, (HEADS + 2 * KV_HEADS) * WIDTH, device="cuda", dtype=torch.bfloat16)
+        _, k, v = wide.split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], dim=1)
+        return k.view(rows, KV_HEADS, WIDTH), v.view(rows, KV_HEADS, WIDTH)
+
+    def check(layer: int, k: Any, v: Any, slots: Any, done: Any) -> None:
+        want = torch.zeros_like(caches[layer], dtype=torch.float32).to(kv_dtype)
+        with kernelhub.use(write_kv_cache=kernel):  # inside of which no call is repeated from its arguments
+            write_kv_cache(k[: len(slots)], v[: len(slots)], *want.split(WIDTH, dim=-1), slots, *scales)
+        assert torch.equal(done.view(torch.uint8), want.view(torch.uint8))
+        assert bool((want.view(torch.uint8) != 0).any())
+
+    for at in range(30):
+        tokens, rows = ((4, 4), (6, 8), (1, 1))[at % 3]
+        slots = torch.randperm(PAGES * PAGE, device="cuda")[:tokens]
+        slots[5:] = -1
+        for layer, cache in enumerate(caches):
+            cache.view(torch.uint8).zero_()
+            k, v = keys(rows)
+            quick += write(layer, k, v, slots)
+            check(layer, k, v, slots, cache)
+    assert quick > 80
+    slots, given = torch.randperm(PAGES * PAGE, device="cuda")[:4], [keys(4) for _ in caches]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert all(write(layer, *given[layer], slots) for layer in range(len(caches)))
+    for _ in range(2):
+        slots.copy_(torch.randperm(PAGES * PAGE, device="cuda")[:4])
+        for (k, v), cache in zip(given, caches, strict=True):
+            k.normal_()
+            v.normal_()
+            cache.view(torch.uint8).zero_()
+        graph.replay()
+        for layer, cache in enumerate(caches):
+            check(layer, *given[layer], slots, cache)

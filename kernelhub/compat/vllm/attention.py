@@ -262,11 +262,12 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
             ENGINE.serve(lambda: self._write(layer, key, value, kv_cache, slot_mapping), error)
 
     def _write(self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slots: Tensor) -> None:
-        tokens, given, caches = slots.shape[0], (key, value), self._parts[2:]
+        tokens, given = slots.shape[0], (key, value)
+        _, _, k_cache, v_cache = self._parts
         if key.shape[0] != tokens:  # rows of padding
             key, value = key[:tokens], value[:tokens]
-        scales = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
-        write_kv_cache(key, value, *caches, slots, *scales)
+        k_scale, v_scale = scales = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
+        write_kv_cache(key, value, k_cache, v_cache, slots, k_scale, v_scale)
         if tokens > _MOST_WRITTEN or not (
             self._written._is_due(kv_cache, tokens) or (self._quantized and not self._has_written_scales(layer))
         ):
@@ -277,13 +278,13 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
             write_kv_cache.op,
             (self.num_kv_heads, self.head_size, self._quantized),
             kv_cache,
-            (*caches, *more),
+            (k_cache, v_cache, *more),
             tokens,
             given,
             (slots,),
-            lambda: writes_like(key, value, *caches, *scales),
-            (key, value, *caches, slots, *more),
-            caches,
+            lambda: writes_like(key, value, k_cache, v_cache, k_scale, v_scale),
+            (key, value, k_cache, v_cache, slots, *more),
+            (k_cache, v_cache),
         )
 
     def _has_written_scales(self, layer: Any) -> bool:

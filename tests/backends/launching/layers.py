@@ -513,18 +513,27 @@ def writes(stub: Stub) -> None:
 
 
 def _writes(stub: Stub, model: Model) -> None:
-    def run(layer: Any, rows: int, slots: torch.Tensor) -> bool:
-        wide = torch.zeros(rows, (HEADS + 2 * KV_HEADS) * WIDTH, dtype=torch.bfloat16)
+    def split(rows: int, memory: Any = None) -> tuple[torch.Tensor, ...]:
+        wide = torch.zeros(rows, (HEADS + 2 * KV_HEADS) * WIDTH, dtype=torch.bfloat16) if memory is None else memory
         _, k, v = wide.split([HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH], 1)
-        k, v = k.view(rows, KV_HEADS, WIDTH), v.view(rows, KV_HEADS, WIDTH)
+        return k.view(rows, KV_HEADS, WIDTH), v.view(rows, KV_HEADS, WIDTH)
+
+    def run(layer: Any, rows: int, slots: torch.Tensor, given: Any = None, cache: Any = None) -> bool:
+        k, v = split(rows) if given is None else given
+        cache = layer.cache if cache is None else cache
         stub.take()
         calls, counts = len(met), counted_calls()
-        layer.impl.do_kv_cache_update(layer, k, v, layer.cache, slots)
-        tensors = [k, v, slots, *layer.impl._parts_of(layer.cache)]
+        layer.impl.do_kv_cache_update(layer, k, v, cache, slots)
+        tensors = [k, v, slots, *layer.impl._parts_of(cache)]
         tensors += [layer._k_scale, layer._v_scale] if model.fp8 else []
         assert {tensor.data_ptr() for tensor in tensors} <= pointers(stub), "written with another tensor"
         assert counted_calls() == counts + 1
         return len(met) == calls
+
+    def at_once(layer: Any, slots: torch.Tensor, given: Any = None) -> bool:
+        """Whether the extension would make the call at once."""
+        k, v = split(len(slots)) if given is None else given
+        return bool(layer.impl._written._launch(k, v, layer.cache, len(slots), slots))
 
     for layer in model.layers:
         layer.impl._writes = True  # `explain` sees no GPU here
@@ -540,8 +549,73 @@ def _writes(stub: Stub, model: Model) -> None:
         for rows, tokens in ((2, 2), (3, 3), (8, 6), (2, 2)):
             slots = torch.tensor([3, 9, -1, 4, 0, -1])[:tokens]
             assert all(run(layer, rows, slots) for layer in model.layers)
-        with pytest.raises(InvalidArgument, match="slot_mapping"):
-            run(model.layers[0], 2, torch.zeros(2, dtype=torch.int32))
+            assert all(at_once(layer, slots, split(rows)) for layer in model.layers)
+        layer, slots = model.layers[0], torch.arange(2)
+        wrong = [
+            (split(2), torch.zeros(2, dtype=torch.int32), "slot_mapping"),
+            ([one.half() for one in split(2)], slots, "k_cache" if not model.fp8 else None),
+            ((split(2)[0], split(2)[1].float()), slots, "v has dtype"),
+            ((split(2)[0], split(3)[1]), slots, "v has shape"),
+            (([one.requires_grad_() for one in split(2)]), slots, "k"),
+            (split(2, new.new_empty(0).set_(layer.cache.untyped_storage(), 0, (2, 12 * WIDTH))), slots, "_cache"),
+        ]
+        for given, at, text in wrong:
+            assert not at_once(layer, at, given), text
+            if text is not None:
+                with pytest.raises(InvalidArgument, match=text):
+                    run(layer, 2, at, given)
+        packed = torch.zeros(2, 2, KV_HEADS, WIDTH, dtype=torch.bfloat16).unbind(0)
+        assert not at_once(layer, slots, packed)
+        run(layer, 2, slots, packed)
+        assert not at_once(layer, torch.arange(4)[::2])
+        assert at_once(layer, slots)
+        before, other = layer.cache, model.cache()
+        run(layer, 2, slots, cache=other)
+        assert not at_once(layer, slots)
+        layer.cache = other
+        assert at_once(layer, slots)
+        layer.cache = before
+        run(layer, 2, slots)
+        if model.fp8:
+            layer._v_scale = torch.full((1,), 0.5)
+            for _ in range(3):
+                run(layer, 2, slots)
+            assert at_once(layer, slots)
+        with kernelhub.use(write_kv_cache="triton"):
+            assert not at_once(layer, slots)
+            run(layer, 2, slots)
+        for change in (HUB.forget_selections, HUB.reload):
+            change()
+            assert not at_once(layer, slots)
+            for _ in range(4):
+                run(layer, 2, slots)
+            assert at_once(layer, slots)
+        counts = counted_calls()
+        stub.fail(700)
+        with pytest.raises(RuntimeError, match="CUDA_ERROR_ILLEGAL_ADDRESS, 700") as raised:
+            layer.impl.do_kv_cache_update(layer, *split(2), layer.cache, slots)
+        assert any("raised by kernel triton" in note for note in raised.value.__notes__)
+        assert counted_calls() == counts
+        assert run(layer, 2, slots)
+        many = torch.arange(600) % (PAGES * PAGE)
+        many[PAGES * PAGE :] = -1
+        for _ in range(4):
+            run(layer, 600, many)
+        assert not at_once(layer, many)  # prompts are not remembered
+        stub.take()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                sys.modules[type(layer.impl).__module__], "reshape_and_cache_flash", lambda *given: met.append(given)
+            )
+            layer.impl._writes = False
+            calls = len(met)
+            layer.impl.do_kv_cache_update(layer, *split(2), layer.cache, slots)
+            assert len(met) == calls + 1
+            assert not stub.take()
+        layer.impl._writes = True
+        assert run(layer, 2, slots)
+        sys.modules[type(layer.impl).__module__].forget(layer.impl)
+        assert not at_once(layer, slots)
 
 
 def pointers(stub: Stub) -> set[int]:
@@ -554,6 +628,7 @@ def graphs(stub: Stub) -> None:
     steps(stub)
     process(stub)
     latent(stub)
+    writes(stub)
     stub.take_graph_calls()
     install_launcher(stub)
 
