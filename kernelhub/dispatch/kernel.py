@@ -63,6 +63,8 @@ class Kernel:
         batch_invariant: a row's bits do not depend on the other rows of the batch.
         reads_lengths: `begin` needs sequence lengths on the host, and syncs if they are not given.
         compiles_sizes: a ragged call is compiled for each number of sequences and longest sequence, as powers of two.
+        compiles_when_made: making the adapter compiles its kernels, in any thread, so that adapters of several
+            problems can be made at once.
         configurable: the adapter is a `Configurable`, whose sizes `kernelhub tune` measures.
         parts: of a kernel that is made of other ops: for a problem, these ops with their problems. Each selects its own
             kernel, and the record rejects a problem for which one has none.
@@ -86,6 +88,7 @@ class Kernel:
     batch_invariant: bool = False
     reads_lengths: bool = False
     compiles_sizes: bool = False
+    compiles_when_made: bool = False
     configurable: bool = False
     parts: Callable[[Any], tuple[tuple[str, Any], ...]] | None = None
     steps: tuple[str, ...] = ()

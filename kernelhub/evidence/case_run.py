@@ -13,6 +13,7 @@ import torch
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
+from kernelhub.evidence.ahead import compile_ahead
 from kernelhub.evidence.apart import Child, Ended
 from kernelhub.evidence.budgets import QUICK_BUDGET_S
 from kernelhub.evidence.call import OutOfMemory, Unavailable
@@ -73,6 +74,8 @@ class CaseRun:
         if not self._entered():
             return None
         try:
+            if isinstance(asked_in, Here):  # processes that share the cases share their compiles, too
+                compile_ahead(self.subject, tuple(self._waiting))
             while (case := self._next()) is not None:
                 self._check(case, asked_in)
         except BaseException:

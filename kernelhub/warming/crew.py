@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import torch
 
+from kernelhub.evidence.ahead import cores_here
 from kernelhub.evidence.apart import Child
 from kernelhub.warming.outcome import Peak
 
@@ -28,7 +29,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 def jobs_here(ranks: int | None = None) -> int:
     """``min(cores, free memory / 4 GB) / ranks of this node``, at least one."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = cores_here()
     free = free_bytes()
     room = cores if free is None else min(cores, free // JOB_BYTES)
     return max(1, room // max(1, ranks_here() if ranks is None else ranks))

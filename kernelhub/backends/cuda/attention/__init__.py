@@ -56,6 +56,7 @@ KERNELS = (
         ),
         graph=GraphLevel.FULL,
         deterministic=True,
+        compiles_when_made=True,
         source="Flash-Decoding (Dao et al. 2023)",
         standings=(verified("hopper", evidence=_RAN),),
     ),

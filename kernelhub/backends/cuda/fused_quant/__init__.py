@@ -40,6 +40,7 @@ def _record(
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        compiles_when_made=True,
         standings=standings(op, passed, on_h100),
     )
 

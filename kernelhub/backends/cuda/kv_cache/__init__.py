@@ -26,6 +26,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        compiles_when_made=True,
         standings=standings("write_kv_cache", 41),
     ),
     Kernel(
@@ -45,6 +46,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        compiles_when_made=True,
         source="RoFormer (2021), section 3.2.2",
         standings=standings("write_kv_cache with rope", 20, date_on_h100="2026-11-26"),
     ),

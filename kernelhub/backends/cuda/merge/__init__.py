@@ -25,6 +25,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        compiles_when_made=True,
         standings=standings("merge_attention_states", 38),
     ),
 )

@@ -38,6 +38,7 @@ KERNELS = (
         features=frozenset({"causal", "sinks", "lse"}),
         graph=GraphLevel.FULL,
         deterministic=True,
+        compiles_when_made=True,
         source="FlashMLA's schedule of two warpgroups (DeepSeek 2025)",
         standings=(verified("hopper", evidence=_RAN),),
     ),
@@ -51,6 +52,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        compiles_when_made=True,
         standings=standings("concat_mla_k", 28),
     ),
 )

@@ -49,6 +49,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        compiles_when_made=True,
         source="DeepSeek-V2 and V3 (2024), section 2.1.2",
         standings=standings("route_experts", 56, date_on_h100="2026-11-26"),
     ),

@@ -26,6 +26,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         batch_invariant=True,
+        compiles_when_made=True,
         standings=standings("quantize_fp8", 126),
     ),
 )
