@@ -1,10 +1,11 @@
 """Check and time `cuda.fp8_gemm` and `gluon.fp8_gemm` with scales of rows as `quantize_fp8` gives them by default.
 
-    python scripts/measure_row_scales.py {check,compile,time,host} [--part I/N] [--out FILE] [--seconds S]
+    python scripts/measure_row_scales.py {check,compile,time,host} [--rows M,...] [--part I/N] [--out FILE] [--seconds]
 
 `check` compares scales that `turn_scales` turned with the same by torch, bit for bit, and that it writes nothing else.
 `time`: in CUDA graphs of two calls, medians of samples that alternate, the cache not flushed; scales of a row lie side
-by side, so that `cuda.fp8_gemm` turns them by a launch of its own, and "down" is its time with scales that need none.
+by side, so that `cuda.fp8_gemm` turns them by a launch of its own, and "down" is its time with scales that need none,
+"triton down" Triton's.
 Each is compared with the reference first. `compile` makes the calls of all cases once, the I-th of N parts of them.
 `host`: microseconds of the host for an eager call that comes again, the least of many batches.
 """
@@ -29,7 +30,7 @@ from kernelhub.ops.gemm.fp8.reference import fp8_gemm_reference
 from kernelhub.ops.gemm.fp8.tolerance import compare, expected_of
 
 CUDA, GLUON, TRITON = "cuda.fp8_gemm", "gluon.fp8_gemm", "triton.fp8_gemm"
-SIZES = ((7168, 2304), (2112, 7168), (24576, 1536), (7168, 18432))
+SIZES = ((7168, 2304), (2112, 7168), (24576, 1536), (7168, 18432), (4096, 7168), (7168, 2048))
 ROWS = (4096, 1024, 256, 128, 512, 2048, 8192)
 _TURNED = ((1, 1), (3, 56), (4, 8), (5, 7), (127, 57), (128, 18), (129, 144), (1000, 9), (4096, 144), (8192, 12))
 
@@ -86,7 +87,10 @@ def calls_of(rows: int, n: int, k: int) -> tuple[Calls, Any]:
     calls: Calls = {"cuda": call(CUDA), "gluon": call(GLUON)}
     if rows <= 512:
         calls["triton"] = call(TRITON)
-    calls["down"] = call(CUDA, a_scale=by_row.t().contiguous().t())
+    down = by_row.t().contiguous().t()
+    calls["down"] = call(CUDA, a_scale=down)
+    if rows <= 64:
+        calls["triton down"] = call(TRITON, a_scale=down)
     return calls, right
 
 
@@ -94,7 +98,7 @@ def time_all(options: Any) -> int:
     """The most valuable first."""
     began, rows_of, about = time.monotonic(), [], facts(__doc__)
     longest = 0.0
-    for rows in ROWS:
+    for rows in options.rows:
         for n, k in SIZES:
             began_case = time.monotonic()
             if began_case - began + longest > options.seconds:
@@ -122,12 +126,12 @@ def _again(call: Any, _: int) -> Any:
     return call()
 
 
-def compile_all(part: int, parts: int, seconds: float) -> None:
+def compile_all(part: int, parts: int, seconds: float, all_rows: tuple[int, ...]) -> None:
     began = time.monotonic()
     for at, (n, k) in enumerate(SIZES):
         if at % parts != part:
             continue
-        for rows in ROWS:
+        for rows in all_rows:
             if time.monotonic() - began < seconds:
                 calls, _ = calls_of(rows, n, k)
                 for name, call in calls.items():
@@ -158,6 +162,7 @@ def host() -> dict[str, float]:
 def main() -> int:
     parser = options_of(__doc__)
     parser.add_argument("what", choices=("check", "compile", "time", "host"))
+    parser.add_argument("--rows", type=lambda text: tuple(map(int, text.split(","))), default=ROWS, help="of a")
     options = parser.parse_args()
     os.makedirs("build", exist_ok=True)
     torch.manual_seed(0)
@@ -165,7 +170,7 @@ def main() -> int:
         return check()
     if options.what == "compile":
         part, parts = map(int, options.part.split("/"))
-        compile_all(part, parts, options.seconds)
+        compile_all(part, parts, options.seconds, options.rows)
         return 0
     if options.what == "host":
         row = {**facts(__doc__), "host_us": host()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -12,16 +13,25 @@ from xml.etree import ElementTree
 BENCHMARKS = ("attention", "mla", "moe", "gemm", "grouped_gemm", "quant", "indexer")
 
 
-def tests(path: Path) -> tuple[Counter[str], list[str]]:
-    """How many tests ended how, and the names of those that failed."""
-    counts: Counter[str] = Counter()
-    failed = []
-    for case in ElementTree.parse(path).getroot().iter("testcase"):
-        ended = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
-        counts[ended] += 1
-        if ended in ("failure", "error"):
-            failed.append(f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}")
-    return counts, failed
+def tests(files: Iterable[Path]) -> tuple[Counter[str], list[str]]:
+    """How many tests ended how, and the names of those that failed; of one that ran again, how it ended last."""
+    ends: dict[str, str] = {}
+    for path in files:
+        for case in ElementTree.parse(path).getroot().iter("testcase"):
+            name = f"{case.get('classname', '').removeprefix('tests.')}::{case.get('name')}"
+            found = (child.tag for child in case if child.tag in ("failure", "error", "skipped"))
+            ends[name] = next(found, "passed")
+    return Counter(ends.values()), [name for name, ended in ends.items() if ended in ("failure", "error")]
+
+
+def left(folder: Path, name: str) -> str:
+    """How many tests have not ended well, of those that are to run, by what `tests/going_on.py` notes."""
+    passed, every = folder / f"{name}.passed", folder / f"{name}.passed.all"
+    if not (passed.exists() and every.exists()):
+        return ""
+    count = int(every.read_text())
+    missing = count - len(set(passed.read_text().splitlines()[1:]))
+    return f"; {missing} of {count} are left" if missing else f"; all {count} have ended"
 
 
 def fuzz(name: str, result: dict[str, Any]) -> None:
@@ -64,17 +74,19 @@ def messages(result: dict[str, Any]) -> None:
 def main(folder: Path) -> int:
     """1 if a test failed, a part broke, or the tests of the GPU did not come to their end; else 0."""
     bad = False
-    for line in (folder / "parts.txt").read_text().splitlines():
+    parts = {line.split()[0]: line for line in (folder / "parts.txt").read_text().splitlines()}  # the last of each
+    for line in parts.values():
         name, code, seconds, budget = line.split()
         late = code in ("124", "137") or (code == "2" and name.endswith("tests"))  # pytest at its limit ends with 2
         bad |= code != "0" and (name == "gpu_tests" or not late)
         spent = "ran out of time" if late else f"exit {code}"
         print(f"{name:14} {spent:18} {seconds:>4} of {budget} s")
     for name in ("gpu_tests", "comm_tests", "other_tests"):
-        path = folder / f"{name}.xml"
-        if path.exists() and path.stat().st_size:
-            counts, failed = tests(path)
-            print(f"{name:14} " + ", ".join(f"{count} {ended}" for ended, count in sorted(counts.items())))
+        files = [path for path in folder.glob(f"{name}.*.xml") if path.stat().st_size]
+        if files:
+            counts, failed = tests(sorted(files, key=lambda path: int(path.name.split(".")[1])))
+            ends = ", ".join(f"{count} {ended}" for ended, count in sorted(counts.items()))
+            print(f"{name:14} {ends}{left(folder, name)}")
             bad |= bool(failed)
             for case in failed[:25]:
                 print(f"    failed: {case[:150]}")

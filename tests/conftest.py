@@ -29,7 +29,7 @@ for name in [name for name in os.environ if name.startswith(("KERNELHUB_", "VLLM
 torch.set_num_threads(1)
 
 # Hooks that count the faults and attacks that tests make, and print the counts at the end.
-pytest_plugins = ("tests.faults.counting", "tests.fuzz.counting", "tests.tiers", "tests.accepted")
+pytest_plugins = ("tests.faults.counting", "tests.fuzz.counting", "tests.tiers", "tests.accepted", "tests.going_on")
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
 _TEMPORARY = pytest.StashKey[str]()

@@ -52,7 +52,7 @@ def parts(tmp_path: Path) -> Any:
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
 
-    def run(gpus: int = 1, **variables: str) -> list[Part]:
+    def run(gpus: object = 1, **variables: str) -> list[Part]:
         noted = tmp_path / "noted"
         noted.unlink(missing_ok=True)
         environment = {
@@ -79,13 +79,32 @@ class TestVerifyOnGpu:
         assert "gpu or device" in first
         assert "--no-loadscope-reorder" in first[: first.index("tests/gpu")]
 
-    @pytest.mark.parametrize("gpus", [1, 2, 8])
-    def test_all_parts_together_take_less_than_nine_minutes(self, parts: Any, gpus: int) -> None:
-        *others, last = parts(gpus)
+    def test_all_parts_together_take_less_than_nine_minutes(self, parts: Any) -> None:
+        *others, last = parts(1)
         assert "tests" in last.command  # it has what is left, but some: all where the others, as here, take none
         least = 15
         assert TO_START + sum(part.seconds for part in others) + least <= last.seconds <= 520
         assert 520 + TO_KILL + TO_END <= NINE_MINUTES
+
+    @pytest.mark.parametrize("gpus", [2, 4, 8])
+    def test_several_gpus_are_measured_at_once(self, parts: Any, gpus: int) -> None:
+        named = parts(gpus)
+        benchmarks = [part for part in named if any(word.startswith("benchmarks/") for word in part.command)]
+        alone = {
+            next(word for word in part.command if word.startswith("CUDA_VISIBLE_DEVICES=")) for part in benchmarks[:2]
+        }
+        assert len(alone) == 2
+        assert all(part.seconds <= 520 for part in named)
+        assert any("tests/gpu/test_comm_on_gpu.py" in part.command for part in named)
+
+    def test_another_call_goes_on_with_what_has_not_ended(self, parts: Any) -> None:
+        first = parts("1 sources", ALL_SECONDS="12", BENCHMARKS="moe:5", EACH_TAKES="3")
+        assert [_program(part) for part in first] == ["pytest", "benchmarks/moe.py", "benchmarks/host.py"]
+        again = [_program(part) for part in parts("1 sources")]
+        others = ["benchmarks/gemm.py", "benchmarks/mla.py", "benchmarks/attention.py", "benchmarks/dispatch.py"]
+        assert again == [*others, "tests.fuzz", "tests.fuzz", "pytest"]
+        assert len(parts("1 other sources")) > 3
+        assert len(parts("1 other sources", FRESH="1")) > 3
 
     def test_no_part_has_more_than_is_left_of_all_seconds(self, parts: Any) -> None:
         long = parts(ALL_SECONDS="12", TESTS_SECONDS="600", BENCHMARKS="moe:300", EACH_TAKES="3")
@@ -101,8 +120,8 @@ class TestVerifyOnGpu:
 
     def test_benchmarks_show_some_cases_of_all_kinds_unless_all_are_asked_for(self, parts: Any) -> None:
         def options(**variables: str) -> dict[str, bool]:
-            named = [part.command for part in parts(BENCHMARKS="moe:90 dispatch:30", **variables)]
-            return {call[1]: "--quick" in call for call in named if call[1].startswith("benchmarks/")}
+            named = parts(BENCHMARKS="moe:90 dispatch:30", **variables)
+            return {name: "--quick" in part.command for part in named if (name := _program(part)).startswith("bench")}
 
         assert options() == {
             "benchmarks/moe.py": True,
@@ -110,6 +129,10 @@ class TestVerifyOnGpu:
             "benchmarks/host.py": False,
         }
         assert not any(options(CASES="").values())
+
+
+def _program(part: Part) -> str:
+    return next(word for word in part.command if word in ("pytest", "tests.fuzz") or word.startswith("benchmarks/"))
 
 
 def test_no_condition_of_a_script_breaks_the_pipe_of_what_it_reads() -> None:
