@@ -142,7 +142,7 @@ class Engine:
             long = f"{len(request.ids)} tokens of prompt and {request.max_tokens} to generate"
             raise ValueError(f"{long} are more than the {self.max_len} that a sequence may have")
         if bad := [token for token in request.ids if not 0 <= token < self.model.config.vocab]:
-            raise ValueError(f"token {bad[0]} is not below {self.model.config.vocab}")
+            raise ValueError(f"token {bad[0]} is none of 0 to {self.model.config.vocab - 1}")
         with self.ready:
             self.waiting.append(request)
             self.ready.notify()

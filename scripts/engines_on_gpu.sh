@@ -4,14 +4,15 @@
 # part. `hooks`: Llama 3.1 8B with linear layers in NVFP4 and in MXFP4, by the hooks and by vLLM's own kernels: steps,
 # and greedy tokens. `writes`: the KV cache written by vLLM's kernel and by kernelhub's: bytes, Python's time, greedy
 # tokens, eager steps of one engine in turn, and steps in graphs of two engines. `hosts`: on four GPUs, each engine with
-# processors of its own: Python's time of attention and of writes in eager steps, and that of other backends;
-# caches of fp8 by both writers and linear layers in NVFP4 and MXFP4 in CUDA graphs: greedy tokens and steps.
+# processors of its own: Python's time of attention and of writes in eager steps, and that of other backends; errors of
+# attention with softcap; greedy tokens and steps in CUDA graphs with caches of fp8 by both writers, and with linear layers in
+# NVFP4 and MXFP4.
 #
 #   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh [attention|latents|writes|hosts|hooks [nvfp4] [mxfp4]]
 #
 # VLLM_SITE is a folder with vLLM and what it needs beside torch, or an archive of one (tar.xz); without it, an installed
-# vLLM is taken. FlashInfer is not needed. The engines share the GPU at once, until LIMIT seconds (240) after the script's start at most, and
-# each has its own cache of kernelhub: engines that share one warm up in turn. Of the times of `attention` only Python's
+# vLLM is taken. FlashInfer is not needed. The engines share the GPU at once, until LIMIT seconds (240) after the script's
+# start at most, and each has its own cache of kernelhub: engines that share one warm up in turn. Of the times of `attention` only Python's
 # count. The engines of `hooks` and `writes` start at once and run their parts one after the other, 55 % of LIMIT after the
 # first at the latest; one with a hook and without a warm-up runs if the one with it is not done in 75 % of LIMIT. On an H200 with
 # 16 CPUs six had started after 60 s. A first start of a machine took 84 s before models were loaded, with no bytecode of
@@ -50,6 +51,10 @@ models = {
     "qwen3-moe": {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24,
                   "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 768,
                   "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "rope_theta": 1000000.0},
+    "gemma2": {"architectures": ["Gemma2ForCausalLM"], "model_type": "gemma2", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 8,
+               "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "attn_logit_softcapping": 50.0,
+               "final_logit_softcapping": 30.0, "sliding_window": 512, "layer_types": ["sliding_attention", "full_attention"] * 4, "rope_theta": 10000.0,
+               "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True},
     "deepseek": {"architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
                  "num_attention_heads": 16, "num_key_value_heads": 16, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
                  "v_head_dim": 128, "first_k_dense_replace": 16, "rope_theta": 10000.0},
@@ -125,10 +130,11 @@ elif [ "$what" = writes ]; then
     written graphs.kernelhub-writes llama8b 1 speed,tokens &
 elif [ "$what" = hosts ]; then
     more=
-    on 0 2 0 written eager.layers-of-8b layers-of-8b 1 writes --eager
+    on 0 3 0 written eager.layers-of-8b layers-of-8b 1 writes --eager
     on 1 2 0 written eager.layers-of-8b-fp8 layers-of-8b 1 writes --eager --kv-cache-dtype fp8
-    on 0 2 1 attention layers-of-8b FLASH_ATTN watch
+    on 0 3 1 attention layers-of-8b FLASH_ATTN watch
     on 1 2 1 attention layers-of-8b TRITON_ATTN watch
+    on 0 3 2 attention gemma2 CUSTOM numbers
     more=', "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64]}'
     on 2 3 0 written graphs.vllm-writes-fp8 llama8b 0 speed,tokens --kv-cache-dtype fp8
     on 3 3 0 written graphs.kernelhub-writes-fp8 llama8b 1 speed,tokens --kv-cache-dtype fp8

@@ -356,7 +356,7 @@ def test_many_clients_at_once_get_what_each_gets_alone(server) -> None:
         ({}, "prompt is neither a string nor a list of token ids"),
         ({"prompt": ["a", "b"]}, "prompt is neither"),
         ({"prompt": ""}, "the prompt is empty"),
-        ({"prompt": [512]}, "token 512 is not below 512"),
+        ({"prompt": [512]}, "token 512 is none of 0 to 511"),
         ({"prompt": "a", "max_tokens": 0}, "max_tokens is 0; give 1 or more"),
         ({"prompt": "a", "max_tokens": "3"}, "max_tokens is '3'"),
         ({"prompt": "a", "max_tokens": 4096}, "more than the 128"),
