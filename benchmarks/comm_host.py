@@ -1,6 +1,6 @@
 """What a call of a collective, of a dispatch or of a combine keeps the host, by Triton's kernels over NVLink.
 
-    python benchmarks/comm_host.py --ranks 2 [--quantised] [--json FILE]  # on GPUs
+    python benchmarks/comm_host.py --ranks 2 [--few | --quantised] [--json FILE]  # on GPUs
     python benchmarks/comm_host.py --stub [--against CHECKOUT]       # without
 
 On GPUs: microseconds of 20 calls in a row, which the queue never fills, the least of several rounds, on the slowest
@@ -16,6 +16,7 @@ well, in the order before, after, after, before, and prints after over before.
 from __future__ import annotations
 
 import argparse
+import functools
 import inspect
 import itertools
 import json
@@ -25,7 +26,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,9 @@ SAMPLE, ROUNDS = 20, 25
 HIDDEN, EXPERTS, TOP_K, TOKENS = 2048, 128, 8, 64  # of Qwen3-30B-A3B
 LAYERS = 4
 COLLECTIVE = ["triton.one_shot", "torch.distributed"]  # the second for messages that the first does not take
-ALL, EXPERTS_ALONE, QUANTISED = "all", "experts", "quantised"  # what is timed on GPUs
+ALL, EXPERTS_ALONE, QUANTISED, FEW = "all", "experts", "quantised", "few"  # what is timed on GPUs
 Calls = dict[str, Callable[[], Any]]
+BOUND: list[Any] = []
 
 
 def ways() -> list[tuple[str, torch.dtype]]:
@@ -70,7 +72,7 @@ def exchanged(device: torch.device, group: Any, format: str, dtype: torch.dtype)
     )
 
 
-def on_gpus(rank: int, size: int, port: int, place: Path | None, which: str) -> None:
+def on_gpus(rank: int, size: int, port: int, place: Path | None, which: str, after: Path | None, turns: int) -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
@@ -80,26 +82,45 @@ def on_gpus(rank: int, size: int, port: int, place: Path | None, which: str) -> 
     names = {"device": torch.cuda.get_device_name(device), "ranks": size, "date": date.today().isoformat()}
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     found: dict[str, Any] = {**names, **versions, "host_us": {}}
-    for name, call in gpu_calls(device, which).items():
-        found["host_us"][name] = slowest(host_us(call))
-        if rank == 0:
-            print(f"{name:44} {found['host_us'][name]:8.2f} us", flush=True)
-            if place is not None:
-                place.write_text(json.dumps(found, indent=1) + "\n")
+    calls = gpu_calls(device, which)
+    for call in calls.values() if after else ():  # whatever is compiled or learned is, before the first turn
+        for _ in range(20):
+            call()
+        torch.cuda.synchronize()
     dist.barrier()
+    for turn in range(turns):
+        wait_for(after and after.with_name(f"{after.name}.{turn}"))
+        for name, call in calls.items():
+            label = name if turns == 1 else f"{name}, turn {turn}"
+            found["host_us"][label] = slowest(host_us(call))
+            if rank == 0:
+                print(f"{label:44} {found['host_us'][label]:8.2f} us", flush=True)
+                if place is not None:
+                    place.write_text(json.dumps(found, indent=1) + "\n")
+        dist.barrier()
+        if rank == 0 and after is not None:
+            after.with_name(f"{after.name}.{turn}.ended").touch()
     sys.stdout.flush()
     os._exit(0)
 
 
+def wait_for(file: Path | None) -> None:
+    """Until somebody has written a file: processes import and compile at once, and then take turns on the GPUs."""
+    while file is not None and not file.exists():
+        time.sleep(0.02)
+
+
 def gpu_calls(device: torch.device, which: str) -> Calls:
-    """What is timed, by name: `all` but quantised norms, or `experts` or `quantised` alone."""
+    """What is timed, by name: `all` but quantised norms, `experts` or `quantised` alone, or a `few` of each kind."""
     group: Any = dist.group.WORLD
     one = torch.empty(1, dtype=torch.float32, device=device)
     calls: Calls = {"torch, fill": one.zero_, "torch, empty": lambda: torch.empty_like(one)}
     if which == QUANTISED:
         return calls | quantised(device, group)
-    if which == ALL:
-        calls |= sums(device, group)
+    if which in (ALL, FEW):
+        calls |= sums(device, group) | parts(device, group)
+    if which == FEW:
+        calls |= quantised(device, group, (8,), (None,))
     return calls | exchanges(device, group)
 
 
@@ -112,19 +133,39 @@ def sums(device: torch.device, group: Any) -> Calls:
         "all_reduce, out": lambda: total(x, out=out),
         "all_reduce, run": lambda: total(x),
         "all_reduce, call": lambda: kernelhub.all_reduce(x, group, out=out),
+        "all_reduce, call, no out": lambda: kernelhub.all_reduce(x, group),
         "all_reduce_rms_norm, out": lambda: norm(x, residual, weight, 1e-5, out=out, residual_out=residual_out),
         "all_reduce_rms_norm, run": lambda: norm(x, residual, weight, 1e-5),
+        "all_reduce_rms_norm, call, no out": lambda: kernelhub.all_reduce_rms_norm(x, residual, weight, 1e-5, group),
     }
 
 
-def quantised(device: torch.device, group: Any) -> Calls:
+def parts(device: torch.device, group: Any) -> Calls:
+    x = torch.ones(2, HIDDEN, dtype=torch.bfloat16, device=device)
+    calls: Calls = {}
+    for function in (kernelhub.all_gather, kernelhub.reduce_scatter):
+        of = x.repeat(dist.get_world_size(), 1) if function is kernelhub.reduce_scatter else x
+        run = function.prepare(of, group).run
+        out = torch.empty_like(run(of))
+        calls[f"{function.__name__}, out"] = lambda run=run, of=of, out=out: run(of, out=out)
+        calls[f"{function.__name__}, run"] = lambda run=run, of=of: run(of)
+        calls[f"{function.__name__}, call"] = lambda function=function, of=of: function(of, group)
+    return calls
+
+
+QUANTISED_BY = (None, "comm_pairs.sum_then_quant", "triton.one_shot_quant", "torch.distributed")
+
+
+def quantised(
+    device: torch.device, group: Any, rows_of: Sequence[int] = (8, 256), kernels: Sequence[str | None] = QUANTISED_BY
+) -> Calls:
     """Norms in fp8_group, by kernel, and by their parts one after the other."""
     calls: Calls = {}
-    for rows in (8, 256):
+    for rows in rows_of:
         x = torch.ones(rows, 4096, dtype=torch.bfloat16, device=device)
         residual, weight, added, summed = x.clone(), x[0].clone(), torch.empty_like(x), torch.empty_like(x)
         given = (x, residual, weight, 1e-5)
-        for kernel in (None, "comm_pairs.sum_then_quant", "triton.one_shot_quant", "torch.distributed"):
+        for kernel in kernels:
             plan = kernelhub.all_reduce_rms_norm.prepare(*given, group, format="fp8_group", backend=kernel)
             codes, scale, _ = plan.run(*given)
             places = {"out": codes, "out_scale": scale, "residual_out": added}
@@ -160,6 +201,8 @@ def exchanges(device: torch.device, group: Any) -> Calls:
             y, sent.handle, out=place
         )
         calls[f"moe_combine, {label}, run"] = lambda run=combine, y=y, sent=sent: run(y, sent.handle)
+        if format == FORMATS[0]:
+            calls[f"moe_combine, {label}, call"] = lambda y=y, sent=sent: kernelhub.moe_combine(y, sent.handle, group)
     return calls
 
 
@@ -224,9 +267,15 @@ def stub_calls() -> Calls:
     from kernelhub.backends.shared.slot_memory import Workspace
     from kernelhub.backends.triton.comm.adapter import OneShot, OneShotRmsNorm
     from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
+    from kernelhub.backends.triton.comm.parts import AllGather, ReduceScatter
     from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant
     from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
-    from kernelhub.ops.comm.problem import AllReduceProblem, AllReduceRmsNormProblem
+    from kernelhub.ops.comm.problem import (
+        AllGatherProblem,
+        AllReduceProblem,
+        AllReduceRmsNormProblem,
+        ReduceScatterProblem,
+    )
     from kernelhub.probes.device import simulated
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
@@ -235,12 +284,8 @@ def stub_calls() -> Calls:
     workspace = Workspace(0, memories[0], [memory.data_ptr() for memory in memories], 1 << 17)
     facets = {"device": simulated("H200"), "link": "nvlink", "peers": "atomics", "world_size": 2}
 
-    def bound(function: Any, adapter: Any) -> Any:
-        adapter.attach(group.group_name, workspace)
-        return function.op.contract.bind(adapter, adapter.problem, -1, int, int)
-
     def planned(function: Any, adapter: Any, *given: Any, **named: Any) -> Any:
-        adapter.attach(group.group_name, workspace)
+        getattr(adapter, "parts", adapter).attach(group.group_name, workspace)
         return plan_of(function, adapter, *given, **named)
 
     x = torch.zeros(2, HIDDEN, dtype=torch.bfloat16, device="cpu")
@@ -272,47 +317,85 @@ def stub_calls() -> Calls:
     for name, run in (("comm_pairs.sum_then_quant", pair), ("triton.one_shot_quant", one_launch)):
         calls[f"{name}, out"] = lambda run=run: run(*layer, **of_format)
         calls[f"{name}, run"] = lambda run=run: run(*layer)
+    calls |= {
+        "all_reduce, call": direct(kernelhub.all_reduce, OneShot(AllReduceProblem(**sizes)), workspace, x, group),
+        "all_reduce_rms_norm, call": direct(
+            kernelhub.all_reduce_rms_norm,
+            OneShotRmsNorm(AllReduceRmsNormProblem(**of_norm)),
+            workspace,
+            *layer,
+            group,
+        ),
+    }
+    for op, adapter in (
+        (kernelhub.all_gather, AllGather(AllGatherProblem(**sizes))),
+        (kernelhub.reduce_scatter, ReduceScatter(ReduceScatterProblem(**sizes))),
+    ):
+        run = planned(op, adapter, x, group)
+        calls[f"{op.__name__}, run"] = lambda run=run: run(x)
+        calls[f"{op.__name__}, call"] = direct(op, adapter, workspace, x, group)
     facets |= {"capacity": "few", "hidden_size": HIDDEN, "top_k": TOP_K, "num_experts": EXPERTS}
     for format, dtype in ways():
         given = exchanged(torch.device("cpu"), group, format, dtype)
         scales = given.get("scales")
         problem = DispatchProblem(**facets, dtype=str(dtype)[6:], format=format, scales=scales is not None)
-        run = bound(kernelhub.moe_dispatch, PushRows(problem))
-        operands = [given["x"], given["topk_ids"], given["topk_weights"], group, EXPERTS, scales, format, TOKENS]
+        run = planned(kernelhub.moe_dispatch, PushRows(problem), **given)
+        operands = [given["x"], given["topk_ids"], given["topk_weights"], scales]
         sent = run(*operands)
         y = torch.zeros(sent.x.shape, dtype=torch.bfloat16, device="cpu")
         of_y = CombineProblem(**facets, dtype="bfloat16", format=format, rows="fixed")
-        combine = bound(kernelhub.moe_combine, PushSums(of_y))
+        combine = planned(kernelhub.moe_combine, PushSums(of_y), y, sent.handle, group)
         place = torch.empty(TOKENS, HIDDEN, dtype=torch.bfloat16, device="cpu")
         label = f"{format}, {str(dtype)[6:]}"
-        if "out" in inspect.signature(run).parameters:
-            calls |= into_results(label, run, operands, [run(*operands) for _ in range(LAYERS + 1)])
+        calls |= into_results(label, run, operands, [run(*operands) for _ in range(LAYERS + 1)])
         calls[f"moe_dispatch, {label}, run"] = lambda run=run, operands=operands: run(*operands)
         calls[f"moe_combine, {label}, out"] = lambda run=combine, y=y, sent=sent, place=place: run(
-            y, sent.handle, group, place
+            y, sent.handle, out=place
         )
-        calls[f"moe_combine, {label}, run"] = lambda run=combine, y=y, sent=sent: run(y, sent.handle, group, None)
+        calls[f"moe_combine, {label}, run"] = lambda run=combine, y=y, sent=sent: run(y, sent.handle)
+        if format == FORMATS[0]:
+            of_call = PushRows(problem), workspace
+            calls[f"moe_dispatch, {label}, call"] = direct(kernelhub.moe_dispatch, *of_call, **given)
+            of_call = PushSums(of_y), workspace
+            calls[f"moe_combine, {label}, call"] = direct(kernelhub.moe_combine, *of_call, y, sent.handle, group)
     one = torch.empty(1, dtype=torch.float32, device="cpu")
     return {"torch, empty": lambda: torch.empty_like(one), **calls}
 
 
-def plan_of(function: Any, adapter: Any, *given: Any, **named: Any) -> Any:
-    """The run of a plan whose kernel is bound for rank 0 of two; `prepare` would ask the other rank."""
+def direct(function: Any, adapter: Any, workspace: Any, *given: Any, **named: Any) -> Callable[[], Any]:
+    """A direct call, which finds this kernel; `decide` would select another one on a CPU."""
+    getattr(adapter, "parts", adapter).attach(dist.group.WORLD.group_name, workspace)
+    bound = bound_of(function, adapter)
+    function.op.table[function.op.parse(None, given, named).key] = bound.run
+    return functools.partial(function, *given, **named)
+
+
+def bound_of(function: Any, adapter: Any) -> Any:
+    """A kernel that is bound for rank 0 of two."""
     from types import SimpleNamespace
 
     from kernelhub.dispatch.bound import Bound
     from kernelhub.dispatch.hub import HUB
-    from kernelhub.ops.comm.all_reduce import AllReducePlan
-    from kernelhub.ops.comm.all_reduce_rms_norm import AllReduceRmsNormPlan
+
+    counter, selection = itertools.count(), SimpleNamespace(selected="the kernel", problem=adapter.problem)
+    run = function.op.contract.bind(adapter, adapter.problem, -1, counter.__next__, int)
+    bound = Bound(selection, adapter, run, counter, -1)  # type: ignore[arg-type]  # reports are not asked
+    HUB.ledger.add(bound)
+    BOUND.append(bound)  # of one that is gone its selection would be asked
+    return bound
+
+
+def plan_of(function: Any, adapter: Any, *given: Any, **named: Any) -> Any:
+    """The run of a plan whose kernel is bound for rank 0 of two; `prepare` would ask the other rank."""
+    from kernelhub.ops.comm.preparing import CollectivePlan
     from kernelhub.ops.comm.problem import BUCKETS
     from kernelhub.ops.comm.topology import GroupFacts
 
-    op, kind = function.op, AllReducePlan if function is kernelhub.all_reduce else AllReduceRmsNormPlan
-    counter, selection = itertools.count(), SimpleNamespace(selected="the kernel", problem=adapter.problem)
-    run = op.contract.bind(adapter, adapter.problem, -1, counter.__next__, int)
-    bound = Bound(selection, adapter, run, counter, -1)  # type: ignore[arg-type]  # reports are not asked
-    HUB.ledger.add(bound)
+    op, bound = function.op, bound_of(function, adapter)
     parsed = op.parse(None, given, named)
+    kind = inspect.signature(function.prepare).return_annotation
+    if not issubclass(kind, CollectivePlan):
+        return kind(op, bound, parsed).run
     return kind(op, dict.fromkeys(BUCKETS, bound), "32KB", parsed, GroupFacts("nvlink", "atomics", "a stub")).run
 
 
@@ -359,7 +442,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count())
     parser.add_argument("--json", type=Path, help="file for the results, rewritten after each row")
     parser.add_argument("--experts", action="store_true", help="dispatches and combines only")
+    parser.add_argument("--few", action="store_true", help="a few of each kind")
     parser.add_argument("--quantised", action="store_true", help="quantised norms only")
+    parser.add_argument("--after", type=Path, help="turn 0 begins with FILE.0, and so on; FILE.0.ended is written then")
+    parser.add_argument("--turns", type=int, default=1, help="how often all is measured")
     parser.add_argument("--stub", action="store_true", help="on a stub of the driver, in empty calls of Python")
     parser.add_argument("--profile", metavar="CALL", help="with --stub: where this call spends its time")
     parser.add_argument("--against", type=Path, help="with --stub: a checkout of another version, to compare with")
@@ -375,8 +461,10 @@ def main() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    which = QUANTISED if options.quantised else EXPERTS_ALONE if options.experts else ALL
-    torch.multiprocessing.spawn(on_gpus, (options.ranks, port, options.json, which), nprocs=options.ranks)
+    asked = {QUANTISED: options.quantised, EXPERTS_ALONE: options.experts, FEW: options.few}
+    which = next((name for name, given in asked.items() if given), ALL)
+    given = (options.ranks, port, options.json, which, options.after, options.turns)
+    torch.multiprocessing.spawn(on_gpus, given, nprocs=options.ranks)
 
 
 if __name__ == "__main__":

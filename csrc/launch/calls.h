@@ -14,10 +14,18 @@ typedef struct {
   int16_t results[MAX_RESULTS];   /* the same of what is returned */
   Py_ssize_t num_results;         /* 0: one, and no tuple */
   PyObject *made, *tick, *failed; /* functions: of each result that is made, of the count of calls, of an exception */
+  PyObject *stock, *refill;       /* where `made` has None: see `take_stock`; or NULL */
+  PyObject* device;               /* of the launches */
+  PyObject* finish;               /* (results that were made, argument) -> what is returned; or NULL: `results` */
+  int16_t finished;               /* which argument */
+  PyObject* contents;             /* bytes that the memory of an argument has to hold; or NULL */
+  uint64_t contents_at;           /* the address of that memory, */
+  int16_t contents_of;            /* and the argument */
   PyObject* counter;              /* as of `counter_of` */
   uint64_t signature;
   Py_ssize_t num_flat;
   PyObject* constants[MAX_OPERANDS]; /* NULL for a tensor */
+  uint64_t weak; /* one bit per argument: it is this very object, of which the constant is a weak reference */
   uint8_t forms[MAX_OPERANDS];
   uint64_t repeated;           /* one bit per argument: it is the same tensor as one before it, */
   uint8_t first[MAX_OPERANDS]; /* which is this one */
@@ -84,29 +92,51 @@ static PyObject* counter_of(PyObject* tick) {
 }
 
 static int call_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"known", "sources", "results", "single", "made", "tick", "failed", NULL};
+  static char* names[] = {"known",  "sources", "results", "single", "made",        "tick",        "failed",   "stock",
+                          "refill", "finish",  "at",      "weak",   "contents_of", "contents_at", "contents", NULL};
   Call* self = (Call*)object;
   State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
-  PyObject *known, *sources, *results, *made, *tick, *failed;
+  PyObject *known, *sources, *results, *made, *tick, *failed, *stock = NULL, *refill = NULL, *finish = NULL;
+  PyObject* contents = NULL;
+  unsigned long long weak = 0, contents_at = 0;
+  Py_ssize_t at = 0, contents_of = 0;
   int single;
-  if (state == NULL ||
-      !PyArg_ParseTupleAndKeywords(args, named, "O!O!O!pO!OO", names, state->known_type, &known, &PyTuple_Type,
-                                   &sources, &PyTuple_Type, &results, &single, &PyTuple_Type, &made, &tick, &failed))
+  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!O!O!pO!OO|O!OOnKnKS", names, state->known_type,
+                                                    &known, &PyTuple_Type, &sources, &PyTuple_Type, &results, &single,
+                                                    &PyTuple_Type, &made, &tick, &failed, &PyDict_Type, &stock, &refill,
+                                                    &finish, &at, &weak, &contents_of, &contents_at, &contents))
     return -1;
+  if (finish == Py_None) finish = NULL;
   Known* of = (Known*)known;
   Py_ssize_t count = PyTuple_Size(results);
   if (self->known != NULL || of->driver == NULL || of->checked || of->sequence == NULL ||
       PyTuple_Size(sources) != of->num_operands || count < 1 || count > MAX_RESULTS || (single && count != 1) ||
-      PyTuple_Size(made) > MAX_RESULTS) {
+      PyTuple_Size(made) > MAX_RESULTS || (stock == NULL) != (refill == NULL) || at < -1 || at >= MAX_OPERANDS ||
+      contents_of < 0 || contents_of >= MAX_OPERANDS || (contents != NULL && !((weak >> contents_of) & 1))) {
     PyErr_Format(PyExc_ValueError,
                  "made once, of a known call that launches, with all its operands, for 1 to %d results", MAX_RESULTS);
+    return -1;
+  }
+  for (Py_ssize_t of = 0; of < PyTuple_Size(made) && stock == NULL; of++) {
+    if (PyTuple_GetItem(made, of) != Py_None) continue;
+    PyErr_SetString(PyExc_ValueError, "a result of the stock, without one");
     return -1;
   }
   if (read_indices(sources, -1, 2 * MAX_OPERANDS, self->sources) < 0 ||
       read_indices(results, -1, 2 * MAX_OPERANDS, self->results) < 0)
     return -1;
   self->num_results = single ? 0 : count;
-  Py_INCREF(known), Py_INCREF(made), Py_INCREF(tick), Py_INCREF(failed);
+  Py_INCREF(known), Py_INCREF(made), Py_INCREF(tick), Py_INCREF(failed), Py_INCREF(of->sequence->device);
+  Py_XINCREF(stock), Py_XINCREF(refill), Py_XINCREF(finish), Py_XINCREF(contents);
+  self->contents = contents;
+  self->contents_at = contents_at;
+  self->contents_of = (int16_t)contents_of;
+  self->device = of->sequence->device;
+  self->stock = stock;
+  self->refill = refill;
+  self->finish = finish;
+  self->finished = (int16_t)at;
+  self->weak = weak;
   self->made = made;
   self->tick = tick;
   self->counter = counter_of(tick);
@@ -121,6 +151,11 @@ static void call_dealloc(PyObject* object) {
   for (Py_ssize_t at = 0; at < self->num_flat; at++) Py_XDECREF(self->constants[at]);
   Py_XDECREF(self->known);
   Py_XDECREF(self->made);
+  Py_XDECREF(self->stock);
+  Py_XDECREF(self->refill);
+  Py_XDECREF(self->device);
+  Py_XDECREF(self->finish);
+  Py_XDECREF(self->contents);
   Py_XDECREF(self->tick);
   Py_XDECREF(self->counter);
   Py_XDECREF(self->failed);
@@ -252,15 +287,30 @@ static int sign(Calls* self, Arguments* found) {
   return 1;
 }
 
+/* Whether an argument, which is the tensor that it was, holds what it did: 1, 0, or -1 with an exception. */
+static int has_contents(const Call* call, const Arguments* given) {
+  uint64_t address;
+  if (call->contents == NULL) return 1;
+  if (address_of(call->known->driver, given->flat[call->contents_of], call->contents_of, &address) < 0) return -1;
+  return address == call->contents_at && memcmp((const void*)(uintptr_t)address, PyBytes_AsString(call->contents),
+                                                (size_t)PyBytes_Size(call->contents)) == 0;
+}
+
+/* Whether the arguments are those of a call, but for the memory of tensors: 1, 0, or -1 with an exception. */
 static int is_call(const Call* call, const Arguments* given) {
   if (call->num_flat != given->count) return 0;
   for (Py_ssize_t at = 0; at < given->count; at++) {
     int tensor = (given->tensors >> at) & 1;
-    if (tensor != (call->constants[at] == NULL) || call->forms[at] != given->forms[at]) return 0;
+    if (call->forms[at] != given->forms[at]) return 0;
+    if ((call->weak >> at) & 1) { /* a reference gives None once its object is gone */
+      if (given->flat[at] == Py_None || PyWeakref_GetObject(call->constants[at]) != given->flat[at]) return 0;
+      continue;
+    }
+    if (tensor != (call->constants[at] == NULL)) return 0;
     if (!tensor && !same_constant(call->constants[at], given->flat[at])) return 0;
     if (((call->repeated >> at) & 1) && given->flat[at] != given->flat[call->first[at]]) return 0;
   }
-  return 1;
+  return has_contents(call, given);
 }
 
 /* Let Python see the exception of a launch; what it raises takes its place. */
@@ -293,6 +343,74 @@ static void let_go(const Arguments* given) {
   for (Py_ssize_t at = 0; given->lists && at < given->count; at++) Py_DECREF(given->flat[at]);
 }
 
+/* Results of the current stream's stock, as a tuple: 1, 0 if another device is current, or -1 with an exception.
+ *
+ * The stock has a list for each stream, of what later calls get: memory of torch's allocator is a stream's. A captured
+ * call gets memory of its own, which is the graph's. */
+static int take_stock(const Call* self, PyObject** taken) {
+  Driver* driver = self->known->driver;
+  void* stream;
+  int captured = 0, current = is_current(driver, self->device);
+  if (current != 1) return current;
+  if (current_stream(driver, self->device, &stream) < 0) return -1;
+  if (driver->capturing == NULL || driver->capturing(stream, &captured) != 0) captured = 1;
+  PyObject* key = captured ? (Py_INCREF(Py_None), Py_None) : PyLong_FromVoidPtr(stream);
+  PyObject* list = captured || key == NULL ? NULL : PyDict_GetItemWithError(self->stock, key);
+  Py_ssize_t left = list != NULL && PyList_Check(list) ? PyList_Size(list) : 0;
+  if (left > 0) {
+    *taken = PyList_GetItem(list, left - 1);
+    Py_INCREF(*taken);
+    if (PyList_SetSlice(list, left - 1, left, NULL) < 0) Py_CLEAR(*taken);
+  } else if (!PyErr_Occurred()) {
+    *taken = PyObject_CallFunctionObjArgs(self->refill, key, NULL);
+  }
+  Py_XDECREF(key);
+  if (*taken != NULL && !PyTuple_Check(*taken)) {
+    PyErr_SetString(PyExc_TypeError, "a stock has tuples");
+    return -1;
+  }
+  return *taken == NULL ? -1 : 1;
+}
+
+/* The tensors that a call makes: 1, 0 if it is not made here, or -1 with an exception. */
+static int make_results(const Call* self, PyObject** made) {
+  Py_ssize_t count = PyTuple_Size(self->made), next = 0;
+  PyObject* taken = NULL;
+  int state = self->stock == NULL ? 1 : take_stock(self, &taken);
+  for (Py_ssize_t at = 0; at < count && state == 1; at++) {
+    PyObject* by = PyTuple_GetItem(self->made, at);
+    made[at] = by != Py_None ? PyObject_CallObject(by, NULL) : PyTuple_GetItem(taken, next++); /* borrowed of taken */
+    if (by == Py_None) Py_XINCREF(made[at]);
+    if (made[at] == NULL) state = -1;
+  }
+  Py_XDECREF(taken);
+  return state;
+}
+
+/* What a launched call returns. */
+static PyObject* result_of(const Call* self, const Arguments* given, PyObject* const* made) {
+  PyObject* result;
+  if (self->finish != NULL) {
+    PyObject* all = tuple_of(made, PyTuple_Size(self->made), NULL);
+    if (all == NULL) return NULL;
+    result = PyObject_CallFunctionObjArgs(self->finish, all, argument_of(given, made, self->finished), NULL);
+    Py_DECREF(all);
+    return result;
+  }
+  if (self->num_results == 0) {
+    result = argument_of(given, made, self->results[0]);
+    Py_INCREF(result);
+    return result;
+  }
+  result = PyTuple_New(self->num_results);
+  for (Py_ssize_t at = 0; result != NULL && at < self->num_results; at++) {
+    PyObject* one = argument_of(given, made, self->results[at]);
+    Py_INCREF(one);
+    PyTuple_SetItem(result, at, one);
+  }
+  return result;
+}
+
 /* What a call returns, launched: NULL with an exception, or without one if it is not this call or launched otherwise.
  */
 static PyObject* call_again(Call* self, const Arguments* given) {
@@ -301,10 +419,7 @@ static PyObject* call_again(Call* self, const Arguments* given) {
   Known* known = self->known;
   Py_ssize_t num_made = PyTuple_Size(self->made);
   int launched = 0;
-  for (Py_ssize_t at = 0; at < num_made; at++) {
-    made[at] = PyObject_CallObject(PyTuple_GetItem(self->made, at), NULL);
-    if (made[at] == NULL) goto done;
-  }
+  if (make_results(self, made) != 1) goto done;
   for (Py_ssize_t at = 0; at < known->num_operands; at++) operands[at] = argument_of(given, made, self->sources[at]);
   launched = is_known(known, operands, NULL, found);
   Sequence* sequence = known->sequence;
@@ -319,20 +434,7 @@ static PyObject* call_again(Call* self, const Arguments* given) {
     Py_DECREF((PyObject*)sequence);
     if (launched < 0) tell(self->failed);
   }
-  if (launched == 1) {
-    if (count_call(self->tick, self->counter) < 0) goto done;
-    if (self->num_results == 0) {
-      result = argument_of(given, made, self->results[0]);
-      Py_INCREF(result);
-    } else {
-      result = PyTuple_New(self->num_results);
-      for (Py_ssize_t at = 0; result != NULL && at < self->num_results; at++) {
-        PyObject* one = argument_of(given, made, self->results[at]);
-        Py_INCREF(one);
-        PyTuple_SetItem(result, at, one);
-      }
-    }
-  }
+  if (launched == 1 && count_call(self->tick, self->counter) == 0) result = result_of(self, given, made);
 done:
   for (Py_ssize_t at = 0; at < num_made; at++) Py_XDECREF(made[at]);
   return result;
@@ -358,9 +460,9 @@ static int undisturbed(Calls* self) {
 /* The result of one of the calls, if the arguments are of it, as of `call_again`. */
 static PyObject* try_call(Calls* self, int at, const Arguments* given) {
   Call* call = at < self->num_calls ? self->calls[at] : NULL;
-  if (call == NULL || !is_call(call, given)) return NULL;
+  if (call == NULL) return NULL;
   Py_INCREF((PyObject*)call); /* another thread may forget it */
-  PyObject* result = call_again(call, given);
+  PyObject* result = is_call(call, given) == 1 ? call_again(call, given) : NULL;
   Py_DECREF((PyObject*)call);
   if (result == NULL) return NULL;
   if (self->last < self->num_calls) self->calls[self->last]->followed_by = at;
@@ -435,12 +537,20 @@ static PyObject* calls_add(PyObject* object, PyObject* args) {
     if ((result < 0 ? call->sources[at] : call->results[result]) >= most)
       return PyErr_Format(PyExc_ValueError, "a source beyond the %zd arguments and results", most);
   }
+  if (call->finish != NULL && call->finished >= arguments.count)
+    return PyErr_Format(PyExc_ValueError, "argument %d of %zd", (int)call->finished, arguments.count);
+  if (call->contents != NULL && !((arguments.tensors >> call->contents_of) & 1))
+    return PyErr_Format(PyExc_ValueError, "argument %d has no memory", (int)call->contents_of);
   call->signature = arguments.signature;
   call->num_flat = arguments.count;
   for (Py_ssize_t at = 0; at < arguments.count; at++) {
     call->forms[at] = arguments.forms[at];
-    call->constants[at] = (arguments.tensors >> at) & 1 ? NULL : arguments.flat[at];
-    Py_XINCREF(call->constants[at]);
+    int weak = (call->weak >> at) & 1, tensor = (arguments.tensors >> at) & 1;
+    if (weak && (call->constants[at] = PyWeakref_NewRef(arguments.flat[at], NULL)) == NULL) return NULL;
+    if (!weak && !tensor) {
+      Py_INCREF(arguments.flat[at]);
+      call->constants[at] = arguments.flat[at];
+    }
     for (Py_ssize_t one = 0; one < at && call->constants[at] == NULL && !((call->repeated >> at) & 1); one++) {
       if (arguments.flat[one] != arguments.flat[at]) continue;
       call->repeated |= 1ULL << at;

@@ -168,7 +168,7 @@ static int run_module(PyObject* module) {
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 16);
+  return PyModule_AddIntConstant(module, "VERSION", 17);
 }
 
 static int clear_module(PyObject* module) {

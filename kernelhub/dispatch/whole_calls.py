@@ -9,17 +9,20 @@ The extension counts the calls that it does not recognise. The fourth, eighth, s
 which watches what the function does with its arguments. A call is learned if
 
 - it made the launches of one known call, all of whose operands are arguments or results of it,
-- every tensor among its arguments is such an operand; one that is given twice is so again in each call,
-- all other arguments are immutable values,
-- what it returns are arguments, and new tensors that fill their memory.
+- every tensor among its arguments is such an operand, or one of `Kept`; one that is given twice is so again in each
+  call,
+- all other arguments are immutable values, or process groups, which later calls have to give again,
+- what it returns are arguments, new tensors that fill their memory, or tensors that came from a `Stock`; or what a
+  function makes of the last and an argument.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,13 +34,70 @@ from kernelhub.dispatch.lost import failed
 _VALUES = (type(None), bool, int, float, str, torch.dtype)
 
 
+class Stock(Protocol):
+    """What has the results of calls, some of them ready.
+
+    Attributes:
+        ready: by stream, a list of what later calls get: the results for which `makers` has None.
+    """
+
+    ready: dict[int, list[tuple[Tensor, ...]]]
+
+    def refill(self, stream: int | None) -> tuple[Tensor, ...]:
+        """The same for a call now, with more for later calls on this stream; None: with no more, as of a capture."""
+
+    def makers(self) -> tuple[Callable[[], Tensor] | None, ...] | None:
+        """For each result of a call what makes it, or None; None for all if the extension cannot make them."""
+
+
+class Taken(NamedTuple):
+    """What a watched call took from a stock: the results of the call, all of them in the order of `makers`."""
+
+    stock: Stock
+    results: tuple[Tensor, ...]
+
+
+class Finished(NamedTuple):
+    """What a watched call returns, as ``finish(results, argument)`` made it of what it took."""
+
+    result: Any
+    finish: Callable[[tuple[Tensor, ...], Any], Any]
+    argument: Any
+
+
+class Kept(NamedTuple):
+    """Tensors that a watched call read on the host, which a later one has to give again.
+
+    Attributes:
+        contents: one in CPU memory, contiguous, that has to hold what it did.
+        others: of which it is enough that they are the same objects.
+    """
+
+    contents: Tensor
+    others: tuple[Tensor, ...]
+
+
 class _Watched(threading.local):
-    """Known calls that this thread launched while it learns: the adapter's method, the known call and its operands."""
+    """What this thread did while it learns.
+
+    Attributes:
+        launched: the known calls: the adapter's method, the known call and its operands; None while it does not learn.
+        taken, finished, kept: of the last call; or None.
+    """
 
     launched: list[tuple[Any, Any, Sequence[Any]]] | None = None
+    taken: Taken | None = None
+    finished: Finished | None = None
+    kept: Kept | None = None
 
 
 WATCHED = _Watched()
+
+
+def not_learned() -> None:
+    """Let the call that this thread makes be no call of the extension."""
+    if WATCHED.launched is not None:
+        WATCHED.launched += [(None, None, ())] * 2
 
 
 class Runs:
@@ -85,21 +145,31 @@ def _learn(function: Callable[..., Any], calls: Any, call_of: Callable[..., Any]
     """
     generation = HUB.generation
     before, WATCHED.launched = WATCHED.launched, []
+    WATCHED.taken = WATCHED.finished = WATCHED.kept = None
     try:
         result = function(*arguments)
-        launched = WATCHED.launched
+        launched, seen = WATCHED.launched, (WATCHED.taken, WATCHED.finished, WATCHED.kept)
     finally:
         WATCHED.launched = before
-    facts = facts_of(calls.flat(*arguments), result, *launched[0]) if len(launched) == 1 else None
+        WATCHED.taken = WATCHED.finished = WATCHED.kept = None  # which would keep results alive
+    facts = facts_of(calls.flat(*arguments), result, *launched[0], *seen) if len(launched) == 1 else None
     if facts is not None:
         with HUB.lock:
             if generation == HUB.generation:
-                calls.add(arguments, call_of(*facts))
+                needed, more = facts
+                calls.add(arguments, call_of(*needed, **more))
     return result
 
 
 def facts_of(
-    arguments: tuple[Any, ...] | None, result: Any, launch: Any, known: Any, operands: Sequence[Any]
+    arguments: tuple[Any, ...] | None,
+    result: Any,
+    launch: Any,
+    known: Any,
+    operands: Sequence[Any],
+    taken: Taken | None = None,
+    finished: Finished | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Any, ...] | None:
     """What a `Call` of the extension takes; None for a call that is not made by it.
 
@@ -109,26 +179,61 @@ def facts_of(
         launch: the adapter's method that was not called.
         known: the known call that was launched instead.
         operands: of the known call.
+        taken, finished, kept: of the call.
     """
     bound = HUB.ledger.bound_of(getattr(launch, "__self__", None))
     if arguments is None or bound is None:
         return None
     tensors = [one for one in arguments if isinstance(one, Tensor)]
-    if not all(any(one is of for of in operands) for one in tensors):
+    again: tuple[Tensor, ...] = () if kept is None else (kept.contents, *kept.others)
+    if not all(any(one is of for of in (*operands, *again)) for one in tensors):
         return None
-    if not all(isinstance(one, Tensor) or _is_value(one) for one in arguments):
+    weak = [at for at, one in enumerate(arguments) if not _is_value(one) and not any(one is of for of in operands)]
+    groups = [arguments[at] for at in weak if not isinstance(arguments[at], Tensor)]
+    if not all(isinstance(one, _group_types()) for one in groups):
         return None
+    finish, at = None, -1
     results = result if type(result) is tuple else (result,)
+    if finished is not None and taken is not None and finished.result is result:
+        finish, results = finished.finish, taken.results
+        at = next((at for at, one in enumerate(arguments) if one is finished.argument), -1)
+        if at < 0 and finished.argument is not None:
+            return None
     made = [one for one in results if isinstance(one, Tensor) and not any(one is of for of in tensors)]
-    makers = [_maker_of(one) for one in made]
+    if made and taken is not None and all(any(one is of for of in taken.results) for one in made):
+        made, of_stock = list(taken.results), taken.stock.makers()
+        if of_stock is None:
+            return None
+        makers: list[Callable[[], Tensor] | None] = list(of_stock)
+        stock: Stock | None = taken.stock
+    else:
+        makers, stock = [_maker_of(one) for one in made], None
+        if None in makers:
+            return None
     places = {id(one): at for at, one in enumerate((*arguments, *made)) if isinstance(one, Tensor)} | {id(None): -1}
     sources = [places.get(id(one)) for one in operands]
     returned = [places.get(id(one)) for one in results]
-    if None in makers or None in sources or None in returned:
+    if None in sources or None in returned:
         return None
-    single = type(result) is not tuple
+    single = type(result) is not tuple and finish is None
     counts, fails = bound.counter.__next__, functools.partial(_failed, bound)
-    return known, tuple(sources), tuple(returned), single, tuple(makers), counts, fails
+    more: dict[str, Any] = {"finish": finish, "at": at, "weak": sum(1 << at for at in weak)}
+    if kept is not None:
+        memory = kept.contents
+        if not memory.is_cpu or not memory.is_contiguous():
+            return None
+        more["contents_of"] = next((at for at in weak if arguments[at] is memory), -1)
+        more["contents_at"] = memory.data_ptr()
+        more["contents"] = ctypes.string_at(memory.data_ptr(), memory.nbytes)
+    if stock is not None:
+        more |= {"stock": stock.ready, "refill": stock.refill}
+    return (known, tuple(sources), tuple(returned), single, tuple(makers), counts, fails), more
+
+
+@functools.cache
+def _group_types() -> tuple[type, ...]:
+    """The types of arguments that are no values: a call has to give the same object again, which no call keeps."""
+    return (torch.distributed.ProcessGroup,) if torch.distributed.is_available() else ()
 
 
 def _failed(bound: Bound, error: Exception) -> None:

@@ -31,7 +31,7 @@ class CallPlan(Plan):
         call: the arguments of the bound function, as the op's public function passes them.
         fixed: parameters that the problem fixes, with their values for traced code.
         repeats: whether the launcher's extension may make runs that come again from the arguments of `call`.
-        repeats_with: a destination without which it is not asked; by default it always is.
+        repeats_but: a destination with which it is not asked; by default it always is.
         repeats_without: parameters that are `kept`, and that it is not given.
         kept: parameters of `call` that keep the value which the plan was prepared with.
         weights: parameters that keep it where a run is given none of them. Those that `call` does not name come last in
@@ -42,7 +42,7 @@ class CallPlan(Plan):
     call: ClassVar[str]
     fixed: ClassVar[Fixed] = {}
     repeats: ClassVar[bool] = True
-    repeats_with: ClassVar[str] = ""
+    repeats_but: ClassVar[str] = ""
     repeats_without: ClassVar[tuple[str, ...]] = ()
     kept: ClassVar[tuple[str, ...]] = ()
 
@@ -77,7 +77,7 @@ class CallPlan(Plan):
             kept = tuple(weights or (parsed.arguments[order.index(part)] for part in self.weights))
         weights_of = _weights_of(name, self.weights, kept)
         again = ", ".join(name for name in order if name not in self.repeats_without) if self.repeats else ""
-        make = _written(op.function, self.call, tuple(fixed), self.weights, again, self.repeats_with)
+        make = _written(op.function, self.call, tuple(fixed), self.weights, again, self.repeats_but)
         called = run or bound.run
         given = (called, op.traced, backend or bound.selection.selected, kept, weights_of)
         runs = Runs(bound, _with_kept(called, [(order.index(name), fixed[name]) for name in self.repeats_without]))
@@ -141,7 +141,7 @@ def _written(
         call, weights: of the plan.
         fixed: parameters that have a value.
         again: what the launcher's extension is given first; empty if it makes no runs.
-        given: a destination without which it is not asked; or empty.
+        given: a destination with which it is not asked; or empty.
     """
     all_of = [item for item in inspect.signature(function).parameters.values() if item.name != "backend"]
     beside = weights if weights and weights[0] not in call.split(", ") else ()
@@ -159,8 +159,8 @@ def _written(
     none = " is ".join(weights) + " is None"
     taken, launch = "", f"        return bound_run({call})\n"
     if again:
-        with_given = f"{given} is not None and " if given else ""
-        asked = f"        if {with_given}hub.calls_of is not None and (done := runs.again({again})) is not None:\n"
+        without = f"{given} is None and " if given else ""
+        asked = f"        if {without}hub.calls_of is not None and (done := runs.again({again})) is not None:\n"
         launch = f"{asked}            return done\n{launch}"
     if weights:
         taken = f"        if {weights[0]} is None:\n"

@@ -24,7 +24,7 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
-VERSION = 16  # of the extension's interface, as `launch.c` gives it
+VERSION = 17  # of the extension's interface, as `launch.c` gives it
 # Of a kernel's `programmatic`: only where a caller captures, since it takes the host 1.7 us longer elsewhere; and the
 # launcher may make such launches a graph of its own, in which none is programmatic.
 CAPTURED_ONLY, CAPTURED_OR_GRAPH = 2, 3

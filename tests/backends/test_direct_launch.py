@@ -74,6 +74,11 @@ def test_whole_calls() -> None:
     _passes("whole")
 
 
+def test_collectives_without_given_results() -> None:
+    """The scenarios of `launching.fresh`."""
+    _passes("fresh")
+
+
 def test_calls_of_layers() -> None:
     """The scenarios of `launching.layers`."""
     _passes("layers")

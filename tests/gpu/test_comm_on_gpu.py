@@ -73,10 +73,27 @@ def test_with_check_unlike_ranks_raise_before_a_launch() -> None:
     for rank in answers["ranks"]:
         assert rank.pop("costs")
         for scene, answer in rank.items():
+            if scene.startswith("refused"):
+                assert answer.get("refused") or "rank 1 cannot run it" in answer["raised"], scene
+                assert answer["s"] < 10, scene
+                assert answer["after"] == RANKS, scene
+                continue
             assert answer["raised"].startswith("arguments_differ "), scene
             assert " on rank 0 and " in answer["raised"], scene
             assert answer["after"] == RANKS, scene
         assert "op is all_reduce on rank 0 and all_gather on rank 1" in rank["op"]["raised"]
+
+
+def test_results_that_calls_make() -> None:
+    if torch.cuda.device_count() < RANKS:
+        pytest.skip(f"{RANKS} GPUs are needed")
+    command = [sys.executable, "-m", "tests.gpu.comm_fresh", "--ranks", str(RANKS), "--limit-s", "150"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=200)
+    answers = json.loads(done.stdout.splitlines()[-1])
+    assert answers["ended"] == [0] * RANKS, done.stderr[-2000:]
+    for rank in answers["ranks"]:
+        assert {name: found["wrong"] for name, found in rank.items() if found["wrong"]} == {}
+        assert all(one.split(" ")[1] == "0" for found in rank.values() for one in found["python"]), rank
 
 
 def check(module: str, *names: str) -> None:

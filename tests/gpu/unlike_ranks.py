@@ -29,20 +29,21 @@ import torch
 import torch.distributed as dist
 
 import kernelhub
-from kernelhub.errors import RanksDisagree
-from tests.gpu.comm_conformance import write
+from kernelhub.errors import KernelhubError, RanksDisagree
+from tests.gpu.comm_conformance import wait_for, write
 from tests.runtime.world import _free_port, variables
 
 EXPERTS, MOST, HIDDEN = 8, 16, 1024
 
 
-def live(rank: int, ranks: int, port: int, device: str, folder: str) -> None:
+def live(rank: int, ranks: int, port: int, device: str, folder: str, after: Path | None) -> None:
     """One rank; it writes its answers and ends."""
     if device == "cuda":
         torch.cuda.set_device(rank)
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+    wait_for(after)
     answers: dict[str, Any] = {}
     costs: dict[str, float] = {}
     with variables(KERNELHUB_CHECK="1", KERNELHUB_COMM_TIMEOUT_S="20"):
@@ -80,12 +81,21 @@ def scenes(rank: int, device: str) -> Iterator[tuple[str, dict[str, Any]]]:
         "eps": lambda: kernelhub.all_reduce_rms_norm(*[ones(2, HIDDEN)] * 2, eps=1e-5 * (1 + other), **norm),
         "kernel": lambda: kernelhub.all_reduce(ones(4, HIDDEN), group, backend=first_kernel),
         "room": lambda: kernelhub.moe_dispatch(**tokens, num_experts=EXPERTS, max_tokens=MOST + other),
+        # What rank 1 gives is refused on it alone, before it compares anything.
+        "refused": lambda: kernelhub.all_reduce(ones(4, HIDDEN), group, out=ones(3, HIDDEN) if other else None),
+        "refused run": lambda: plan.run(ones(4, HIDDEN), out=ones(3, HIDDEN) if other else None),
+        "refused kernel": lambda: kernelhub.all_gather(ones(4, HIDDEN), group, backend="no such" if other else None),
+        "refused tokens": lambda: kernelhub.moe_dispatch(**tokens, num_experts=EXPERTS, max_tokens=MOST - other),
     }
     for name, call in calls.items():
+        began = time.monotonic()
         try:
             answer = {"raised": "", "gave": str(call())[:80]}
         except RanksDisagree as error:
             answer = {"raised": f"{error.code} {error}"}
+        except KernelhubError as error:  # of the rank that is refused
+            answer = {"raised": f"{type(error).__name__} {error}", "refused": True}
+        answer["s"] = round(time.monotonic() - began, 2)
         yield name, {**answer, "after": plan.run(ones(1, HIDDEN)).float().mean().item()}
 
 
@@ -105,16 +115,18 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--limit-s", type=float, default=150.0)
+    parser.add_argument("--after", type=Path, help="begin once there is this file; the limit counts from then")
     options = parser.parse_args()
     context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        given = (options.ranks, _free_port(), options.device, folder)
+        given = (options.ranks, _free_port(), options.device, folder, options.after)
         ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
         for process in ranks:
             process.start()
-        until = time.monotonic() + options.limit_s
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # of `timeout`: what was found until then is printed
         try:
+            wait_for(options.after)
+            until = time.monotonic() + options.limit_s
             for process in ranks:
                 process.join(max(0.0, until - time.monotonic()))
         finally:

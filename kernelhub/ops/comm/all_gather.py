@@ -245,11 +245,15 @@ def all_gather(
         >>> torch.equal(kernelhub.all_gather(x, alone(x.device), rows=[4]), x)
         True
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(x, group, out, rows, backend)
+        return traced
+    if _op.again is not None:
+        again: Tensor | None = _op.again(x, group, out, rows, backend)
+        if again is not None:
+            return again
     try:
         try:
-            if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-                traced: Tensor = _op.traced(x, group, out, rows, backend)
-                return traced
             pg = resolved(NAME, group)
             kind, *place = connection(NAME, pg, x, message_bytes(x, rows))
             key = (x.dtype, pg.size(), kind, rows is not None, *place)

@@ -133,11 +133,15 @@ def all_reduce(
         >>> torch.equal(kernelhub.all_reduce(x, alone(x.device)), x)
         True
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(x, group, out, backend)
+        return traced
+    if _op.again is not None:
+        again: Tensor | None = _op.again(x, group, out, backend)
+        if again is not None:
+            return again
     try:
         try:
-            if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-                traced: Tensor = _op.traced(x, group, out, backend)
-                return traced
             pg = resolved(NAME, group)
             key = (x.dtype, pg.size(), *connection(NAME, pg, x, x.nbytes))
         except (AttributeError, TypeError, RuntimeError, InvalidArgument):

@@ -352,9 +352,29 @@ def all_reduce_rms_norm(
         >>> torch.equal(residual, x), out.square().mean().item()
         (True, 1.0)
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        return _op.traced(**locals())
+    if _op.again is not None:
+        again: Any | None = _op.again(
+            x,
+            residual,
+            weight,
+            eps,
+            group,
+            out,
+            residual_out,
+            format,
+            scale,
+            global_scale,
+            ue8m0,
+            scale_dtype,
+            scale_layout,
+            out_scale,
+            backend,
+        )
+        if again is not None:
+            return again
     try:
-        if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-            return _op.traced(**locals())
         try:
             if type(ue8m0) is not bool:
                 ue8m0 = check_flag(NAME, "ue8m0", ue8m0)

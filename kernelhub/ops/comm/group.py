@@ -18,6 +18,7 @@ import torch
 from kernelhub.dispatch.fingerprint import own_version
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
+from kernelhub.dispatch.whole_calls import not_learned
 from kernelhub.errors import RanksDisagree
 from kernelhub.ops.arguments import refuse
 from kernelhub.ops.comm.problem import OTHER, USUAL
@@ -72,6 +73,7 @@ def resolved(op: str, group: Any) -> ProcessGroup:
     if named is None:
         refuse(op, "group", "cannot exist", "this build of torch has no torch.distributed")
     if isinstance(group, str):
+        not_learned()  # the name may be another group's later
         try:
             return named(group)
         except RuntimeError:

@@ -41,7 +41,6 @@ class CollectivePlan(CallPlan):
     """
 
     __slots__ = ("connection", "kernels", "parts")
-    repeats_with = "out"  # other results come from memory that is ready, which takes less than an allocation of each
     repeats_without = kept = ("group",)
     kernels: Mapping[str, str]
     parts: Mapping[str, tuple[Selection[Any], ...]]

@@ -130,11 +130,15 @@ def reduce_scatter(
         >>> torch.equal(kernelhub.reduce_scatter(x, alone(x.device)), x)
         True
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(x, group, out, backend)
+        return traced
+    if _op.again is not None:
+        again: Tensor | None = _op.again(x, group, out, backend)
+        if again is not None:
+            return again
     try:
         try:
-            if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-                traced: Tensor = _op.traced(x, group, out, backend)
-                return traced
             pg = resolved(NAME, group)
             key = (x.dtype, pg.size(), *connection(NAME, pg, x, x.nbytes))
         except (AttributeError, TypeError, RuntimeError, InvalidArgument):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import itertools
 import struct
 import sys
@@ -41,8 +42,6 @@ E4M3 = torch.float8_e4m3fn
 
 def arguments(op: Any, **given: Any) -> list[Any]:
     """All arguments of a call, as its function asks for it."""
-    import inspect
-
     bound = inspect.signature(op).bind(**given)
     bound.apply_defaults()
     return [bound.arguments[name] for name in op.op.parameters]
@@ -296,14 +295,19 @@ def collectives(stub: Stub) -> None:
 
 def _plan_of(op: Any, adapter: Any, given: dict[str, Any], group: Any, reached: list[Any]) -> Any:
     """A plan of rank 0 of two, whose kernel is bound for all messages."""
-    plan = next(kind for kind in CollectivePlan.__subclasses__() if kind.__module__ == op.__module__)
+    plan = inspect.signature(op.prepare).return_annotation
     counter, selection = itertools.count(), SimpleNamespace(selected="the kernel", problem=adapter.problem)
     bound = Bound(selection, adapter, None, counter, -1)  # type: ignore[arg-type]  # reports are not asked
     run = op.op.contract.bind(adapter, adapter.problem, -1, counter.__next__, int)
     bound.run = lambda *arguments: (reached.append(arguments), run(*arguments))[1]
     HUB.ledger.add(bound)
     form = getattr(adapter.problem, "format", "none")
-    parsed = op.op.parse(None, (), {**given, "group": group, **({} if form == "none" else {"format": form})})
+    named = {} if form == "none" else {"format": form}
+    if op is kernelhub.all_reduce_rms_norm and adapter.problem.column:
+        named["scale_layout"] = "column"
+    parsed = op.op.parse(None, (), {**given, "group": group, **({} if op is kernelhub.moe_combine else named)})
+    if not issubclass(plan, CollectivePlan):
+        return plan(op.op, bound, parsed)
     return plan(op.op, dict.fromkeys(BUCKETS, bound), "32KB", parsed, GroupFacts("nvlink", "atomics", "a stub"))
 
 

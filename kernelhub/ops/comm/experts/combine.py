@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish
+from kernelhub.dispatch.whole_calls import WATCHED, Kept
 from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import dense, dtype_name, refuse
 from kernelhub.ops.call_plan import CallPlan
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 _TIMEOUT = "KERNELHUB_COMM_TIMEOUT_S"
 _READ = 4  # tensors of a handle that kernels read whose launches are repeated, the header too
-# A call into `out` that was launched at once: its group and header, and the known calls with its key.
-_Last = tuple[Callable[[], Any], Header, Callable[..., int], Any]
 
 
 def problem_of(key: Any, device: int) -> CombineProblem:
@@ -92,18 +90,10 @@ def bind(
     compare = comparing(NAME, adapter, timeout_s)
     form = (problem.capacity, problem.format, problem.rows)
     headers = Headers()
-    last: _Last | None = None
     facets = (dtype, problem.hidden_size, problem.top_k, problem.num_experts, problem.world_size, *form)
 
     def run(y: Tensor, handle: Sequence[Tensor], group: ProcessGroup | str, out: Tensor | None) -> Tensor:
-        nonlocal last
         numbers = headers.of(handle)
-        if out is not None and last is not None:  # with this header its known call compares all else that a key does
-            of, header, launches, key = last
-            alike = header is numbers and of() is group and headers.has_rest(handle)
-            if alike and launches(key, (y, *handle[1:_READ], out)) == 2:
-                tick()
-                return out
         group = resolved(NAME, group) if type(group) is str else group
         key = None
         read: Sequence[Tensor] = ()
@@ -117,17 +107,19 @@ def bind(
                 given: tuple[Any, ...] = (y, *read, *ready.take())
                 if calls.launches(key, given) == 2:
                     tick()
+                    if WATCHED.launched is not None:
+                        WATCHED.kept = Kept(handle[0], tuple(handle[1 + len(read) :]))
                     return given[-1]  # type: ignore[no-any-return]
             if out is not None or (key in calls and dense(y, dtype, device)):
                 made = y.new_empty(numbers.tokens, y.shape[-1]) if out is None else out
                 again = known.again(calls, key, (y, *read, made))
                 if again == 2:
                     tick()
+                    if WATCHED.launched is not None:
+                        WATCHED.kept = Kept(handle[0], tuple(handle[1 + len(read) :]))
                     assert made is not None
                     if out is None:
                         known.make_ready(calls, key, made)
-                    elif len(read) < _READ:
-                        last = (weakref.ref(group), numbers, calls.launches, key)
                     return made
         if again and numbers is not None:
             pg: Any = group
@@ -182,7 +174,7 @@ class CombinePlan(CallPlan):
     """A kernel selected for a group: ``run(y, handle, out=None)`` combines results of one form."""
 
     __slots__ = ()
-    repeats = False
+    repeats_without = ("group",)
     call = "y, handle, group, out"
     kept = ("group",)
 
@@ -265,11 +257,15 @@ def moe_combine(
         >>> torch.allclose(out, kernelhub.fused_moe(x, w13, w2, weights, ids), atol=1e-4)
         True
     """
+    if type(y) is not Tensor and isinstance(y, Tensor) and not isinstance(backend, DryRun):
+        traced: Tensor = _op.traced(y, handle, group, out, backend)
+        return traced
+    if _op.again is not None:
+        again: Tensor | None = _op.again(y, handle, group, out, backend)
+        if again is not None:
+            return again
     try:
         try:
-            if type(y) is not Tensor and isinstance(y, Tensor) and not isinstance(backend, DryRun):
-                traced: Tensor = _op.traced(y, handle, group, out, backend)
-                return traced
             pg = resolved(NAME, group)
             facets = _facets(y, handle[1].shape[1], header_of(handle))  # type: ignore[arg-type]
             kind, *link = linked(NAME, pg, y)

@@ -13,6 +13,7 @@ from kernelhub.dispatch.contract import Contract
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.op import Backend, DryRun, Op, ParsedCall
 from kernelhub.dispatch.plan import publish
+from kernelhub.dispatch.whole_calls import WATCHED, Finished
 from kernelhub.errors import InvalidArgument, KernelhubError
 from kernelhub.ops.arguments import dtype_name, refuse
 from kernelhub.ops.call_plan import CallPlan
@@ -108,7 +109,10 @@ def bind(
             outputs = made.take()
             if at_once.launches(key, (*operands, *outputs)) == 2:
                 tick()
-                return made.dispatched(outputs, topk_ids)  # type: ignore[no-any-return]
+                sent: Dispatched = made.dispatched(outputs, topk_ids)
+                if WATCHED.launched is not None:
+                    WATCHED.finished = Finished(sent, made.dispatched, topk_ids)
+                return sent
         holds = type(group) is groups and calls.holds(key, operands)
         if holds and group.size() == world_size:  # type: ignore[union-attr]
             pg: Any = group
@@ -197,7 +201,8 @@ class DispatchPlan(CallPlan):
     """
 
     __slots__ = ("_device", "_max_tokens")
-    repeats = False
+    repeats_but = "out"  # which is no tensor: `into_earlier` makes such runs
+    repeats_without = ("group",)
     call = "x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out"
     kept = ("group", "num_experts", "format", "max_tokens")
 
@@ -325,13 +330,19 @@ def moe_dispatch(
         >>> torch.allclose(kernelhub.moe_combine(sent.x, sent.handle, group), weights.sum(1, keepdim=True) * x)
         True
     """
+    if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
+        traced: Dispatched = _op.traced(
+            x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out, backend
+        )
+        return traced
+    if out is None and _op.again is not None:  # a result is no tensor
+        again: Dispatched | None = _op.again(
+            x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out, backend
+        )
+        if again is not None:
+            return again
     try:
         try:
-            if type(x) is not Tensor and isinstance(x, Tensor) and not isinstance(backend, DryRun):
-                traced: Dispatched = _op.traced(
-                    x, topk_ids, topk_weights, group, num_experts, scales, format, max_tokens, out, backend
-                )
-                return traced
             pg = resolved(NAME, group)
             kind, *link = linked(NAME, pg, x)
             key = (
