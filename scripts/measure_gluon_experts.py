@@ -38,6 +38,10 @@ LAYERS = {
     "deepseek-v3.2/8": MoeModel(
         "deepseek-v3.2/8", num_experts=256, top_k=8, hidden_size=7168, intermediate_size=256,
     ),
+    "minimax-m2.5/4": MoeModel(
+        "minimax-m2.5/4", num_experts=256, top_k=8, hidden_size=3072, intermediate_size=384,
+    ),
+    "glm-5/8": MoeModel("glm-5/8", num_experts=256, top_k=8, hidden_size=6144, intermediate_size=256),
     "deepseek-v3.2": MoeModel("deepseek-v3.2", num_experts=256, top_k=8, hidden_size=7168, intermediate_size=2048),
 }  # fmt: skip
 TOKENS = (1, 16, 64, 256, 512, 1024, 2048, 4096)
