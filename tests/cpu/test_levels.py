@@ -39,6 +39,12 @@ CONTRACTS: dict[str, Any] = {
 }
 _KNOWN = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")  # which g++ 12 sees in its own headers of AVX-512
 CROSS, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+_ANSWER = """
+#include <cstdint>
+#include <cstdio>
+extern "C" int64_t kernelhub_cpu_level();
+int main() { printf("%d", (int)kernelhub_cpu_level()); }
+"""
 
 
 def needs(level: str) -> None:
@@ -93,6 +99,36 @@ def test_contract(level: str, op: str, monkeypatch: pytest.MonkeyPatch, tmp_path
         assert build.library.cache_info().currsize  # compiled for the level, and not one of before
     finally:
         build.library.cache_clear()
+
+
+def _answer(folder: Path, *emulator: str) -> str:
+    """Of `kernelhub_cpu_level()`."""
+    program, source = folder / "answer", folder / "answer.cpp"
+    source.write_text(_ANSWER)
+    command = [str(cxx_compiler().value), "-static", source, build.SOURCES / "cpu.cpp", "-o", program]
+    status, output = compiled.answer(command)
+    assert status == 0, output
+    status, output = compiled.answer([*emulator, program])
+    assert status == 0, output
+    return build.LEVELS[int(output.split()[-1])]  # after what an emulator says that it lacks
+
+
+@pytest.mark.full
+def test_this_cpu_gets_its_level(tmp_path: Path) -> None:
+    """It asks the CPU itself: of a compiler's own function for that, one that says no to everything is known."""
+    assert _answer(tmp_path) == [level for level in LEVELS if compiled.runs(level)][-1]
+
+
+@pytest.mark.ahead
+@pytest.mark.parametrize(
+    ("cpu", "level"),
+    [("Nehalem", "base"), ("Haswell", "avx2"), ("EPYC", "avx2")]
+    + [(f"Haswell,-{lacking}", "base") for lacking in ("fma", "f16c", "avx2", "avx", "xsave")],
+)
+def test_other_cpus_get_their_level(cpu: str, level: str, tmp_path: Path) -> None:
+    if len(LEVELS) == 1 or not shutil.which("qemu-x86_64"):
+        pytest.skip("no x86-64, or not installed: qemu-x86_64: the levels of other CPUs")
+    assert _answer(tmp_path, "qemu-x86_64", "-cpu", cpu) == level
 
 
 @pytest.mark.ahead
