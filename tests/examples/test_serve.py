@@ -174,7 +174,7 @@ def test_the_cache_has_room_for_all_sequences_if_memory_allows(serve, monkeypatc
 
 def test_a_request_that_can_never_run_is_refused(serve) -> None:
     engine, _ = built(serve, "llama-tiny", max_len=64)
-    for ids, most, reason in (([], 4, "empty"), ([1] * 60, 8, "68|60 tokens of prompt and 8"), ([512], 4, "below 512")):
+    for ids, most, reason in (([], 4, "empty"), ([1] * 60, 8, "68|60 tokens of prompt and 8"), ([512], 4, "0 to 511")):
         with pytest.raises(ValueError, match=reason):
             engine.add(serve.Request(ids, most))
 
