@@ -17,9 +17,10 @@ queries and cache, and its distance after rounding alone; eager decode steps too
 and log-probability after each token of given prompts, and those of greedy decode, to compare backends by --show.
 `stress`: 1000 decode steps, more requests than the cache holds, a shared prefix; each twice, with the share of equal
 tokens. `watch`: what kernelhub's own calls did under mixed traffic, of which --eager shows every one: microseconds of
-Python for a layer and for a step's metadata, waits for the GPU, and Triton kernels compiled in them. `writes`: the KV
-cache written by vLLM's kernel and by kernelhub's in turn: whether the bytes are the same, microseconds of
-Python and of a graph of all layers, and, with --eager, greedy tokens and steps.
+Python for a layer and for a step's metadata, waits for the GPU, and Triton kernels compiled in them. `hosts`: the same
+with the KV cache written by kernelhub's kernel, by vLLM's, and by kernelhub's again. `writes`: the KV cache written by
+vLLM's kernel and by kernelhub's in turn: whether the bytes are the same, microseconds of Python and of a graph of all
+layers, and, with --eager, greedy tokens and steps.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from copying_weights import Shape, parameter
 from float4_weights import CONFIGS, fill
 from torch import Tensor
 
-PARTS = ("speed", "numbers", "tokens", "stress", "watch", "writes")
+PARTS = ("speed", "numbers", "tokens", "stress", "watch", "hosts", "writes")
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, where its steps can be timed
     "VLLM_NO_USAGE_STATS": "1",
@@ -563,6 +564,16 @@ def writes(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
+def hosts(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
+    """What `watch` finds, with each writer of the KV cache in turn."""
+    found = {}
+    for turn, writer in enumerate(("kernelhub", "vllm", "kernelhub")):
+        _write_by(engine, writer)
+        found[f"{writer} writes" + " again" * (turn > 1)] = watch(engine, options)
+        print(json.dumps(found), flush=True)
+    return found
+
+
 def _write_by(engine: Engine, writer: str) -> None:
     """Let the layers write by vLLM's kernel or by kernelhub's."""
     for layer in engine.layers:
@@ -671,7 +682,7 @@ def facts_of(engine: Engine) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     engine = Engine(options)
     calls: dict[str, Callable[..., Any]] = {"speed": speed, "numbers": numbers, "tokens": tokens, "stress": stress}
-    calls |= {"watch": watch, "writes": writes}
+    calls |= {"watch": watch, "hosts": hosts, "writes": writes}
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "start_s": round(engine.start_s, 2)}
     result["options"] = {name: str(value) for name, value in vars(options).items() if name not in ("out", "show")}
     with turn(options.turns):
@@ -698,7 +709,8 @@ def show(runs: dict[str, Any]) -> str:
         if "copied_share" in row.get("tokens", {}):
             lines.append(f"    greedy tokens that are in the prompt: {row['tokens']['copied_share']}")
         lines += [f"    {found}" for part in ("numbers", "stress") for found in row.get(part, [])]
-        lines += [f"    {name}: {value}" for part in ("watch", "writes") for name, value in row.get(part, {}).items()]
+        of_parts = [item for part in ("watch", "hosts", "writes") for item in row.get(part, {}).items()]
+        lines += [f"    {name}: {value}" for name, value in of_parts]
         lines += [f"    {name}: {row[name]}" for name in ("linear", "calls") if row.get(name)]
         if row["errors_of_kernelhub"]:
             lines.append(f"    errors: {row['errors_of_kernelhub']}")

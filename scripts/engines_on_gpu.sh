@@ -6,9 +6,10 @@
 # tokens, eager steps of one engine in turn, and steps in graphs of two engines. `hosts`: on four GPUs, each engine with
 # processors of its own: Python's time of attention and of writes in eager steps, and that of other backends; errors of
 # attention with softcap; greedy tokens and steps in CUDA graphs with caches of fp8 by both writers, and with linear layers in
-# NVFP4 and MXFP4.
+# NVFP4 and MXFP4. `quiet`: Python's time of attention and of writes with one engine at a time and nothing beside it; then,
+# while LIMIT lasts, errors of attention with softcap and linear layers in NVFP4, at once.
 #
-#   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh [attention|latents|writes|hosts|hooks [nvfp4] [mxfp4]]
+#   VLLM_SITE=FOLDER OUT=FOLDER scripts/engines_on_gpu.sh [attention|latents|writes|hosts|quiet|hooks [nvfp4] [mxfp4]]
 #
 # VLLM_SITE is a folder with vLLM and what it needs beside torch, or an archive of one (tar.xz); without it, an installed
 # vLLM is taken. FlashInfer is not needed. The engines share the GPU at once, until LIMIT seconds (240) after the script's
@@ -20,7 +21,7 @@
 set -uo pipefail
 
 what=${1:-attention}
-case $what in attention | latents | writes | hosts | hooks) ;; *) echo "attention, latents, writes, hosts or hooks, not $what" >&2 && exit 2 ;; esac
+case $what in attention | latents | writes | hosts | quiet | hooks) ;; *) echo "attention, latents, writes, hosts, quiet or hooks, not $what" >&2 && exit 2 ;; esac
 if [ "$what" = hosts ] && [ "$(nvidia-smi -L | wc -l)" -lt 4 ]; then echo "hosts needs four GPUs" >&2 && exit 2; fi
 formats=("${@:2}")
 [ ${#formats[@]} -gt 0 ] || formats=(nvfp4 mxfp4)
@@ -142,6 +143,13 @@ elif [ "$what" = hosts ]; then
     on 3 3 1 linear mxfp4 vllm 0
     KERNELHUB_VLLM_HOOKS=nvfp4_linear on 2 3 2 linear nvfp4 kernelhub 0
     KERNELHUB_VLLM_HOOKS=mxfp4_linear on 3 3 2 linear mxfp4 kernelhub 0
+elif [ "$what" = quiet ]; then
+    attention layers-of-8b CUSTOM hosts
+    attention layers-of-8b FLASH_ATTN watch
+    TURNS=$work/turns:3:$((start + 75 * LIMIT / 100))
+    attention gemma2 CUSTOM numbers &
+    linear nvfp4 vllm 0 &
+    KERNELHUB_VLLM_HOOKS=nvfp4_linear linear nvfp4 kernelhub 0 &
 elif [ "$what" = latents ]; then
     attention deepseek CUSTOM tokens --weights copying &
     attention deepseek TRITON_MLA tokens --weights copying &
