@@ -31,7 +31,7 @@ GUIDES = ROOT / "docs"
 API_PART = re.compile(r"<!-- api of (\w+): made by scripts/generate_docs.py -->.*?<!-- end -->", re.DOTALL)
 KERNELS_PART = re.compile(r"<!-- kernels of (\w+): made by scripts/generate_docs.py -->.*?<!-- end -->", re.DOTALL)
 RESULTS = ("attention_h200", "mla_h200", "gemm_h200", "grouped_gemm_h200", "moe_h200", "indexer_h200", "quant_h200")
-RESULTS_OF_A_CPU = ("attention_cpu", "mla_cpu", "gemm_cpu", "moe_cpu")
+RESULTS_OF_A_CPU = tuple(f"{benchmark}_two_threads_epyc" for benchmark in ("attention", "mla", "gemm", "moe"))
 
 
 def ops() -> dict[str, Any]:

@@ -15,7 +15,7 @@ import relative_time
 import serving_page
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-MACHINES = {"h200": "NVIDIA H200", "cpu": "CPU"}
+MACHINES = {"h200": "NVIDIA H200", "two_threads_epyc": "two cores of an EPYC"}
 COLOURS = {"selected": "#2f855a", "torch": "#c05621", "other": "#a0aec0"}
 
 

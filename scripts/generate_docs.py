@@ -322,7 +322,7 @@ def headlines_of_a_cpu() -> str:
     """The same of a CPU, beside the fastest way to call plain torch, by its name."""
     rows = []
     for what, benchmark, case in HEADLINES_OF_A_CPU:
-        row = next(row for row in results(f"{benchmark}_cpu.json")["rows"] if row["case"] == case)
+        row = next(row for row in results(f"{benchmark}_two_threads_epyc.json")["rows"] if row["case"] == case)
         best = min(row["torch_ms"], key=row["torch_ms"].__getitem__)
         ratio = row["torch_ms"][best] / row["kernels_ms"][row["chosen"]]
         rows.append((what, f"`{row['op']}`", f"`{row['chosen']}`", best, f"{ratio:.2g} x"))
@@ -625,7 +625,7 @@ PARTS: dict[str, Callable[[], str]] = {
         for path in sorted((ROOT / "benchmarks" / "results").glob("*.json"))
         if not path.stem.startswith("dispatch")
     },
-    "experts measured on a cpu": lambda: measured("moe_cpu.json"),
+    "experts measured on a cpu": lambda: measured("moe_two_threads_epyc.json"),
     **{f"kernels of {op}": lambda op=op: kernels(op) for op in OPS},
     **{f"api of {op}": lambda op=op: api(op) for op in OPS},
 }
