@@ -27,7 +27,7 @@ from vllm.v1.attention.backend import (
 )
 
 from kernelhub.compat.start import DECODE, MIXED, SPECULATIVE, Rows
-from kernelhub.compat.vllm.layers import Remembered, Remembering
+from kernelhub.compat.vllm.layers import Remembered, Remembering, Scales
 from kernelhub.compat.vllm.refusal import refused
 from kernelhub.compat.vllm.start import ENGINE, Parts, capture_safe, follow, graphs_of, queries_of
 from kernelhub.compat.vllm.supports import FP8, FP8_CACHES, Configured, Supports
@@ -154,9 +154,8 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
         self._writes: bool | None = None  # whether kernelhub writes the cache; a first one decides
         self._cache: Tensor | None = None
         self._parts: tuple[Tensor, ...] = ()
-        self._scales: tuple[Tensor | None, Tensor | None] = (None, None)  # that calls were learned with
-        self._written = Remembered()
-        self._written_scales: tuple[Tensor | None, Tensor | None] = (None, None)
+        self._scales = Scales()
+        self._written, self._written_scales = Remembered(), Scales()
 
     def forward(
         self,
@@ -175,7 +174,7 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
             raise refused("quantised output of attention")
         if attn_metadata is None:  # vLLM profiles memory
             return output.zero_()
-        if (not self._quantized or self._has_scales(layer)) and self._launch(
+        if (not self._quantized or self._scales.are_of(layer)) and self._launch(
             query, output, kv_cache, attn_metadata.form, attn_metadata.block_table, attn_metadata.seq_lens
         ):
             return output
@@ -217,10 +216,10 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
             out=out,
         )
         if step.form is None or not (
-            self._is_due(kv_cache, step.form) or (self._quantized and not self._has_scales(layer))
+            self._is_due(kv_cache, step.form) or (self._quantized and not self._scales.are_of(layer))
         ):
             return
-        scales = self._scales = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
+        scales = self._scales.take(layer) if self._quantized else (None, None)
         more = [one for one in (self.sinks, *scales) if one is not None]
         features = self.scale, self._window, self._softcap, self._quantized, self.sinks is None
         shared = step.block_table, step.seq_lens
@@ -237,17 +236,13 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
             (out,),
         )
 
-    def _has_scales(self, layer: Any) -> bool:
-        """Whether a layer has the scales that its calls were learned with."""
-        return layer._k_scale is self._scales[0] and layer._v_scale is self._scales[1]
-
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """Write a step's keys and values, by vLLM's kernel or by `write_kv_cache`; both skip negative slots."""
         if (
             self._writes
-            and (not self._quantized or self._has_written_scales(layer))
+            and (not self._quantized or self._written_scales.are_of(layer))
             and self._written._launch(key, value, kv_cache, slot_mapping.numel(), slot_mapping)
         ):
             return
@@ -269,10 +264,11 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
         k_scale, v_scale = scales = (layer._k_scale, layer._v_scale) if self._quantized else (None, None)
         write_kv_cache(key, value, k_cache, v_cache, slots, k_scale, v_scale)
         if tokens > _MOST_WRITTEN or not (
-            self._written._is_due(kv_cache, tokens) or (self._quantized and not self._has_written_scales(layer))
+            self._written._is_due(kv_cache, tokens) or (self._quantized and not self._written_scales.are_of(layer))
         ):
             return
-        self._written_scales = scales
+        if self._quantized:
+            self._written_scales.take(layer)
         more = [scale for scale in scales if scale is not None]
         self._written._learn(
             write_kv_cache.op,
@@ -286,10 +282,6 @@ class KernelhubImpl(Remembering, AttentionImpl):  # type: ignore[misc]
             (key, value, k_cache, v_cache, slots, *more),
             (k_cache, v_cache),
         )
-
-    def _has_written_scales(self, layer: Any) -> bool:
-        """Whether a layer has the scales that its writes were learned with."""
-        return layer._k_scale is self._written_scales[0] and layer._v_scale is self._written_scales[1]
 
     def _parts_of(self, kv_cache: Tensor) -> tuple[Tensor, ...]:
         """Keys and values ``[B, N, H, D]``, as vLLM stores them and in their dtype.
@@ -338,6 +330,7 @@ def forget(layer: KernelhubImpl) -> None:
     layer._cache, layer._parts = None, ()
     layer._forget()
     layer._written._forget()
+    layer._scales, layer._written_scales = Scales(), Scales()
 
 
 def call(layer: Any, cache: Tensor, arguments: dict[str, Any]) -> None:

@@ -76,6 +76,38 @@ class Remembering(Remembered):
             object.__setattr__(self, "_launch", no_call)
 
 
+class Scales:
+    """The scales of a layer's cache that calls were learned with.
+
+    torch's `Module` finds two buffers by a function of Python in 1.5 us, half of what the rest of a call takes without
+    the driver. So the dictionary that has them is kept.
+    """
+
+    __slots__ = ("_held", "_k", "_layer", "_v")
+
+    def __init__(self) -> None:
+        self._layer: Any = None
+        self._held: dict[str, Any] | None = None
+        self._k: Any = None
+        self._v: Any = None
+
+    def take(self, layer: Any) -> tuple[Tensor, Tensor]:
+        """Those that the layer has now."""
+        found = k, v = layer._k_scale, layer._v_scale
+        own = getattr(layer, "__dict__", {})
+        places = own, own.get("_buffers") or {}, own.get("_parameters") or {}
+        holds = (held for held in places if held.get("_k_scale") is k and held.get("_v_scale") is v)
+        self._layer, self._k, self._v, self._held = layer, k, v, next(holds, None)
+        return found
+
+    def are_of(self, layer: Any) -> bool:
+        """Whether the layer has these."""
+        held = self._held
+        if held is None or layer is not self._layer:
+            return layer._k_scale is self._k and layer._v_scale is self._v
+        return held.get("_k_scale") is self._k and held.get("_v_scale") is self._v
+
+
 def _unlaunched(*arguments: Any) -> bool:
     return False
 

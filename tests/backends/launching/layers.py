@@ -35,6 +35,16 @@ LAYERS = 5
 E4M3 = torch.float8_e4m3fn
 
 
+class Layer(torch.nn.Module):
+    """A layer whose scales are buffers, as vLLM's are."""
+
+    def __init__(self, impl: Any, cache: torch.Tensor) -> None:
+        super().__init__()
+        self.impl, self.cache = impl, cache
+        for name in ("_k_scale", "_v_scale"):
+            self.register_buffer(name, torch.ones(1))
+
+
 class Model:
     """Layers, and the calls of them that reached the kernel's adapter."""
 
@@ -47,6 +57,8 @@ class Model:
     def _layer(self, **options: Any) -> Any:
         sinks = torch.zeros(HEADS, dtype=torch.bfloat16) if self.sinks else None
         impl = self._module.KernelhubImpl(HEADS, WIDTH, 0.2, KV_HEADS, sinks=sinks, **options)
+        if self.fp8:
+            return Layer(impl, self.cache())
         return SimpleNamespace(impl=impl, cache=self.cache(), _k_scale=torch.ones(1), _v_scale=torch.ones(1))
 
     def cache(self) -> torch.Tensor:
@@ -581,6 +593,14 @@ def _writes(stub: Stub, model: Model) -> None:
             for _ in range(3):
                 run(layer, 2, slots)
             assert at_once(layer, slots)
+            assert layer.impl._written_scales.are_of(layer)
+            for change in (_as_parameter, _as_attribute):
+                change(layer)
+                assert not layer.impl._written_scales.are_of(layer)
+                for _ in range(4):
+                    run(layer, 2, slots)
+                assert layer.impl._written_scales.are_of(layer)
+            assert at_once(layer, slots)
         with kernelhub.use(write_kv_cache="triton"):
             assert not at_once(layer, slots)
             run(layer, 2, slots)
@@ -616,6 +636,16 @@ def _writes(stub: Stub, model: Model) -> None:
         assert run(layer, 2, slots)
         sys.modules[type(layer.impl).__module__].forget(layer.impl)
         assert not at_once(layer, slots)
+
+
+def _as_parameter(layer: Any) -> None:
+    del layer._k_scale
+    layer._k_scale = torch.nn.Parameter(torch.ones(1), requires_grad=False)
+
+
+def _as_attribute(layer: Any) -> None:
+    del layer._k_scale
+    object.__setattr__(layer, "_k_scale", torch.ones(1))
 
 
 def pointers(stub: Stub) -> set[int]:
