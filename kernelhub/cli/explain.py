@@ -59,7 +59,7 @@ def show_selection(
     said = [("decided by", f"{selection.source}, {selection.because}")]
     if selection.steps:
         said.append(("steps", "; ".join(selection.steps)))
-        said.append(("", "each op selects its own kernel; a prepared plan names it in `plan.parts`"))
+        said += [(step, kernel) for step, kernel, _ in selection.called]
     said += [(part.op, f"{part.selected}: {part.because.partition(': ')[0]}") for part in selection.parts]
     said += [("overruled", sentence) for sentence in selection.overruled]
     if selection.faster:
@@ -75,6 +75,10 @@ def show_selection(
     console.line()
     if every_reason:
         console.table(reasons_table(selection.decisions))
+        for step, kernel, part in selection.called:
+            console.line()
+            console.heading(f"{step}: {kernel}")
+            console.table(reasons_table(part.decisions))
         return
     console.table(Table(("kernel", "selection", "reason"), summary_rows(selection.decisions, asked)))
     if any(not decision.accepted for decision in selection.decisions):

@@ -165,7 +165,15 @@ class Hub:
         contract = self.registry.contracts[op]
         candidates, regime = self.registry.candidates(op), contract.regime(problem)
         parts = {kernel: self._made_of(kernel, problem, machine) for kernel in candidates.made_of_parts}
-        return select(op, contract.schema, problem, regime, candidates, machine or self.machine, policy, parts)
+        found = select(op, contract.schema, problem, regime, candidates, machine or self.machine, policy, parts)
+        if found.kernel is not None and found.kernel.calls is not None:
+            calls, contexts = found.kernel.calls, self.contexts.get()
+
+            def choose(op: str, need: Any) -> Selection[Any]:
+                return self.select(op, need, self.policy(op, None, contexts), machine)
+
+            found.calling(lambda: calls(problem, choose))
+        return found
 
     def _made_of(self, kernel: Kernel, problem: Any, machine: Machine | None) -> tuple[Selection[Any], ...]:
         """The selections of the ops that a kernel is made of."""

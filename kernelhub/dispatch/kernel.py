@@ -43,6 +43,9 @@ class GraphLevel(enum.IntEnum):
     FULL = 2
 
 
+Choose = Callable[[str, Any], Any]  # an op and a problem -> their `Selection`
+
+
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """Record of one implementation of one op by one backend. Records compare by identity.
@@ -68,6 +71,9 @@ class Kernel:
         configurable: the adapter is a `Configurable`, whose sizes `kernelhub tune` measures.
         parts: of a kernel that is made of other ops: for a problem, these ops with their problems. Each selects its own
             kernel, and the record rejects a problem for which one has none.
+        calls: of a kernel that calls other ops by their functions: for a problem the selections of these in order,
+            each by ``choose(op, problem)``. `explain` shows them; the record rejects nothing by them.
+        gives: where kernels of an op give results of several forms: the value of the facet of the op that takes them.
         steps: of a kernel that calls other ops: these, and what it converts between them, in order, as `explain` shows
             them. A step begins with the name of its op.
         source: origin of the algorithm or library.
@@ -91,6 +97,8 @@ class Kernel:
     compiles_when_made: bool = False
     configurable: bool = False
     parts: Callable[[Any], tuple[tuple[str, Any], ...]] | None = None
+    calls: Callable[[Any, Choose], tuple[Any, ...]] | None = None
+    gives: str = ""
     steps: tuple[str, ...] = ()
     source: str = ""
     standings: tuple[Standing, ...] = ()

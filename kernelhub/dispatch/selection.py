@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol
@@ -129,6 +131,7 @@ class Selection(Generic[ProblemT]):
             decide=decide,
             assumed=assumed,
             parts=parts,
+            _calls=tuple,
         )
 
     @cached_property
@@ -145,6 +148,19 @@ class Selection(Generic[ProblemT]):
     def against(self, kernel: str) -> tuple[Rejection, ...]:
         """Every reason against one kernel; none if it is supported. The others are not evaluated."""
         return self.decide.against(kernel)
+
+    @cached_property
+    def calls(self) -> tuple[Selection[Any], ...]:
+        """The selections of the ops that the kernel calls by their functions, in order; empty for others.
+
+        Where a call decides, by its number of rows, there is one for each case. They are computed at the first access.
+        """
+        made: tuple[Selection[Any], ...] = self.__dict__["_calls"]()
+        return made
+
+    def calling(self, calls: Callable[[], tuple[Selection[Any], ...]]) -> None:
+        """Let `calls` be computed by this function."""
+        self.__dict__["_calls"] = calls
 
     @property
     def faster(self) -> tuple[Decision, ...]:
@@ -195,7 +211,7 @@ class Selection(Generic[ProblemT]):
             "because": self.because,
             **({"assumed": self.assumed} if self.assumed else {}),
             **({"steps": list(self.steps)} if self.steps else {}),
-            **({"parts": [part.to_dict() for part in self.parts]} if self.parts else {}),
+            **({"parts": [part.to_dict() for part in self.parts or self.calls]} if self.parts or self.calls else {}),
             **({"overruled": list(self.overruled)} if self.overruled else {}),
             **weights,
             "decisions": [decision.to_dict() for decision in self.decisions],
@@ -206,6 +222,9 @@ class Selection(Generic[ProblemT]):
         lines = [f"{self.op} on {self.problem.device}: {who}", *([f"  {self.weights}"] if self.weights else [])]
         lines += [f"  steps: {'; '.join(self.steps)}"] if self.steps else []
         lines += [f"  {part.op} by {part.selected}: {part.because}" for part in self.parts]
+        for step, kernel, part in self.called:
+            rejected = [f"{one.kernel} ({one.code})" for one in part.decisions if not one.accepted]
+            lines += [f"  {step} by {kernel}; rejected: {', '.join(rejected)}" if rejected else f"  {step} by {kernel}"]
         lines += [f"  assumed: {self.assumed}"] if self.assumed else []
         lines += [f"  {sentence}" for sentence in self.overruled]
         lines += [f"  faster: {self.faster[0].hint}"] if self.faster else []
@@ -217,8 +236,23 @@ class Selection(Generic[ProblemT]):
                 lines.append(f"    {'':<{width}}  remedy: {decision.remedy}")
         return "\n".join(lines)
 
+    @property
+    def called(self) -> list[tuple[str, str, Selection[Any]]]:
+        """The op of each of `calls`, the kernel that runs, with the cases in which it does, and such a selection."""
+        cases: dict[tuple[str, str | None], tuple[list[str], Selection[Any]]] = {}
+        for part in self.calls:
+            of_op = [other for other in self.calls if other.op == part.op]
+            several = len({other.selected for other in of_op}) > 1
+            found, _ = cases.setdefault((part.op, part.selected), ([], part))
+            found += [_differing(part, of_op)] if several else []
+        return [
+            (op, f"{name or 'no kernel'} ({'; '.join(of)})" if of else f"{name or 'no kernel'}", part)
+            for (op, name), (of, part) in cases.items()
+        ]
+
     def __repr__(self) -> str:
-        shown = {name: value for name, value in vars(self).items() if name not in ("decide", "decisions")}
+        hidden = ("decide", "decisions", "calls", "_calls")
+        shown = {name: value for name, value in vars(self).items() if name not in hidden}
         text = ", ".join(f"{name}={value!r}" for name, value in {**shown, "decisions": self.decisions}.items())
         return f"Selection({text})"
 
@@ -232,11 +266,23 @@ class Selection(Generic[ProblemT]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle has the decisions, and not the inputs that they are computed from."""
-        return Selection, (*self._fields, _Decided(self.decisions), self.assumed, self.parts)
+        return _unpickled, ((*self._fields, _Decided(self.decisions), self.assumed, self.parts), self.calls)
 
     @property
     def _fields(self) -> tuple[Any, ...]:
         return self.op, self.problem, self.kernel, self.source, self.because, self.explicit, self.overruled
+
+
+def _unpickled(fields: tuple[Any, ...], calls: tuple[Selection[Any], ...]) -> Selection[Any]:
+    made: Selection[Any] = Selection(*fields)
+    made.calling(functools.partial(tuple, calls))
+    return made
+
+
+def _differing(part: Selection[Any], others: Sequence[Selection[Any]]) -> str:
+    """The facets of a selection in which it differs from the others of its op."""
+    names = [name for name in vars(part.problem) if len({getattr(other.problem, name) for other in others}) > 1]
+    return ", ".join(f"{name} {getattr(part.problem, name)}" for name in names)
 
 
 def _sentence(decision: Decision) -> str:

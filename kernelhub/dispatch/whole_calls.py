@@ -225,7 +225,7 @@ def facts_of(
         more["contents_of"] = next((at for at in weak if arguments[at] is memory), -1)
         more["contents_at"] = memory.data_ptr()
         more["contents"] = ctypes.string_at(memory.data_ptr(), memory.nbytes)
-    if stock is not None:
+    if stock is not None and None in makers:
         more |= {"stock": stock.ready, "refill": stock.refill}
     return (known, tuple(sources), tuple(returned), single, tuple(makers), counts, fails), more
 

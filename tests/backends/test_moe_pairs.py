@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 import kernelhub
 from kernelhub.backends.moe_pairs.kernels import PAIRS
+from kernelhub.dispatch.machine import SimulatedMachine
 from kernelhub.errors import InvalidArgument, NoKernel
 from kernelhub.ops.moe.parallel.inputs import parallel_inputs
 from tests.contract.experts_comm import ParallelContract
@@ -111,3 +113,40 @@ def test_explain_names_the_steps_that_a_plan_runs(pair: Any) -> None:
     assert f"moe_dispatch in format {pair.format}" in explained.steps
     assert explained.to_dict()["steps"] == list(explained.steps)
     assert f"steps: {'; '.join(explained.steps)}" in str(explained)
+
+
+@pytest.mark.parametrize("max_tokens", [8, 300, None])
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.name)
+def test_explain_names_the_kernel_that_runs_in_each_step(pair: Any, max_tokens: int | None) -> None:
+    blocks = {"hidden_size": 128, "intermediate_size": 128, "weights": "fp8_block", "activation_dtype": "fp8_block"}
+    given = parallel_inputs(**SMALL | {"max_tokens": max_tokens} | (blocks if pair.float8 else {}))
+    kernel = f"moe_pairs.{pair.name}"
+    explained = kernelhub.expert_parallel_moe.explain(**given, backend=kernel)
+    plan = kernelhub.expert_parallel_moe.prepare(**given, backend=kernel)
+    ran = [
+        (part.selection.op, part.selection.problem, part.selection.selected) for part in plan.parts if part.selection
+    ]
+    named = [(part.op, part.problem, part.selected) for part in explained.calls]
+    assert [one for one in ran if one not in named] == []
+    assert [part["op"] for part in explained.to_dict()["parts"]] == [op for op, *_ in named]
+    for op, _, selected in ran:
+        assert f"  {op} by {selected}" in str(explained)
+    assert "unsupported.deep_ep_elastic (no_adapter)" in str(explained)
+    again = pickle.loads(pickle.dumps(explained))
+    assert [(part.op, part.problem, part.selected) for part in again.calls] == named
+
+
+def test_the_link_of_the_ranks_decides_on_the_kernels_of_a_pair() -> None:
+    machine = SimulatedMachine({"triton": "3.7.1"})
+    facets = {"device": "H200", "world_size": 4, "backend": "moe_pairs.tokens", "machine": machine}
+    linked = kernelhub.explain(kernelhub.expert_parallel_moe, **facets, link="nvlink")
+    apart = kernelhub.explain(kernelhub.expert_parallel_moe, **facets, link="network")
+    exact = kernelhub.explain(kernelhub.expert_parallel_moe, **facets, link="network", capacity="exact")
+    assert [linked.calls[at].selected for at in (0, -1)] == ["triton.push"] * 2
+    assert [apart.calls[at].selected for at in (0, -1)] == ["torch.gather_fixed", "torch.reduce_scatter_fixed"]
+    assert [exact.calls[at].selected for at in (0, -1)] == ["torch.all_to_all"] * 2
+    assert exact.calls[-1].problem.rows == "needed"
+    assert any(one.kernel == "triton.push" and not one.accepted for one in apart.calls[0].decisions)
+    assert "triton.push (" in str(apart)
+    assert [step for step, _, _ in linked.called] == ["moe_dispatch", "fused_moe", "fused_moe", "moe_combine"]
+    assert [kernel.partition(" (")[2] for _, kernel, _ in linked.called] == ["", "rows few)", "rows many)", ""]

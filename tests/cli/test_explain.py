@@ -279,6 +279,18 @@ class TestKernelsOfOtherOps:
         assert steps.endswith("moe_combine, which applies the weights of the router and sums")
         assert "\nsteps " not in ask("explain", "moe_dispatch", "--device", "H200", *TRITON).out
 
+    def test_the_kernel_of_each_step_of_a_pair_is_named(self, ask):
+        words = ("explain", "expert_parallel_moe", "--device", "H200", "--world-size", "4", "--link", "nvlink", *TRITON)
+        answer = ask(*words)
+        assert answer.row("moe_dispatch").split() == ["moe_dispatch", "triton.push"]
+        assert answer.row("moe_combine").split() == ["moe_combine", "triton.push"]
+        found = ask(*words, "--json").json["parts"]
+        assert [part["op"] for part in found] == ["moe_dispatch", "fused_moe", "fused_moe", "moe_combine"]
+        assert found[0]["problem"]["peers"] == "atomics"
+        every = ask(*words, "--all").out
+        assert "moe_dispatch: triton.push" in every
+        assert "kernelhub does not call DeepEP 2 (ElasticBuffer)" in every
+
 
 class TestWeights:
     def test_the_selection_says_how_weights_are_taken(self, ask):

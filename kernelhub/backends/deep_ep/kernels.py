@@ -91,6 +91,7 @@ def _kernel(op: str, target: str, summary: str, limits: tuple[Any, ...], feature
         features=features,
         graph=GraphLevel.FULL if fixed else GraphLevel.NONE,
         deterministic=True,
+        gives=KEPT if op == "moe_dispatch" else "",
         source="DeepEP",
         standings=(_ON_HOPPER,),
     )

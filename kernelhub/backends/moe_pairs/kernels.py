@@ -6,14 +6,26 @@ format.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kernelhub.dispatch.constraint import AnyOf, OnDevice, OneOf, Rule, anything, dtype_in
-from kernelhub.dispatch.kernel import Backend, Band, Kernel
+from kernelhub.dispatch.kernel import Backend, Band, Choose, Kernel
+from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.standing import untested, verified
-from kernelhub.ops.comm.experts.problem import CONTIGUOUS, MASKED, TOKENS
+from kernelhub.ops.comm.experts.problem import (
+    ALL,
+    CONTIGUOUS,
+    EXACT,
+    FIXED,
+    FP8,
+    MASKED,
+    TOKENS,
+    CombineProblem,
+    DispatchProblem,
+)
 from kernelhub.ops.comm.problem import USUAL
-from kernelhub.ops.moe.experts.problem import ACTIVATIONS, FLOATS, FORMATS, FP8_BLOCK, PLAIN
+from kernelhub.ops.gemm.grouped.problem import GroupedGemmProblem
+from kernelhub.ops.moe.experts.problem import ACTIVATIONS, FEW, FLOATS, FORMATS, FP8_BLOCK, MANY, PLAIN, ExpertsProblem
 from kernelhub.ops.moe.parallel.problem import ParallelProblem
 
 BACKEND = Backend("moe_pairs", "a dispatch, experts and a combine that fit each other", portable=True)
@@ -46,6 +58,18 @@ class Pair(NamedTuple):
     converters: tuple[str, ...]
     float8: bool
     use: str
+
+    def selections(self, problem: ParallelProblem, choose: Choose) -> tuple[Selection[Any], ...]:
+        """The selections of the ops of a pair: dispatch, experts for few and for many rows, combine."""
+        exchanged: dict[str, Any] = {
+            **{name: getattr(problem, name) for name in _OF_EXCHANGE},
+            "format": self.format,
+        }
+        of_tokens = {"dtype": FP8, "scales": True} if self.float8 else {"dtype": problem.dtype}
+        dispatch = choose("moe_dispatch", DispatchProblem(**exchanged, **of_tokens))
+        rows = (dispatch.kernel.gives if dispatch.kernel else "") or (ALL if problem.capacity == EXACT else FIXED)
+        combine = choose("moe_combine", CombineProblem(**exchanged, dtype=problem.dtype, rows=rows))
+        return (dispatch, *(choose(self.experts, need) for need in _experts_of(self, problem)), combine)
 
     @property
     def steps(self) -> tuple[str, ...]:
@@ -98,6 +122,41 @@ def _multiplied_in_blocks(problem: ParallelProblem) -> str | None:
     return None
 
 
+def _experts_of(pair: Pair, problem: ParallelProblem) -> list[Any]:
+    """The problems of the experts, by the rows that come."""
+    local = problem.num_experts // problem.world_size
+    if pair.experts == FUSED_MOE:
+        alike = {name: getattr(problem, name) for name in _OF_LAYER}
+        return [ExpertsProblem(**alike, num_experts=local, rows=rows) for rows in (FEW, MANY)]
+    of_rows = {"a_dtype": FP8, "b_dtype": FP8, "a_scale": "group", "b_scale": "block"} if pair.float8 else {}
+    usual: dict[str, Any] = {"a_dtype": problem.dtype, "b_dtype": problem.dtype} | of_rows
+    both, inner, hidden = 2 * problem.intermediate_size, problem.intermediate_size, problem.hidden_size
+    return [
+        GroupedGemmProblem(
+            device=problem.device,
+            **usual,
+            out_dtype=problem.dtype,
+            num_groups=local,
+            n=n,
+            k=k,
+            rows=rows,
+            masked=pair.format == MASKED,
+        )
+        for n, k in ((both, hidden), (hidden, inner))
+        for rows in (FEW, MANY)
+    ]
+
+
+_OF_EXCHANGE = (
+    *("device", "hidden_size", "top_k", "num_experts", "world_size", "group_backend"),
+    *("capacity", "link", "peers"),
+)
+_OF_LAYER = (
+    *("device", "dtype", "weights", "activation_dtype", "top_k", "hidden_size", "intermediate_size"),
+    *("activation", "w13_bias", "w2_bias"),
+)
+
+
 def _record(pair: Pair) -> Kernel:
     by_tokens = pair.experts == FUSED_MOE
     converters = f"; {'; '.join(pair.converters)}" if pair.converters else ""
@@ -112,6 +171,7 @@ def _record(pair: Pair) -> Kernel:
             AnyOf((OnDevice("nvidia"), OnDevice("amd"), OnDevice("cpu"))),
             dtype_in("dtype", *FLOATS),
             anything("hidden_size", "intermediate_size", "num_experts", "top_k", "world_size", "capacity"),
+            anything("link", "peers"),
             OneOf("weights", pair.weights, why=f"{pair.experts} runs these in format {pair.format}"),
             anything("activation_dtype")
             if by_tokens
@@ -121,6 +181,7 @@ def _record(pair: Pair) -> Kernel:
         features=frozenset({*(f"activation={name}" for name in ACTIVATIONS[1:]), "w13_bias", "w2_bias"})
         if by_tokens
         else frozenset(),
+        calls=pair.selections,
         steps=pair.steps,
         standings=(_CPU, _GPU),
     )

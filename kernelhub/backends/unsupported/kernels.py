@@ -22,7 +22,7 @@ _FACETS = {
     "moe_combine": (*_ROUTED, "rows"),
     "expert_parallel_moe": (
         *("dtype", "weights", "activation_dtype", "num_experts", "top_k", "hidden_size", "intermediate_size"),
-        *("world_size", "group_backend", "capacity"),
+        *("world_size", "group_backend", "capacity", "link", "peers"),
     ),
 }
 _FEATURES = {

@@ -19,8 +19,9 @@ from kernelhub.ops.call_plan import CallPlan
 from kernelhub.ops.comm.comparing import comparing
 from kernelhub.ops.comm.experts.prepared import prepared
 from kernelhub.ops.comm.experts.problem import capacity_of
-from kernelhub.ops.comm.group import backend_kind, resolved
+from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.refusing import failed_launch, inform, informing
+from kernelhub.ops.comm.topology import linked
 from kernelhub.ops.moe.experts.call import key_of
 from kernelhub.ops.moe.experts.call import problem_of as problem_of_experts
 from kernelhub.ops.moe.experts.checks import Operands
@@ -44,7 +45,7 @@ _GROUP_AT = 5  # of the arguments of a call
 def problem_of(key: Any, device: int) -> ParallelProblem:
     """The problem that a key means on a device; the key is built in `expert_parallel_moe`."""
     experts = problem_of_experts((*key[:_OF_EXPERTS], False), device)
-    world_size, group_backend, capacity = key[_OF_EXPERTS:]
+    world_size, group_backend, capacity, link, peers = key[_OF_EXPERTS:]
     return ParallelProblem(
         device=facts_of(device),
         dtype=experts.dtype,
@@ -57,6 +58,8 @@ def problem_of(key: Any, device: int) -> ParallelProblem:
         world_size=world_size,
         group_backend=group_backend,
         capacity=capacity,
+        link=link,
+        peers=peers,
         activation=experts.activation,
         w13_bias=experts.w13_bias,
         w2_bias=experts.w2_bias,
@@ -106,7 +109,8 @@ def check(given: Operands, group: Any, activation: Any, activation_dtype: Any, m
 
 def _key(given: Operands, pg: ProcessGroup, activation: str, activation_dtype: Any, max_tokens: int | None) -> Any:
     of_experts = key_of(given, activation, activation_dtype, False)[:_OF_EXPERTS]
-    return (*of_experts, pg.size(), backend_kind(NAME, pg, given.x.device), capacity_of(max_tokens))
+    kind, link, peers = linked(NAME, pg, given.x)
+    return (*of_experts, pg.size(), kind, capacity_of(max_tokens), link, peers)
 
 
 def bind(

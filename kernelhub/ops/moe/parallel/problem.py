@@ -8,7 +8,9 @@ from typing import Any
 from kernelhub.dispatch.contract import OpRecord
 from kernelhub.dispatch.problem import facet, feature
 from kernelhub.ops.comm.experts.problem import CAPACITIES, FEW
-from kernelhub.ops.comm.problem import OTHER, USUAL
+from kernelhub.ops.comm.problem import LINKS, OTHER, PEERS, UNKNOWN, USUAL
+from kernelhub.ops.comm.problem import complete as connected
+from kernelhub.ops.comm.problem import contradiction as contradiction_of_links
 from kernelhub.ops.moe.experts.problem import (
     ACTIVATIONS,
     ASKED_FORMATS,
@@ -45,13 +47,20 @@ class ParallelProblem:
         default=USUAL,
     )
     capacity: str = facet("tokens of a rank: exact, or at most few (up to 256), many", values=CAPACITIES, default=FEW)
+    link: str = facet(
+        "weakest connection of two ranks, as of moe_dispatch; unknown before a plan was prepared in the group",
+        values=LINKS,
+        default=UNKNOWN,
+    )
+    peers: str = facet("what a probe of every ordered pair of GPUs proved, likewise", values=PEERS, default=UNKNOWN)
     activation: str = feature("activation that combines gate and up", SILU, ACTIVATIONS[1:])
     w13_bias: bool = feature("a bias of gate and up", False)
     w2_bias: bool = feature("a bias of the down projection", False)
 
 
 def complete(facets: dict[str, Any]) -> dict[str, Any]:
-    """Weights of float8 are multiplied by float8, others by the dtype of the tokens."""
+    """Weights of float8 are multiplied by float8, others by the dtype of the tokens. NVLink has atomics."""
+    facets = connected(facets)
     usual = FP8 if facets.get("weights") in FP8_FORMATS else facets.get("dtype", "bfloat16")
     return {"activation_dtype": usual} | facets
 
@@ -60,7 +69,7 @@ def contradiction(problem: ParallelProblem) -> str | None:
     """Problems that no call can have."""
     if problem.num_experts % problem.world_size:
         return f"num_experts is {problem.num_experts}, which {problem.world_size} ranks cannot share equally"
-    return None
+    return contradiction_of_links(problem)
 
 
 def _capacity(problem: ParallelProblem) -> str:

@@ -52,6 +52,7 @@ def _kernel(op: str, target: str, summary: str, limits: tuple[Any, ...], feature
         features=features,
         graph=GraphLevel.FULL,
         deterministic=True,
+        gives=FIXED if op == "moe_dispatch" else "",
         source="TensorRT-LLM, in FlashInfer",
         standings=(_ON_HOPPER, untested("blackwell")),
     )

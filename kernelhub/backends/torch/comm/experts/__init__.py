@@ -32,7 +32,9 @@ _EXACTLY = OneOf("capacity", (EXACT,), why="max_tokens gives fixed shapes", reme
 _FIXED = OneOf("capacity", (FEW, MANY), why="its shapes follow from max_tokens", remedy="give max_tokens")
 
 
-def _dispatch(name: str, target: str, summary: str, capacity: Constraint, *, fixed: bool, band: Band) -> Kernel:
+def _dispatch(
+    name: str, target: str, summary: str, capacity: Constraint, *, fixed: bool, band: Band, gives: str = FIXED
+) -> Kernel:
     return Kernel(
         op="moe_dispatch",
         name=f"torch.{name}",
@@ -49,6 +51,7 @@ def _dispatch(name: str, target: str, summary: str, capacity: Constraint, *, fix
         features=frozenset({"scales"}),
         graph=GraphLevel.FULL if fixed else GraphLevel.NONE,
         deterministic=True,
+        gives=gives,
         standings=(_CPU, _GPU),
     )
 
@@ -82,6 +85,7 @@ KERNELS = (
         _EXACTLY,
         fixed=False,
         band=Band.PORTABLE,
+        gives=NEEDED,
     ),
     _dispatch(
         "gather",
@@ -90,6 +94,7 @@ KERNELS = (
         _EXACTLY,
         fixed=False,
         band=Band.REFERENCE,
+        gives=ALL,
     ),
     _dispatch(
         "gather_fixed",

@@ -67,6 +67,7 @@ KERNELS = (
         features=frozenset({"scales"}),
         graph=GraphLevel.FULL,
         deterministic=True,
+        gives=FIXED,
         standings=_STANDINGS,
     ),
     Kernel(
@@ -97,6 +98,7 @@ KERNELS = (
         features=frozenset({"scales"}),
         graph=GraphLevel.NONE,
         deterministic=True,
+        gives=ALL,
         standings=_EXACT_STANDINGS,
     ),
     Kernel(
