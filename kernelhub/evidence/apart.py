@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any, Literal
@@ -92,8 +92,8 @@ class Child:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def check(self, subject: Subject, case: Case) -> Check | str:
-        """Check one case, as `Subject.check` does.
+    def check(self, subject: Subject, case: Case, ahead: Sequence[Case] = ()) -> Check | str:
+        """Check one case, as `Subject.check` does. What `ahead` needs is compiled before.
 
         Raises:
             Ended: the kernel crashed, hung or exited.
@@ -102,11 +102,11 @@ class Child:
         key = (subject.kernel.op, subject.kernel.name)
         others = bool(self._served - {key})
         try:
-            return self._ask(subject, case)
+            return self._ask(subject, case, ahead)
         except Ended as ended:
             if ended.check.code == "hung" or not others:
                 raise
-        return self._ask(subject, case)  # an earlier kernel may have corrupted the process
+        return self._ask(subject, case, ahead)  # an earlier kernel may have corrupted the process
 
     def close(self) -> None:
         """End the process and its children."""
@@ -119,7 +119,7 @@ class Child:
                     pipe.close()
             process.wait()
 
-    def _ask(self, subject: Subject, case: Case) -> Check | str:
+    def _ask(self, subject: Subject, case: Case, ahead: Sequence[Case]) -> Check | str:
         timeout_s = HUB.settings["KERNELHUB_VERIFY_TIMEOUT_S"]
         process = self._started()
         self._number += 1
@@ -131,6 +131,7 @@ class Child:
             "device": str(subject.device),
             "case": case.label,
             **({} if case.serving is None else {"serving": dict(case.serving)}),
+            **({"ahead": [each.label for each in ahead], "ahead_s": timeout_s / 2} if ahead else {}),
         }
         assert process.stdin is not None
         with contextlib.suppress(BrokenPipeError):

@@ -13,7 +13,6 @@ import torch
 
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
-from kernelhub.evidence.ahead import compile_ahead
 from kernelhub.evidence.apart import Child, Ended
 from kernelhub.evidence.budgets import QUICK_BUDGET_S
 from kernelhub.evidence.call import OutOfMemory, Unavailable
@@ -53,6 +52,7 @@ class CaseRun:
         self._cases = _in_order(known, quick, self._failed) if label is None else [c for c in known if c.label == label]
         self._some = quick or label is not None
         self._waiting = deque(self._cases)
+        self._ahead = tuple(self._cases) if self.kernel.compiles_when_made else ()  # until the first check
         self._checks: dict[str, Check] = {}
         self._left_out, self._why_not, self._refused = 0, "", ""
         self._guard, self._asking = threading.Lock(), 0
@@ -74,8 +74,6 @@ class CaseRun:
         if not self._entered():
             return None
         try:
-            if isinstance(asked_in, Here):  # processes that share the cases share their compiles, too
-                compile_ahead(self.subject, tuple(self._waiting))
             while (case := self._next()) is not None:
                 self._check(case, asked_in)
         except BaseException:
@@ -107,8 +105,10 @@ class CaseRun:
         found: Check | str | None = None
         ends = left_out = False
         why_not = ""
+        with self._guard:
+            ahead, self._ahead = self._ahead, ()
         try:
-            found = asked_in.check(self.subject, case)
+            found = asked_in.check(self.subject, case, ahead)
         except Unavailable as error:
             ends, why_not = True, str(error)
         except OutOfMemory:

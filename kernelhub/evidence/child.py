@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from kernelhub.dispatch.hub import HUB
+from kernelhub.evidence.ahead import compile_ahead
 from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.checks import DeviceUnusable, Subject
@@ -59,6 +60,9 @@ def _answer(order: Mapping[str, Any]) -> dict[str, Any]:
     if subject is None or case is None:
         return {"unavailable": "it is registered in the parent process, but not in the child that would run it"}
     try:
+        if labels := set(order.get("ahead", ())):
+            ahead = [each for each in subject.cases.cases() if each.label in labels]
+            compile_ahead(subject, ahead, order["ahead_s"])
         found = subject.check(case)
     except Unavailable as error:
         return {"unavailable": str(error)}

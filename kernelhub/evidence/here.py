@@ -11,11 +11,12 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
 from kernelhub.dispatch.hub import HUB
+from kernelhub.evidence.ahead import compile_ahead
 from kernelhub.evidence.apart import Ended
 from kernelhub.evidence.checks import Subject
 from kernelhub.evidence.results import Check
@@ -35,8 +36,8 @@ class Here:
         self.hung = False
         self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
 
-    def check(self, subject: Subject, case: Case) -> Check | str:
-        """Check one case, as `Subject.check` does, and with its errors.
+    def check(self, subject: Subject, case: Case, ahead: Sequence[Case] = ()) -> Check | str:
+        """Check one case, as `Subject.check` does, and with its errors. What `ahead` needs is compiled before.
 
         Raises:
             Ended: the kernel hung.
@@ -50,6 +51,7 @@ class Here:
             try:
                 if index >= 0:
                     torch.cuda.set_device(index)  # each thread has its own current device
+                context.run(compile_ahead, subject, ahead, timeout_s / 2)
                 answers.put(context.run(subject.check, case))
             except BaseException as error:
                 answers.put(error)

@@ -1,4 +1,4 @@
-"""Verification in this process compiles what its cases need beforehand, in several threads."""
+"""Verification compiles what its cases need beforehand, in several threads."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import torch
 import kernelhub
 from kernelhub.backends.torch.attention.blocked import Blocked
 from kernelhub.dispatch.hub import HUB
-from kernelhub.dispatch.work import JOURNAL
-from kernelhub.evidence import ahead
+from kernelhub.evidence import ahead, child, here
+from kernelhub.evidence.apart import Child
 from kernelhub.evidence.case_run import quick_run
 from kernelhub.evidence.here import Here
+from kernelhub.evidence.results import Check
 from tests.dispatch.backends import record, register
 
 
@@ -60,11 +61,11 @@ def kernel_of(lie: type[Compiled], **more: Any) -> Any:
 
 
 def run(kernel: Any) -> Any:
-    here = Here()
+    asked_in = Here()
     try:
-        return quick_run(kernel, torch.device("cpu")).ask(here)
+        return quick_run(kernel, torch.device("cpu")).ask(asked_in)
     finally:
-        here.close()
+        asked_in.close()
 
 
 def test_threads_compile_at_once_and_the_cases_find_all_of_it(monkeypatch) -> None:
@@ -88,7 +89,7 @@ def test_what_cannot_be_compiled_is_the_failure_of_its_case() -> None:
 def test_cases_begin_when_the_time_of_compilers_has_passed(monkeypatch) -> None:
     kernel = kernel_of(Compiled)
     monkeypatch.setattr(Compiled, "waits_s", 0.3)
-    monkeypatch.setattr(JOURNAL, "compile_timeout_s", 0.1)
+    monkeypatch.setattr(here, "compile_ahead", lambda subject, cases, limit_s: ahead.compile_ahead(subject, cases, 0.1))
     assert run(kernel).status == "right"
     assert "kernelhub verify" in Compiled.made.values(), "a case compiled for itself"
 
@@ -110,6 +111,50 @@ def test_a_case_that_does_not_fit_is_left_out_of_it(monkeypatch) -> None:
     def too_large(device: torch.device) -> Any:
         raise MemoryError("too large")
 
-    whole = ahead.compile_ahead(subject, cases)
+    whole = ahead.compile_ahead(subject, cases, 60.0)
     monkeypatch.setattr(Compiled, "made", {})
-    assert ahead.compile_ahead(subject, [replace(cases[0], make=too_large), *cases]) == whole > 8
+    assert ahead.compile_ahead(subject, [replace(cases[0], make=too_large), *cases], 60.0) == whole > 8
+
+
+class Asked:
+    """In place of a process: keeps what it is to compile ahead."""
+
+    def __init__(self) -> None:
+        self.ahead: list[list[str]] = []
+
+    def check(self, subject: Any, case: Any, ahead: Any = ()) -> Check:
+        self.ahead.append([each.label for each in ahead])
+        return Check(case.label, "ok", "", 0.5)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_the_first_check_alone_names_all_cases(declared) -> None:
+    kernel, asked = kernel_of(Compiled, compiles_when_made=declared), Asked()
+    whole = quick_run(kernel, torch.device("cpu"))
+    labels = [case.label for case in whole.subject.cases.cases() if case.quick]
+    whole.ask(asked)  # type: ignore[arg-type]
+    assert asked.ahead[0] == (labels if declared else [])
+    assert len(asked.ahead) == len(labels)
+    assert not any(asked.ahead[1:])
+
+
+def test_a_child_compiles_what_its_order_names() -> None:
+    kernel_of(Compiled)
+    order = {"op": "attention", "kernel": "ahead.k", "device": "cpu"}
+    subject, _ = child._asked(order | {"case": ""})
+    assert subject is not None
+    labels = [case.label for case in subject.cases.cases() if case.quick]
+    answer = child._answer(order | {"case": labels[0], "ahead": labels, "ahead_s": 60.0})
+    assert answer["check"]["code"] == "ok"
+    assert len(Compiled.made) > 8
+    assert {name.partition("_")[0] for name in Compiled.made.values()} == {"kernelhub compile"}
+
+
+def test_orders_to_a_real_child_name_the_cases(monkeypatch) -> None:
+    """The child has no kernel that this process registered, and says so: the line was understood."""
+    kernel = kernel_of(Compiled)
+    run = quick_run(kernel, torch.device("cpu"))
+    with Child() as asked_in:
+        result = run.ask(asked_in)
+    assert result is not None
+    assert "registered in the parent process" in result.why_not

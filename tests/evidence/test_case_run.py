@@ -44,7 +44,7 @@ class Asked:
         self.labels: list[str] = []
         self.meeting, self.answer = meeting, answer
 
-    def check(self, subject: Any, case: Any) -> Any:
+    def check(self, subject: Any, case: Any, ahead: Any = ()) -> Any:
         self.labels.append(case.label)
         if self.meeting is not None and len(self.labels) == 1:
             self.meeting.wait(30)
