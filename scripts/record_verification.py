@@ -1,6 +1,7 @@
 """Write down what was run and passed, per op and kernel, for docs/verification.md.
 
     python scripts/record_verification.py                      # on a CPU: the kernels' tests, and all compiled ahead
+    python scripts/record_verification.py --ahead              # what is compiled ahead alone, in a record that there is
     python scripts/record_verification.py --junit FILE ... --out build/verification.json   # of tests that have been run
 
 Which kernels ran in a test is told by the report of the library itself: `tests/conftest.py` notes it in the JUnit file.
@@ -115,10 +116,13 @@ def run_tests(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--junit", type=Path, nargs="+", help="files of tests that have been run; nothing is run then")
+    parser.add_argument("--ahead", action="store_true", help="keep the tests of the record, compile ahead anew")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    record = here()
-    if options.junit:
+    record = json.loads(options.out.read_text()) if options.ahead else here()
+    if options.ahead:
+        record |= {"ahead_here": here(), "ahead": [row for device in AHEAD for row in ahead(device)]}
+    elif options.junit:
         record["tests"] = tests(path for path in options.junit if path.exists() and path.stat().st_size)
     else:
         with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@ import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
@@ -24,10 +25,14 @@ def records() -> dict[str, dict[str, Any]]:
 
 
 def machines(table: Table) -> str:
-    """Where and when each record was made."""
+    """Where and when each record was made, and where what is compiled ahead was, if that is newer."""
+    machines_of = []
+    for record in records().values():
+        newer = record.get("ahead_here")
+        machines_of += [record, newer | {"device": f"{newer['device']}, compiled ahead"}] if newer else [record]
     rows = [
         (record["device"], record["date"], record["python"], record["torch"], record["triton"], f"`{record['commit']}`")
-        for record in records().values()
+        for record in machines_of
     ]
     return table(("machine", "date", "Python", "torch", "Triton", "commit"), rows)
 
@@ -107,8 +112,9 @@ def compiled(kernels: Kernels, table: Table) -> str:
     rows = []
     for op, kernel in kernels:
         if kernel.startswith("triton."):
-            cells = (rows_of.get((op, kernel), {}).get(device) for device in devices)
-            rows.append((op, f"`{kernel}`", *(NOTHING_AHEAD if row is None else _launches(row) for row in cells)))
+            made = rows_of.get((op, kernel), {})
+            cells = (_launches(made[device]) if device in made else _not_made(op, kernel, device) for device in devices)
+            rows.append((op, f"`{kernel}`", *cells))
     return table(("op", "kernel", *devices), rows)
 
 
@@ -119,6 +125,20 @@ def _ran(record: dict[str, Any] | None, op: str, kernel: str) -> str:
     if row is None:
         return NOT_RUN
     return f"{row['passed']} tests" if not row["failed"] else f"{row['passed']} tests, **{row['failed']} failed**"
+
+
+def _not_made(op: str, kernel: str, device: str) -> str:
+    """That nothing was compiled, or what the kernel's record says of the GPU."""
+    from kernelhub.dispatch.constraint import OnDevice
+    from kernelhub.dispatch.hub import HUB
+    from kernelhub.probes.device import simulated
+
+    _ = HUB.settings  # which makes it know the kernels
+    records = [record for record in HUB.registry.candidates(op).kernels if record.name == kernel]
+    problem: Any = SimpleNamespace(device=simulated(device))
+    limits = [limit for record in records for limit in record.constraints if isinstance(limit, OnDevice)]
+    needs = [str(limit) for limit in limits if limit.reject(problem, HUB.machine)]
+    return f"needs {needs[0]}" if needs else NOTHING_AHEAD
 
 
 def _launches(row: dict[str, Any]) -> str:

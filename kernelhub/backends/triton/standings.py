@@ -5,7 +5,7 @@ from __future__ import annotations
 from kernelhub.dispatch.standing import published, verified
 
 _STATED = "Triton supports NVIDIA GPUs from sm_80 on: https://github.com/triton-lang/triton#compatibility"
-_AHEAD = "compiled ahead of time with Triton 3.7.1 and not run (benchmarks/results/verification_cpu.json)"
+AHEAD = "compiled ahead of time with Triton 3.7.1 and not run (benchmarks/results/verification_cpu.json)"
 _RAN = (
     verified(
         "hopper",
@@ -22,13 +22,11 @@ _RAN = (
 
 # Of what is compiled ahead for other GPUs than Hopper.
 AHEAD_ELSEWHERE = (
-    published("ampere", evidence=f"{_STATED}; for an A100 {_AHEAD}"),
-    published("ada", evidence=f"{_STATED}; for an L40S {_AHEAD}"),
-    published("blackwell", evidence=f"{_STATED}; for a B200 {_AHEAD}"),
-    published("blackwell_rtx", evidence=f"{_STATED}; for an RTX5090 {_AHEAD}"),
+    published("ampere", evidence=f"{_STATED}; for an A100 {AHEAD}"),
+    published("ada", evidence=f"{_STATED}; for an L40S {AHEAD}"),
+    published("blackwell", evidence=f"{_STATED}; for a B200 {AHEAD}"),
+    published("blackwell_rtx", evidence=f"{_STATED}; for an RTX5090 {AHEAD}"),
 )
 STANDINGS = (*_RAN, *AHEAD_ELSEWHERE)
-# Of what has not run on a GPU.
-STATED = published("ampere", "ada", "hopper", "blackwell", "blackwell_rtx", evidence=_STATED)
-# What is not compiled ahead by itself.
-WITHOUT_AHEAD = (*_RAN, published("ampere", "ada", "blackwell", "blackwell_rtx", evidence=_STATED))
+# Of what has not run on Hopper.
+STATED = published("hopper", evidence=_STATED)

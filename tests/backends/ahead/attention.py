@@ -69,6 +69,12 @@ def _cases() -> list[Case]:
             "decode, 64 heads a group", adapters.SplitKV, _PLAIN | {"num_q_heads": 64, "num_kv_heads": 1, "q_len": ONE}
         ),
         _case("decode in parts of the lengths alone", adapters.SplitKVFixed, _PLAIN | {"q_len": ONE}),
+        *(
+            _case(f"dense decode {width}/{width}", adapters.SplitKV, _width(width, width) | {"q_len": ONE}, paged=False)
+            for width in (64, 128, 256)
+        ),
+        _case("dense decode, everything", adapters.SplitKV, _PLAIN | _EVERYTHING | {"q_len": FEW}, paged=False),
+        _case("dense decode float32", adapters.SplitKV, _PLAIN | _FLOAT32 | {"q_len": ONE}, paged=False),
         _case("decode, page 3", adapters.SplitKV, _PLAIN | {"page_size": 3, "q_len": ONE}),
     ]
     return result

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from kernelhub.dispatch.constraint import OnDevice
+from kernelhub.dispatch.hub import HUB
 from kernelhub.probes.device import DeviceFacts
 
 
@@ -13,3 +15,11 @@ class Case(NamedTuple):
 
     name: str
     launch: Callable[[DeviceFacts], None]
+
+
+def is_for(op: str, adapter: type, problem: Any) -> bool:
+    """The record of a kernel takes the problem's device."""
+    kernels = HUB.registry.candidates(op).kernels
+    record = next(kernel for kernel in kernels if kernel.target == f"{adapter.__module__}:{adapter.__qualname__}")
+    devices = [limit for limit in record.constraints if isinstance(limit, OnDevice)]
+    return all(limit.reject(problem, HUB.machine) is None for limit in devices)

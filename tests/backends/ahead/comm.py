@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from kernelhub.backends.shared.slot_memory import MOST_PROGRAMS, MOST_RANKS
+from kernelhub.backends.triton.comm import parts
 from kernelhub.backends.triton.comm.adapter import (
     ClusteredRmsNorm,
     OneShot,
@@ -18,14 +21,23 @@ from kernelhub.backends.triton.comm.adapter import (
     TwoShotRmsNorm,
 )
 from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
+from kernelhub.backends.triton.comm.experts.exact import PushRowsExact, PushSumsExact
 from kernelhub.backends.triton.comm.quantised import OneShotRmsNormQuant, TwoShotRmsNormQuant
 from kernelhub.ops.comm.experts.adapter import Outgoing
 from kernelhub.ops.comm.experts.problem import BLOCK, FORMATS, FP8, CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Handle, Header
-from kernelhub.ops.comm.problem import ATOMICS, MESSAGE_BYTES, NVLINK, AllReduceProblem, AllReduceRmsNormProblem
+from kernelhub.ops.comm.problem import (
+    ATOMICS,
+    MESSAGE_BYTES,
+    NVLINK,
+    AllGatherProblem,
+    AllReduceProblem,
+    AllReduceRmsNormProblem,
+    ReduceScatterProblem,
+)
 from kernelhub.ops.fused_quant.formats import GIVEN, Results
 from kernelhub.probes.device import DeviceFacts
-from tests.backends.ahead.case import Case
+from tests.backends.ahead.case import Case, is_for
 
 _GROUP: Any = SimpleNamespace(group_name="ranks that are not here")
 
@@ -62,6 +74,8 @@ def _launch(adapter: Any, message: str, world_size: int, dtype: str, device: Dev
 def _launch_norm(adapter: Any, hidden_size: int, world_size: int, dtype: str, device: DeviceFacts) -> None:
     facts = {"device": device, "link": NVLINK, "peers": ATOMICS, "message": "256KB", "weight_dtype": dtype}
     problem = AllReduceRmsNormProblem(**facts, dtype=dtype, world_size=world_size, hidden_size=hidden_size)
+    if not is_for("all_reduce_rms_norm", adapter, problem):
+        return
     made = adapter(problem)
     made.attach(_GROUP.group_name, _workspace(world_size))
     x, residual, out, residual_out = (
@@ -84,21 +98,40 @@ def _launch_quantised(
     made.launch(x, residual, weight, 1e-6, out, added, _GROUP, 60.0, given if form in GIVEN else None, scale)
 
 
-def _dispatch(dtype: str, top_k: int, world_size: int, format: str, device: DeviceFacts) -> None:
+def _launch_parts(gathers: bool, message: str, world_size: int, dtype: str, device: DeviceFacts) -> None:
+    facts: dict[str, Any] = {"device": device, "link": NVLINK, "peers": ATOMICS, "message": message}
+    adapter, problem = (parts.AllGather, AllGatherProblem) if gathers else (parts.ReduceScatter, ReduceScatterProblem)
+    made: Any = adapter(problem(**facts, dtype=dtype, world_size=world_size))
+    of = getattr(torch, dtype)
+    columns = MESSAGE_BYTES[message] // (of.itemsize * world_size)
+    part, whole = (torch.empty(rows, columns, dtype=of, device="cuda") for rows in (1, world_size))
+    x, out = (part, whole) if gathers else (whole, part)
+    with mock.patch.object(parts, "workspace_for", return_value=_workspace(world_size)):
+        made.connect(x, _GROUP, 60.0)
+    made.launch(x, out, _GROUP, 60.0)
+
+
+def _dispatch(
+    dtype: str, top_k: int, world_size: int, format: str, device: DeviceFacts, adapter: Any = PushRows
+) -> None:
     facts: dict[str, Any] = {"device": device, "link": NVLINK, "peers": ATOMICS, "format": format, "top_k": top_k}
     problem = DispatchProblem(**facts, dtype=dtype, world_size=world_size, scales=dtype == FP8)
-    made = PushRows(problem)
+    made = adapter(problem)
     made.attach(_GROUP.group_name, _workspace(world_size))
     x = torch.empty(64, problem.hidden_size, dtype=getattr(torch, dtype), device="cuda")
     scales = torch.empty(64, problem.hidden_size // BLOCK, device="cuda") if problem.scales else None
     ids = torch.empty(64, top_k, dtype=torch.int32, device="cuda")
-    made.launch(Outgoing(x, scales, ids, torch.empty(64, top_k, device="cuda"), 128), _GROUP, 60.0)
+    outgoing = Outgoing(x, scales, ids, torch.empty(64, top_k, device="cuda"), 128)
+    with _lengths(world_size):
+        made.launch(outgoing, _GROUP, 60.0)
 
 
-def _combine(dtype: str, top_k: int, world_size: int, format: str, device: DeviceFacts) -> None:
+def _combine(
+    dtype: str, top_k: int, world_size: int, format: str, device: DeviceFacts, adapter: Any = PushSums
+) -> None:
     facts: dict[str, Any] = {"device": device, "link": NVLINK, "peers": ATOMICS, "format": format, "top_k": top_k}
     problem = CombineProblem(**facts, dtype=dtype, world_size=world_size)
-    made = PushSums(problem)
+    made = adapter(problem)
     made.attach(_GROUP.group_name, _workspace(world_size))
     received = world_size * 128
     y = torch.empty(received, problem.hidden_size, dtype=getattr(torch, dtype), device="cuda")
@@ -107,7 +140,13 @@ def _combine(dtype: str, top_k: int, world_size: int, format: str, device: Devic
     state = torch.empty(0, dtype=torch.int32, device="cuda")
     handle = Handle(none, ids, slots, torch.empty(received, top_k, device="cuda"), none, none, state)
     header = Header(FORMATS.index(format), 2, world_size, problem.num_experts, 64, 128, received)
-    made.launch(y, handle, header, torch.empty(64, problem.hidden_size, dtype=y.dtype, device="cuda"), _GROUP, 60.0)
+    with _lengths(world_size):
+        made.launch(y, handle, header, torch.empty(64, problem.hidden_size, dtype=y.dtype, device="cuda"), _GROUP, 60.0)
+
+
+def _lengths(world_size: int) -> Any:
+    """While it lasts, what a call without a capacity reads are numbers of tokens, which fake tensors do not have."""
+    return mock.patch.object(FakeTensor, "tolist", return_value=[128] * world_size)
 
 
 CASES = [
@@ -121,6 +160,26 @@ CASES = [
             ("combine", _combine, "bfloat16", 8, 2, FORMATS[0]),
             ("combine", _combine, "bfloat16", 8, 8, FORMATS[1]),
         )
+    ),
+    *(
+        Case(
+            f"exact {name} of {ranks} ranks, {dtype}, {format}",
+            functools.partial(launch, dtype, 8, ranks, format, adapter=adapter),
+        )
+        for name, launch, adapter, dtype, ranks, format in (
+            ("dispatch", _dispatch, PushRowsExact, "bfloat16", 2, FORMATS[0]),
+            ("dispatch", _dispatch, PushRowsExact, FP8, 8, FORMATS[0]),
+            ("combine", _combine, PushSumsExact, "bfloat16", 2, FORMATS[0]),
+            ("combine", _combine, PushSumsExact, "bfloat16", 8, FORMATS[2]),
+        )
+    ),
+    *(
+        Case(
+            f"{name} of {ranks} ranks, {message}, {dtype}",
+            functools.partial(_launch_parts, gathers, message, ranks, dtype),
+        )
+        for name, gathers in (("all-gather", True), ("reduce-scatter", False))
+        for ranks, message, dtype in ((2, "32KB", "bfloat16"), (8, "8MB", "float32"))
     ),
     *(
         Case(

@@ -9,7 +9,7 @@ import torch
 
 from kernelhub.backends.triton.mla.cache_adapter import Write
 from kernelhub.backends.triton.mla.concat_adapter import Concat
-from kernelhub.backends.triton.mla.latent_adapter import SplitKV
+from kernelhub.backends.triton.mla.latent_adapter import SplitKV, SplitKVFixed
 from kernelhub.ops.arguments import lse_shape
 from kernelhub.ops.attention.adapter import PagedStep
 from kernelhub.ops.attention.problem import FP8
@@ -41,7 +41,7 @@ def _cache(facets: dict[str, Any], device: DeviceFacts) -> None:
     Write(problem).launch(tokens.narrow(1, 0, 512), tokens.narrow(1, 512, 64), kv_cache, slots, scale)
 
 
-def _attention(facets: dict[str, Any], device: DeviceFacts) -> None:
+def _attention(facets: dict[str, Any], device: DeviceFacts, adapter: Any = SplitKV) -> None:
     """A step of four sequences, their keys split."""
     problem = MlaProblem(device=device, **facets)
     dtype = getattr(torch, problem.q_dtype)
@@ -58,7 +58,7 @@ def _attention(facets: dict[str, Any], device: DeviceFacts) -> None:
     sinks = empty(problem.num_heads) if problem.sinks else None
     values = MlaValues(0.1, sinks, 0.5 if problem.kv_scale == "value" else empty(1, dtype=torch.float32))
     lse = empty(*lse_shape(q.shape), dtype=torch.float32) if problem.lse else None
-    SplitKV(problem).launch(q, kv_cache, topk, step, values, empty(*q.shape[:-1], problem.value_dim), lse)
+    adapter(problem).launch(q, kv_cache, topk, step, values, empty(*q.shape[:-1], problem.value_dim), lse)
 
 
 _FP8 = {"kv_dtype": FP8, "kv_scale": "value"}
@@ -89,4 +89,9 @@ CASES = [
     Case("mla cache", functools.partial(_cache, {})),
     Case("mla cache, fp8", functools.partial(_cache, _FP8)),
     *(Case(f"mla {label}", functools.partial(_attention, facets)) for label, facets in _ATTENTION.items()),
+    *(
+        Case(f"mla in parts of the lengths alone, {label}", functools.partial(_attention, facets, adapter=SplitKVFixed))
+        for label in ("128 heads", "16 heads, fp8", "128 heads, everything")
+        for facets in (_ATTENTION[label],)
+    ),
 ]

@@ -63,7 +63,7 @@ KERNELS = (
         graph=GraphLevel.FULL,
         deterministic=True,
         source=_SOURCE,
-        standings=standings.WITHOUT_AHEAD,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="paged_attention",
@@ -90,7 +90,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
-        standings=standings.WITHOUT_AHEAD,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="paged_attention",

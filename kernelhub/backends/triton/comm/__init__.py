@@ -6,6 +6,7 @@ from typing import Any
 
 from kernelhub.backends.triton.comm import experts
 from kernelhub.backends.triton.requirements import GPU_MACHINE
+from kernelhub.backends.triton.standings import AHEAD
 from kernelhub.dispatch.constraint import Between, MultipleOf, OnDevice, OneOf, anything, dtype_in
 from kernelhub.dispatch.kernel import Band, GraphLevel, Kernel
 from kernelhub.dispatch.standing import opt_in, untested, verified
@@ -73,7 +74,7 @@ _CLUSTERED_STANDINGS = (
         "tests passed, none failed, 400 calls, rows of 7168 (benchmarks/results/comm_norm_clustered_h200.json); its "
         "bits differ from those of the other kernels, by up to two bytes of 73 rows of 7168",
     ),
-    opt_in("blackwell", evidence="it has not run on a GPU"),
+    opt_in("blackwell", evidence=f"it has not run on a GPU; {AHEAD}"),
 )
 _TWO_QUANT_STANDINGS = (
     verified(
@@ -85,7 +86,7 @@ _TWO_QUANT_STANDINGS = (
         "in two steps: 55 tests passed, none failed, 300 calls of each form "
         "(benchmarks/results/comm_quant_steps_4_ranks_h200.json); not run with other numbers of ranks",
     ),
-    opt_in("ampere", "ada", "blackwell", "blackwell_rtx", evidence="it has not run on a GPU"),
+    opt_in("ampere", "ada", "blackwell", "blackwell_rtx", evidence=f"it has not run on a GPU; {AHEAD}"),
 )
 _QUANT_STANDINGS = (
     verified(

@@ -32,6 +32,7 @@ def _record(op: str, target: str, limits: tuple[Constraint, ...], features: froz
                 f"{passed} tests passed (benchmarks/results/own_ops_cpu.json)",
             ),
             standings.STATED,
+            *standings.AHEAD_ELSEWHERE,
         ),
     )
 

@@ -58,7 +58,7 @@ KERNELS = (
         deterministic=True,
         batch_invariant=True,
         source=_SOURCE,
-        standings=standings.WITHOUT_AHEAD,
+        standings=standings.STANDINGS,
     ),
     Kernel(
         op="concat_mla_k",
