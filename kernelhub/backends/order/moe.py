@@ -55,7 +55,9 @@ FUSED_MOE = (
         first(("gluon.experts", "gluon.experts_halves"), _ALL),
         "measured in fp8 blocks, 512, 1024, 2048, 4096 and 8192 tokens, on an H200: Qwen3 30B-A3B 0.177, 0.204, 0.276, "
         "0.434 and 0.774 ms, with triton.experts 0.247, 0.268, 0.424, 0.740 and 1.37; DeepSeek V3.2, 1024 and 4096, "
-        "2.71 and 3.94, 4.01 and 6.74, an eighth of its experts' width 0.440 and 0.806, 0.507 and 1.13 "
+        "2.71 and 3.94, 4.01 and 6.74, an eighth of its experts' width 0.440 and 0.806, 0.507 and 1.13; 512 and 1024, "
+        "MiniMax M2.5 on one of 4 ranks 0.261 and 0.279, 0.287 and 0.320, GLM-5 on one of 8 0.359 and 0.384, 0.395 and "
+        "0.545 "
         "(benchmarks/results/gluon_experts_h200.json), and 512 on an H100, of the kernel before, 4.04 and 4.31 "
         "(benchmarks/results/experts_sort_h100.json); in bfloat16, 512, 1024, 2048 and 4096 tokens, on an H200: Qwen3 "
         "0.322, 0.357, 0.452 and 0.703, with triton.experts 0.343, 0.373, 0.465 and 0.826; Mixtral 8x7B 1.05, 1.57, "
