@@ -30,7 +30,7 @@ case "$*" in
 esac
 """
 TIMEOUT = """#!/usr/bin/env bash
-printf '%s\\n' "$@" ---- >>"$NOTED"
+(flock 9 && printf '%s\\n' "$@" ----) 9>>"$NOTED" >>"$NOTED"  # parts run at once, and bash writes a line at a time
 shift 3
 exec "$@"
 """
