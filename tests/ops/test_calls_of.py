@@ -97,7 +97,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "silu_and_mul_quant": {"width": 256, "format": "fp8_tensor"},
     "moe_dispatch": {"num_experts": 8, "top_k": 2, "hidden_size": 64, "link": "none"},
     "moe_combine": {"num_experts": 8, "top_k": 2, "hidden_size": 64, "link": "none"},
-    "expert_parallel_moe": {"num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32},
+    "expert_parallel_moe": {
+        "num_experts": 8, "top_k": 2, "hidden_size": 64, "intermediate_size": 32, "link": "none",
+    },
     **{op: {"link": "none"} for op in ("all_reduce", "all_reduce_rms_norm", "reduce_scatter", "all_gather")},
 }  # fmt: skip
 

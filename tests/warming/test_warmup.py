@@ -231,7 +231,7 @@ class TestInterruptedVerification:
         assert self.selected() == kernel.name
 
     def test_a_kernel_that_ends_the_child_too_stays_quarantined(self, kernel, monkeypatch) -> None:
-        def ended(self: apart.Child, subject: Any, case: Any) -> None:
+        def ended(self: apart.Child, subject: Any, case: Any, ahead: Any) -> None:
             raise apart.Ended(Check(case.label, "crashed", "", math.inf, "its process ended", case.tokens))
 
         monkeypatch.setattr(apart.Child, "check", ended)
