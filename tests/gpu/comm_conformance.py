@@ -519,6 +519,36 @@ def change(op: str, kernel: str, changed: dict[str, int]) -> None:
         setattr(adapter, attribute, type(getattr(adapter, attribute))(value))
 
 
+def run_ranks(
+    live: Callable[..., None],
+    given: tuple[Any, ...],
+    count: int,
+    limit_s: float,
+    after: Path | None,
+    show: Callable[[list[int | None]], None],
+) -> None:
+    """Run `live(rank, *given)` in a process for each rank until the limit, which counts from when `after` is there.
+
+    `show` gets the exit codes, also where this process is ended.
+    """
+    context = torch.multiprocessing.get_context("spawn")
+    ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(count)]
+    for rank in ranks:
+        rank.start()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # of `timeout`: what ran until then is printed
+    try:
+        wait_for(after)
+        until = time.monotonic() + limit_s
+        for rank in ranks:
+            rank.join(max(0.0, until - time.monotonic()))
+    finally:
+        for rank in ranks:
+            if rank.is_alive():
+                rank.kill()
+            rank.join()
+        show([rank.exitcode for rank in ranks])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("op")
@@ -533,31 +563,20 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=120.0)
     parser.add_argument("--after", type=Path, help="begin once there is this file; the limit counts from then")
     options = parser.parse_args()
-    context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         given = (options.ranks, _free_port(), options.op, options.kernel, options.calls, options.most_rows)
         given = (*given, options.hidden, folder, options.format, options.limit_s, options.after)
         changed = {name: int(value) for name, value in (one.split("=") for one in options.change)}
         given = (*given, options.scenes, changed)
-        ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
-        for rank in ranks:
-            rank.start()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # of `timeout`: what ran until then is printed
-        try:
-            wait_for(options.after)
-            until = time.monotonic() + options.limit_s
-            for rank in ranks:
-                rank.join(max(0.0, until - time.monotonic()))
-        finally:
-            for rank in ranks:
-                if rank.is_alive():
-                    rank.kill()
-                rank.join()
+
+        def show(ended: list[int | None]) -> None:
             for format in options.format:
                 files = [file_of(folder, format, rank) for rank in range(options.ranks)]
                 answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
                 of_form = {} if format is None else {"format": format}
-                print(json.dumps({**of_form, "ended": [rank.exitcode for rank in ranks], "ranks": answers}), flush=True)
+                print(json.dumps({**of_form, "ended": ended, "ranks": answers}), flush=True)
+
+        run_ranks(live, given, options.ranks, options.limit_s, options.after, show)
 
 
 if __name__ == "__main__":

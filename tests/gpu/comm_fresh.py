@@ -13,8 +13,6 @@ import contextlib
 import faulthandler
 import json
 import os
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -34,7 +32,7 @@ import kernelhub
 from kernelhub.ops.comm.experts.received import Dispatched
 from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.known_calls import KnownCalls
-from tests.gpu.comm_conformance import wait_for, write
+from tests.gpu.comm_conformance import run_ranks, wait_for, write
 from tests.runtime.world import _free_port
 
 CALLS, OPERANDS = 60, 5
@@ -281,26 +279,15 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=60.0)
     parser.add_argument("--after", type=Path, help="begin once there is this file; the limit counts from then")
     options = parser.parse_args()
-    context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         given = (options.ranks, _free_port(), folder, options.limit_s, options.after, options.only, options.device)
-        ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
-        for rank in ranks:
-            rank.start()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # of `timeout`: what ran until then is printed
-        try:
-            wait_for(options.after)
-            until = time.monotonic() + options.limit_s
-            for rank in ranks:
-                rank.join(max(0.0, until - time.monotonic()))
-        finally:
-            for rank in ranks:
-                if rank.is_alive():
-                    rank.kill()
-                rank.join()
+
+        def show(ended: list[int | None]) -> None:
             files = [Path(folder, str(rank)) for rank in range(options.ranks)]
             answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
-            print(json.dumps({"ended": [rank.exitcode for rank in ranks], "ranks": answers}), flush=True)
+            print(json.dumps({"ended": ended, "ranks": answers}), flush=True)
+
+        run_ranks(live, given, options.ranks, options.limit_s, options.after, show)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,6 @@ import faulthandler
 import json
 import os
 import random
-import signal
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +43,7 @@ from kernelhub.ops.comm.experts.problem import FORMATS, TOKENS
 from kernelhub.ops.comm.experts.received import Dispatched
 from kernelhub.ops.comm.experts.results import outputs_of
 from kernelhub.ops.formats import E4M3
-from tests.gpu.comm_conformance import wait_for
+from tests.gpu.comm_conformance import run_ranks, wait_for
 from tests.runtime.expert_scenes import same, wanted_by_expert
 from tests.runtime.world import _free_port
 
@@ -460,28 +458,17 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=240.0)
     parser.add_argument("--after", type=Path, help="begin once there is this file; the limit counts from then")
     options = parser.parse_args()
-    context = torch.multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
         given = (options.ranks, _free_port(), folder, options.limit_s, options.after)
         given = (*given, (options.dispatch, options.combine), options.calls, options.width, options.exact)
         given = (*given, options.scenes, options.dtypes)
-        ranks = [context.Process(target=live, args=(rank, *given)) for rank in range(options.ranks)]
-        for rank in ranks:
-            rank.start()
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # of `timeout`: what ran until then is printed
-        try:
-            wait_for(options.after)
-            until = time.monotonic() + options.limit_s
-            for rank in ranks:
-                rank.join(max(0.0, until - time.monotonic()))
-        finally:
-            for rank in ranks:
-                if rank.is_alive():
-                    rank.kill()
-                rank.join()
+
+        def show(ended: list[int | None]) -> None:
             files = [Path(folder) / str(rank) for rank in range(options.ranks)]
             answers = [json.loads(file.read_text()) if file.exists() else None for file in files]
-            print(json.dumps({"ended": [rank.exitcode for rank in ranks], "ranks": answers}), flush=True)
+            print(json.dumps({"ended": ended, "ranks": answers}), flush=True)
+
+        run_ranks(live, given, options.ranks, options.limit_s, options.after, show)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,15 @@ from kernelhub.ops.operands import span_of
 from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
 from kernelhub.runtime.counters import counters_of
-from tests.backends.launching.stub import Memory, OneDevice, Stub, addresses_of, install, install_launcher, number
+from tests.backends.launching.stub import (
+    Memory,
+    OneDevice,
+    Stub,
+    addresses_of,
+    install_launcher,
+    number,
+    perform,
+)
 from tests.ops.test_known_calls import call_of, others_than, outcome
 
 WHOLE = 9  # calls after which the extension makes them from their arguments
@@ -2211,13 +2219,7 @@ SCENARIOS = (
 
 
 def main(names: list[str]) -> None:
-    stub = Stub()
-    install(stub)
-    for scenario in SCENARIOS:
-        if not names or scenario.__name__ in names:
-            scenario(stub)
-            stub.forget()
-            print("passed", scenario.__name__, flush=True)
+    perform(SCENARIOS, names)
 
 
 if __name__ == "__main__":

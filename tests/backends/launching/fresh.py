@@ -28,7 +28,7 @@ from kernelhub.ops.comm.experts.results import Fresh, outputs_of
 from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.check import WHOLE, _collectives, _groups_of_two, _Workspaces, on_stub_by_function
-from tests.backends.launching.stub import OneDevice, Stub, addresses_of, install
+from tests.backends.launching.stub import OneDevice, Stub, addresses_of, perform
 from tests.backends.launching.whole import _alike, _plan_of
 
 FACETS = {"device": simulated("H100"), "link": "nvlink", "peers": "atomics", "world_size": 2}
@@ -579,13 +579,7 @@ SCENARIOS = (
 
 
 def main(names: list[str]) -> None:
-    stub = Stub()
-    install(stub)
-    for scenario in SCENARIOS:
-        if not names or scenario.__name__ in names:
-            scenario(stub)
-            stub.forget()
-            print("passed", scenario.__name__, flush=True)
+    perform(SCENARIOS, names)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from kernelhub.backends.shared.launches import Shared, sequence
 from kernelhub.backends.triton.launch import Launcher
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.check import latent_decode_of_cuda, on_stub, turned_scales_of_cuda, twice
-from tests.backends.launching.stub import ROOM, Memory, OneDevice, Stub, install, install_launcher
+from tests.backends.launching.stub import ROOM, Memory, OneDevice, Stub, install_launcher, perform
 
 AFTER = 2
 MOST_ROOM = 64 << 20  # as in `cuda_types.h`
@@ -513,13 +513,7 @@ SCENARIOS = (
 
 
 def main(names: list[str]) -> None:
-    stub = Stub()
-    install(stub)
-    for scenario in SCENARIOS:
-        if not names or scenario.__name__ in names:
-            stub.expect([])
-            scenario(stub)
-            print("passed", scenario.__name__, flush=True)
+    perform(SCENARIOS, names)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from kernelhub.errors import InvalidArgument
 from kernelhub.ops.layer_calls import no_call
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.check import believed_on_gpu, counted, on_stub
-from tests.backends.launching.stub import OneDevice, Stub, install, install_launcher
+from tests.backends.launching.stub import OneDevice, Stub, install_launcher, perform
 
 HEADS, KV_HEADS, WIDTH, PAGE, PAGES = 8, 2, 64, 16, 6
 LAYERS = 5
@@ -693,13 +693,7 @@ def main(names: list[str]) -> None:
                     Path(folder, parent, "__init__.py").touch()
             path.write_text(text)
         sys.path.insert(0, folder)
-        stub = Stub()
-        install(stub)
-        for scenario in SCENARIOS:
-            if not names or scenario.__name__ in names:
-                stub.expect([])
-                scenario(stub)
-                print("passed", scenario.__name__, flush=True)
+        perform(SCENARIOS, names)
 
 
 if __name__ == "__main__":

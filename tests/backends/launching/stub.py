@@ -12,6 +12,7 @@ import os
 import struct
 import subprocess
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -230,6 +231,18 @@ def install(stub: Stub, capability: int = 90) -> None:
     triton.runtime.driver.set_active(Driver())
     torch.cuda.current_device = lambda: OneDevice.current
     install_launcher(stub)
+
+
+def perform(scenarios: Sequence[Callable[[Stub], None]], names: Sequence[str]) -> None:
+    """Run scenarios of these names, or all, on a stub of theirs."""
+    stub = Stub()
+    install(stub)
+    for scenario in scenarios:
+        if not names or scenario.__name__ in names:
+            stub.expect([])
+            scenario(stub)
+            stub.forget()
+            print("passed", scenario.__name__, flush=True)
 
 
 def install_launcher(stub: Stub, graph_after: int = 0, least: int = 2, shared: bool = False, **changed: Any) -> None:

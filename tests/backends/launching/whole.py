@@ -35,7 +35,7 @@ from tests.backends.launching.check import (
     counted,
     on_stub,
 )
-from tests.backends.launching.stub import Stub, addresses_of, install, install_launcher
+from tests.backends.launching.stub import Stub, addresses_of, install_launcher, perform
 
 E4M3 = torch.float8_e4m3fn
 
@@ -475,13 +475,7 @@ SCENARIOS = (
 
 
 def main(names: list[str]) -> None:
-    stub = Stub()
-    install(stub)
-    for scenario in SCENARIOS:
-        if not names or scenario.__name__ in names:
-            stub.expect([])
-            scenario(stub)
-            print("passed", scenario.__name__, flush=True)
+    perform(SCENARIOS, names)
 
 
 if __name__ == "__main__":
