@@ -102,21 +102,28 @@ def _digest_of_sources(module: str) -> str:
     """Digest of all files of one of our backends, whose adapters share code, or of the files beside another module."""
     digest = hashlib.sha256()
     for path in _sources(module):
-        size = path.stat().st_size
+        try:
+            size = path.stat().st_size
+            content = path.read_bytes() if size <= _MOST_BYTES else b""
+        except FileNotFoundError:  # an editor's temporary file
+            continue
         digest.update(f"{path.name} {size}\n".encode())
-        digest.update(path.read_bytes() if size <= _MOST_BYTES else b"")
+        digest.update(content)
     return digest.hexdigest()
 
 
 def _sources(module: str) -> list[Path]:
-    """All files below the folder of one of our backends; for another module, the files beside it in its package."""
+    """All files below the folder of one of our backends; for another module, the files beside it in its package.
+
+    Bytecode is left out. Other processes write it, first under a temporary name.
+    """
     origin = _origin(module)
     if origin is None or not origin.is_file():
         return []
     if "." not in module:
         return [origin]
     found = origin.parent.rglob("*") if module.startswith("kernelhub.backends.") else origin.parent.glob("*")
-    return sorted(path for path in found if path.is_file() and path.suffix != ".pyc")
+    return sorted(path for path in found if path.is_file() and path.parent.name != "__pycache__")
 
 
 def _origin(name: str) -> Path | None:

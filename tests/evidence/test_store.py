@@ -193,6 +193,21 @@ class TestWhatHolds:
         validity._digest_of_sources.cache_clear()
         assert validity.digest_of(plugin) != before
 
+    def test_bytecode_and_files_that_vanish_are_no_sources(self, monkeypatch, tmp_path) -> None:
+        folder = tmp_path / "backends" / "x"
+        cached = folder / "__pycache__" / "adapter.cpython-311.pyc.140085412165904"
+        cached.parent.mkdir(parents=True)
+        (folder / "adapter.py").write_text("A = 1\n")
+        monkeypatch.setattr(validity, "_origin", lambda module: folder / "adapter.py")
+        digest = validity._digest_of_sources.__wrapped__
+        before = digest("kernelhub.backends.x")
+        cached.write_bytes(b"half")
+        assert digest("kernelhub.backends.x") == before
+        found = validity._sources("kernelhub.backends.x")
+        assert found == [folder / "adapter.py"]
+        monkeypatch.setattr(validity, "_sources", lambda module: [*found, folder / "gone.tmp"])
+        assert digest("kernelhub.backends.x") == before
+
 
 class TestWriting:
     @pytest.fixture
