@@ -7,219 +7,27 @@
 
 http://localhost:8000 shows which kernel serves each layer, and the tokens per second. Before the first request the
 engine warms up, verifies its kernels, captures decode steps in CUDA graphs, and seals: no request compiles anything.
+HTTP has a process of its own (serve_http.py), which leaves this one's Python to the steps (serve_engine.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import multiprocessing
 import threading
-import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+import serve_http
 import torch
-from serve_engine import PAGE, Engine, Request
+from serve_engine import PAGE, Engine, Made, Request
+from serve_http import Tokenizer, tokenizer_of
 from serve_model import SHAPES, Config, Model, load_weights, random_weights
 
 from kernelhub.errors import ConfigurationError
-
-
-class Tokenizer(Protocol):
-    """Text to ids and back."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: list[int]) -> str: ...
-
-
-class Bytes:
-    """One token for each byte of UTF-8, for models without a tokenizer."""
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
-
-    def decode(self, ids: list[int]) -> str:
-        return bytes(token % 256 for token in ids).decode(errors="replace")
-
-
-def tokenizer_of(name: str) -> Tokenizer:
-    """The tokenizer of a folder's tokenizer.json, or ``bytes``.
-
-    Raises:
-        SystemExit: it cannot be read.
-    """
-    path = Path(name) / "tokenizer.json"
-    if name == "bytes":
-        return Bytes()
-    if not path.exists():
-        raise SystemExit(f"there is no {path}: put it there, or give --tokenizer FOLDER, or --tokenizer bytes")
-    try:
-        from tokenizers import Tokenizer as Fast
-
-        fast = Fast.from_file(str(path))
-    except Exception as error:  # the package raises plain ones
-        raise SystemExit(f"{path} cannot be read: {error}; --tokenizer takes another folder, or bytes") from None
-
-    class OfFile:
-        def encode(self, text: str) -> list[int]:
-            return list(fast.encode(text).ids)
-
-        def decode(self, ids: list[int]) -> str:
-            return str(fast.decode(ids))
-
-    return OfFile()
-
-
-class Refused(ValueError):
-    """A request that cannot be served, as the client is told."""
-
-
-def parsed(body: bytes, tokenizer: Tokenizer, name: str) -> tuple[Request, bool, bool]:
-    """The request of a body of /v1/completions, whether to stream, and whether the stream ends with the counts."""
-    try:
-        said = json.loads(body)
-    except ValueError as error:
-        raise Refused(f"the body is not JSON: {error}") from None
-    if not isinstance(said, dict):
-        raise Refused("the body is no JSON object")
-    known = {"model", "prompt", "max_tokens", "temperature", "stream", "ignore_eos", "user", "stream_options"}
-    if unknown := sorted(set(said) - known - {name for name, value in said.items() if value in (None, 1)}):
-        raise Refused(f"{unknown[0]} is not supported; give {', '.join(sorted(known))}")
-    if said.get("model") not in (None, name):
-        raise Refused(f"there is no model {said['model']!r}; this server has {name!r}")
-    prompt, most, heat = said.get("prompt"), said.get("max_tokens", 16), said.get("temperature", 1.0)
-    if isinstance(prompt, str):
-        prompt = tokenizer.encode(prompt)
-    if not isinstance(prompt, list) or not all(type(token) is int for token in prompt):
-        raise Refused("prompt is neither a string nor a list of token ids")
-    if type(most) is not int or most < 1:
-        raise Refused(f"max_tokens is {most!r}; give 1 or more")
-    if isinstance(heat, bool) or not isinstance(heat, int | float) or not 0 <= heat <= 2:
-        raise Refused(f"temperature is {heat!r}; give 0 (greedy) to 2")
-    options = said.get("stream_options") or {}
-    if not isinstance(options, dict):
-        raise Refused("stream_options is no JSON object")
-    flags = {name: said.get(name) or False for name in ("stream", "ignore_eos")}
-    flags["include_usage"] = options.get("include_usage") or False
-    if not all(isinstance(flag, bool) for flag in flags.values()):
-        raise Refused("stream, ignore_eos and include_usage are true or false")
-    return Request(prompt, most, float(heat), flags["ignore_eos"]), flags["stream"], flags["include_usage"]
-
-
-def pieces(request: Request, tokenizer: Tokenizer) -> Iterator[tuple[str, str | None]]:
-    """The new text of each token and, at last, why it ended; a character whose bytes are not all there waits."""
-    ids: list[int] = []
-    before, shown = 0, 0  # of ids: those before are not decoded again; those up to `shown` have been yielded
-    while True:
-        token, reason = request.results.get()
-        if token is not None:
-            ids.append(token)
-        # A tokenizer's text of a token depends on the ones before it, so the last piece is decoded with the new one.
-        text, known = tokenizer.decode(ids[before:]), tokenizer.decode(ids[before:shown])
-        whole = bool(reason) or not text.endswith("\ufffd")
-        yield text[len(known) :] if whole else "", reason or None
-        if reason:
-            return
-        if whole:
-            before, shown = shown, len(ids)
-
-
-def handler(engine: Engine, tokenizer: Tokenizer, name: str) -> type[BaseHTTPRequestHandler]:
-    """The handler of the server's requests."""
-    page = Path(__file__).with_suffix(".html").read_bytes()
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            if self.path == "/":
-                return self._send(200, page, "text/html; charset=utf-8")
-            if self.path == "/v1/models":
-                return self._json(200, {"object": "list", "data": [{"id": name, "object": "model"}]})
-            if self.path == "/stats":
-                return self._json(200, {"model": name, **engine.stats()})
-            return self._refuse(404, f"there is no {self.path}; there are /, /stats, /v1/models, /v1/completions")
-
-        def handle(self) -> None:
-            with contextlib.suppress(ConnectionError):  # a client that leaves is no error of the server
-                super().handle()
-
-        def do_POST(self) -> None:
-            length = self.headers.get("Content-Length") or ""
-            if not length.isdecimal():  # a body of unknown length cannot be skipped: the connection ends
-                self.close_connection = True
-                return self._refuse(411, "the request has no Content-Length")
-            body = self.rfile.read(int(length))
-            if self.path != "/v1/completions":
-                return self._refuse(404, f"there is no {self.path}; POST to /v1/completions")
-            try:
-                request, stream, counted = parsed(body, tokenizer, name)
-                engine.add(request)
-            except ValueError as error:
-                return self._refuse(400, str(error))
-            begun: dict[str, Any] = {"id": f"cmpl-{id(request):x}", "object": "text_completion", "model": name}
-            begun["created"] = int(time.time())
-            try:
-                return self._stream(request, begun, counted) if stream else self._whole(request, begun)
-            except (BrokenPipeError, ConnectionResetError):
-                request.aborted = True  # the client disconnected: free its pages
-                return None
-
-        def _whole(self, request: Request, begun: dict[str, Any]) -> None:
-            parts = list(pieces(request, tokenizer))
-            text, reason = "".join(new for new, _ in parts), parts[-1][1]
-            if reason is not None and reason.startswith("error"):
-                return self._refuse(500, reason)
-            return self._json(200, {**begun, "choices": [_choice(text, reason)], "usage": _usage(request)})
-
-        def _stream(self, request: Request, begun: dict[str, Any], counted: bool) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/event-stream")
-            self.send_header("Connection", "close")
-            self.end_headers()
-            for new, reason in pieces(request, tokenizer):
-                self._event(json.dumps({**begun, "choices": [_choice(new, reason)]}))
-            if counted:
-                self._event(json.dumps({**begun, "choices": [], "usage": _usage(request)}))
-            self._event("[DONE]")
-            self.close_connection = True
-
-        def _event(self, text: str) -> None:
-            self.wfile.write(f"data: {text}\n\n".encode())
-            self.wfile.flush()
-
-        def _refuse(self, status: int, message: str) -> None:
-            kind = "invalid_request_error" if status < 500 else "internal_error"
-            self._json(status, {"error": {"message": message, "type": kind, "code": status}})
-
-        def _json(self, status: int, value: Any) -> None:
-            self._send(status, json.dumps(value).encode(), "application/json")
-
-        def _send(self, status: int, body: bytes, kind: str) -> None:
-            self.send_response(status)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            """Print nothing for each request."""
-
-    return Handler
-
-
-def _choice(text: str, reason: str | None) -> dict[str, Any]:
-    return {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}
-
-
-def _usage(request: Request) -> dict[str, int]:
-    """What a finished request counts."""
-    prompt, generated = len(request.ids) - request.generated, request.generated
-    return {"prompt_tokens": prompt, "completion_tokens": generated, "total_tokens": prompt + generated}
 
 
 def pages_that_fit(config: Config, device: torch.device, dtype: torch.dtype, wanted: int) -> int:
@@ -288,6 +96,39 @@ def options() -> argparse.Namespace:
     return given
 
 
+def obey(engine: Engine, pipe: Connection) -> None:
+    """Serve the HTTP process: add and abort requests, say how the engine is.
+
+    Raises:
+        EOFError, OSError: it has ended.
+    """
+    requests: dict[int, Request] = {}
+    sending = threading.Lock()
+
+    def send(kind: str, what: Any) -> None:
+        with sending, contextlib.suppress(OSError):  # it has ended, which the loop below finds
+            pipe.send((kind, what))
+
+    def deliver(made: Made) -> None:
+        send("made", [(request.number, token, reason) for request, token, reason in made])
+        for request, _, reason in made:
+            if reason:
+                del requests[request.number]
+
+    engine.deliver = deliver
+    threading.Thread(target=engine.serve, daemon=True).start()
+    while True:
+        kind, what = pipe.recv()
+        if kind == "add":
+            number, *of = what
+            requests[number] = Request(*of, number=number)
+            engine.add(requests[number])
+        elif kind == "abort" and (request := requests.get(what)):
+            engine.abort(request)
+        elif kind == "stats":
+            send("stats", engine.stats())
+
+
 def main() -> None:
     given = options()
     server = ThreadingHTTPServer((given.host, given.port), BaseHTTPRequestHandler, bind_and_activate=False)
@@ -295,19 +136,28 @@ def main() -> None:
         server.server_bind()  # before weights are read; clients are refused until the engine is ready
     except (OSError, OverflowError) as error:
         raise SystemExit(f"cannot serve at {given.host}:{given.port}: {error}; give --host or --port") from None
+    pipe, end = multiprocessing.Pipe()
+    texts = given.tokenizer or ("bytes" if given.model in SHAPES else given.model)
+    arguments = end, server.socket, given.model, texts
+    process = multiprocessing.get_context("spawn").Process(target=serve_http.front, args=arguments, daemon=True)
+    process.start()  # it imports what it needs while the weights are read
+    end.close()
     sizes = {name: getattr(given, name) for name in ("num_pages", "max_seqs", "max_tokens", "max_len")}
     try:
-        engine, tokenizer = build(given.model, given.device, getattr(torch, given.dtype), given.tokenizer, **sizes)
+        engine, _ = build(given.model, given.device, getattr(torch, given.dtype), texts, **sizes)
     except ConfigurationError as error:  # such as a misspelt name in KERNELHUB_PREFER
         raise SystemExit(str(error)) from None
-    threading.Thread(target=engine.serve, daemon=True).start()
-    server.RequestHandlerClass = handler(engine, tokenizer, given.model)
-    server.server_activate()
     for row in engine.kernels():
         print(f"layers {row['layers']}: {row['part']}: {row['kernel']} {row['runs']}")
     print(f"a KV cache of {PAGE * len(engine.free)} tokens, {engine.max_len} of a sequence")
-    print(f"serving {given.model} at http://{given.host}:{server.server_port}", flush=True)
-    server.serve_forever()
+    try:
+        pipe.send(engine.limits)
+        pipe.recv()  # it listens
+        print(f"serving {given.model} at http://{given.host}:{server.server_port}", flush=True)
+        obey(engine, pipe)
+    except (EOFError, OSError):
+        pass
+    raise SystemExit("the process that serves HTTP has ended")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,39 @@ class Request:
     pages: list[int] = dataclasses.field(default_factory=list)
     generated: int = 0
     aborted: bool = False
+    number: int = 0  # in the process that serves HTTP
     results: queue.SimpleQueue[tuple[int | None, str]] = dataclasses.field(default_factory=queue.SimpleQueue)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What requests an engine can run: tokens of a sequence, and the vocabulary."""
+
+    max_len: int
+    vocab: int
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that can never run.
+
+        Raises:
+            ValueError: why.
+        """
+        if not request.ids:
+            raise ValueError("the prompt is empty")
+        if len(request.ids) + request.max_tokens > self.max_len:
+            long = f"{len(request.ids)} tokens of prompt and {request.max_tokens} to generate"
+            raise ValueError(f"{long} are more than the {self.max_len} that a sequence may have")
+        if bad := [token for token in request.ids if not 0 <= token < self.vocab]:
+            raise ValueError(f"token {bad[0]} is none of 0 to {self.vocab - 1}")
+
+
+Made = list[tuple[Request, int | None, str]]  # requests with their new token, and why they ended
+
+
+def hand_out(made: Made) -> None:
+    """Results for clients that are threads of this process; these then take Python's time for a while."""
+    for request, token, reason in made:
+        request.results.put((token, reason))
 
 
 def slots_of(pages: Tensor, positions: Tensor) -> Tensor:
@@ -49,17 +81,19 @@ class Engine:
         config, self.device = model.config, model.embed.device
         self.model, self.max_seqs, self.max_tokens = model, max_seqs, max(max_tokens, max_seqs)
         self.max_len = min(max_len, config.max_len, (num_pages - 1) * PAGE)
+        self.limits = Limits(self.max_len, config.vocab)
         self.columns = -(-self.max_len // PAGE)
         shape = (num_pages, PAGE, config.kv_heads, config.head_dim)
         new: dict[str, Any] = {"device": self.device, "dtype": model.embed.dtype}
         self.caches = [(torch.zeros(shape, **new), torch.zeros(shape, **new)) for _ in range(config.layers)]
         self.free = list(range(1, num_pages))  # page 0 is of no sequence
         self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.running: dict[Request, None] = {}  # the oldest first
         self.ready = threading.Condition()
         self.generated, self.preempted, self.rate = 0, 0, 0.0
         self.graphs: dict[int, Callable[[], Tensor]] = {}
-        self.made: list[tuple[Request, int | None, str]] = []  # results that the clients have not been given
+        self.made: Made = []  # results that the clients have not been given
+        self.deliver = hand_out
         # Tokens, lengths and pages of a step's sequences: one copy from the host brings them.
         ints: dict[str, Any] = {"dtype": torch.int32}
         size = self.max_seqs * (2 + self.columns)
@@ -136,26 +170,24 @@ class Engine:
         Raises:
             ValueError: it can never run.
         """
-        if not request.ids:
-            raise ValueError("the prompt is empty")
-        if len(request.ids) + request.max_tokens > self.max_len:
-            long = f"{len(request.ids)} tokens of prompt and {request.max_tokens} to generate"
-            raise ValueError(f"{long} are more than the {self.max_len} that a sequence may have")
-        if bad := [token for token in request.ids if not 0 <= token < self.model.config.vocab]:
-            raise ValueError(f"token {bad[0]} is none of 0 to {self.model.config.vocab - 1}")
+        self.limits.check(request)
         with self.ready:
             self.waiting.append(request)
             self.ready.notify()
+
+    def abort(self, request: Request) -> None:
+        """End a request at the next step."""
+        request.aborted = True
 
     def _room(self, request: Request, tokens: int) -> bool:
         """Pages for so many more tokens of a request; the youngest requests give theirs up."""
         wanted = -(-(request.computed + tokens) // PAGE) - len(request.pages)
         while wanted > len(self.free):
-            victim = self.running[-1] if self.running else request
+            victim = next(reversed(self.running), request)
             if victim is request:
                 return False
             self._release(victim)
-            self.running.remove(victim)
+            del self.running[victim]
             self.waiting.appendleft(victim)  # restart later: prompt and generated tokens are its new prompt
             self.preempted += 1
         request.pages += [self.free.pop() for _ in range(wanted)]
@@ -182,7 +214,7 @@ class Engine:
             if -(-len(request.ids) // PAGE) > len(self.free):
                 break
             self.waiting.popleft()
-            self.running.append(request)
+            self.running[request] = None
             self._room(request, tokens)
             batch.append((request, tokens))
             left -= tokens
@@ -190,14 +222,17 @@ class Engine:
 
     def _finish(self, request: Request, reason: str, token: int | None = None) -> None:
         self._release(request)
-        (self.running if request in self.running else self.waiting).remove(request)
+        if request in self.running:
+            del self.running[request]
+        else:
+            self.waiting.remove(request)
         self.made.append((request, token, reason))
 
     def _publish(self) -> None:
-        """Give the clients their results; their threads then take Python's time for a while."""
-        for request, token, reason in self.made:
-            request.results.put((token, reason))
-        self.made.clear()
+        """Give the clients their results."""
+        if self.made:
+            self.deliver(self.made)
+            self.made = []
 
     def _run(self, batch: list[tuple[Request, int]]) -> Tensor:
         """Logits of the last new token of each request."""
@@ -207,10 +242,12 @@ class Engine:
             tokens += request.ids[request.computed : request.computed + new]
             lens.append(request.computed + new)
             starts.append(starts[-1] + new)
-            pages = request.pages
-            if self.rows[row][0] is not pages or self.rows[row][1] != len(pages):  # else the row has them already
+            pages, (held, known) = request.pages, self.rows[row]
+            if held is not pages or known < len(pages):  # else the row has them already
+                new_from = known if held is pages else 0
+                staged_table[row, new_from : len(pages)] = torch.tensor(pages[new_from:], dtype=torch.int32)
+                staged_table[row, len(pages) : known] = 0
                 self.rows[row] = pages, len(pages)
-                staged_table[row] = torch.tensor(pages + [0] * (self.columns - len(pages)))
         size = count
         if decode := len(tokens) == count:
             size = next((size for size in self.graphs if size >= count), count)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import importlib
 import json
+import multiprocessing
 import os
+import re
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -59,7 +64,7 @@ def serve() -> Iterator[Any]:
     sys.path.insert(0, str(EXAMPLES))
     yield importlib.import_module("serve")
     sys.path.remove(str(EXAMPLES))
-    for name in ("serve", "serve_engine", "serve_model"):
+    for name in ("serve", "serve_engine", "serve_http", "serve_model"):
         sys.modules.pop(name, None)
 
 
@@ -286,7 +291,7 @@ def test_an_address_that_cannot_be_had_ends_before_weights_are_read(serve, monke
 def server(serve) -> Iterator[Any]:
     engine, tokenizer = built(serve, "llama-tiny")
     threading.Thread(target=engine.serve, daemon=True).start()
-    http_server = ThreadingHTTPServer(("127.0.0.1", 0), serve.handler(engine, tokenizer, "llama-tiny"))
+    http_server = ThreadingHTTPServer(("127.0.0.1", 0), serve.serve_http.handler(engine, tokenizer, "llama-tiny"))
     threading.Thread(target=http_server.serve_forever, daemon=True).start()
 
     def ask(path: str, body: Any = None) -> tuple[int, str]:
@@ -393,7 +398,9 @@ def test_a_client_that_leaves_before_its_answer_is_no_error(server, serve) -> No
         def handle_error(self, request: Any, client_address: Any) -> None:
             errors.append(sys.exc_info()[1])
 
-    http_server = Server(("127.0.0.1", 0), serve.handler(server.engine, serve.Bytes(), "llama-tiny"))
+    http_server = Server(
+        ("127.0.0.1", 0), serve.serve_http.handler(server.engine, serve.serve_http.Bytes(), "llama-tiny")
+    )
     threading.Thread(target=http_server.serve_forever, daemon=True).start()
     with socket.create_connection(("127.0.0.1", http_server.server_port), timeout=60) as connection:
         head = "POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
@@ -424,13 +431,111 @@ def test_a_client_that_leaves_gives_its_pages_back(server, serve) -> None:
     assert len(engine.free) == 63
 
 
+@pytest.fixture(scope="module")
+def front(serve) -> Any:
+    """The HTTP process's side of an engine, with the pipe between them."""
+    engine, _ = built(serve, "llama-tiny")
+    pipe, end = multiprocessing.Pipe()
+    made = serve.serve_http.Front(end, engine.limits)
+    made.engine = engine
+    for run in (lambda: serve.obey(engine, pipe), made.receive):
+        threading.Thread(target=run, daemon=True).start()
+    return made
+
+
+def test_requests_from_another_process_get_their_tokens(serve, front) -> None:
+    requests = [serve.Request(list(prompt), 12, ignore_eos=True) for prompt in PROMPTS]
+    for request in requests:
+        front.add(request)
+    given = [[request.results.get(timeout=60) for _ in range(12)] for request in requests]
+    assert [[reason for _, reason in results] for results in given] == [[""] * 11 + ["length"]] * 3
+    assert [[token for token, _ in results] for results in given] == [request.ids[-12:] for request in requests]
+    assert [request.ids[:-12] for request in requests] == PROMPTS
+    assert [request.generated for request in requests] == [12] * 3
+    alone = unwarmed(serve)
+    wanted = completed(serve, alone, PROMPTS, 12)
+    assert [request.ids[-12:] for request in requests] == wanted
+    assert not front.requests
+    assert front.stats()["tokens"] >= 36
+
+
+def test_another_process_refuses_and_aborts_requests(serve, front) -> None:
+    with pytest.raises(ValueError, match="more than the 128"):
+        front.add(serve.Request([1], 128))
+    request = serve.Request([1, 2, 3], 100, ignore_eos=True)
+    front.add(request)
+    request.results.get(timeout=60)
+    front.abort(request)
+    results = list(iter(lambda: request.results.get(timeout=60), (None, "abort")))
+    assert len(results) < 99
+    front.abort(request)  # whose end may have met it on its way
+    while front.stats()["running"]:
+        pass
+    assert front.stats()["free_pages"] == 63
+
+
+@pytest.mark.full
+class TestProcesses:
+    """The server as a user starts it: an engine's process and one for HTTP."""
+
+    @pytest.fixture
+    def started(self) -> Iterator[tuple[subprocess.Popen[str], int]]:
+        command = [sys.executable, "examples/serve.py", "--port", "0", "--max-tokens", "64", "--max-len", "128"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        made = subprocess.Popen(
+            [*command, "--max-seqs", "4"],
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        found = next((re.search(r"http://127\.0\.0\.1:(\d+)", line) for line in made.stdout if "http://" in line), None)
+        assert found is not None, made.communicate()
+        yield made, int(found[1])
+        made.kill()
+        made.wait()
+
+    def front_of(self, made: subprocess.Popen[str]) -> int:
+        children = Path(f"/proc/{made.pid}/task/{made.pid}/children").read_text().split()
+        return next(int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text())
+
+    def test_many_clients_connect_at_once(self, started) -> None:
+        """A connection beyond the queue of those that wait would be tried again after a second."""
+        made, port = started
+        front = self.front_of(made)
+        os.kill(front, signal.SIGSTOP)  # so that none of them is accepted meanwhile
+        held = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(128)]
+        os.kill(front, signal.SIGCONT)
+        for connection in held:
+            connection.settimeout(60)
+            connection.sendall(b"GET /v1/models HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+        for connection in held:
+            with connection:
+                assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
+
+    @pytest.mark.parametrize("which", ["engine", "http"])
+    def test_no_process_stays_when_the_other_ends(self, started, which) -> None:
+        made, port = started
+        front = self.front_of(made)
+        os.kill(made.pid if which == "engine" else front, signal.SIGTERM)
+        _, errors = made.communicate(timeout=60)
+        assert made.returncode == (-signal.SIGTERM if which == "engine" else 1)
+        assert which == "engine" or "the process that serves HTTP has ended" in errors
+        with contextlib.suppress(ConnectionError):  # refused as soon as the other process has closed its socket
+            for _ in range(600):
+                socket.create_connection(("127.0.0.1", port), timeout=60).close()
+                time.sleep(0.1)
+            pytest.fail("the other process still serves")
+
+
 @pytest.mark.parametrize("strips", [False, True], ids=["bytes", "a tokenizer that strips the first space"])
 def test_streamed_pieces_are_the_text_of_all_tokens(serve, strips) -> None:
     """Characters of several bytes come whole, and each token is decoded a fixed number of times."""
     text = "h\u00e9llo w\u00f6rld \u03bb\U0001f600 and more"
     sizes: list[int] = []
 
-    class Tokenizer(serve.Bytes):
+    class Tokenizer(serve.serve_http.Bytes):
         def decode(self, ids: list[int]) -> str:
             sizes.append(len(ids))
             decoded = super().decode(ids)
@@ -441,7 +546,7 @@ def test_streamed_pieces_are_the_text_of_all_tokens(serve, strips) -> None:
     for token in first:
         request.results.put((token, ""))
     request.results.put((last, "length"))
-    parts = list(serve.pieces(request, Tokenizer()))
+    parts = list(serve.serve_http.pieces(request, Tokenizer()))
     assert "".join(new for new, _ in parts) == text
     assert [reason for _, reason in parts if reason] == ["length"]
     assert not any("\ufffd" in new for new, _ in parts)
