@@ -30,7 +30,9 @@ tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_s
 copy_rows = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 copy_arrive = async_copy.mbarrier_arrive
 
-if hasattr(gl.shared_memory_descriptor, "reinterpret"):
+FROM_3_9 = hasattr(gl.shared_memory_descriptor, "reinterpret")
+
+if FROM_3_9:
 
     @gluon.jit
     def reinterpreted(buf, dtype: gl.constexpr, like):
