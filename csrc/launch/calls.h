@@ -15,13 +15,16 @@ typedef struct {
   Py_ssize_t num_results;         /* 0: one, and no tuple */
   PyObject *made, *tick, *failed; /* functions: of each result that is made, of the count of calls, of an exception */
   PyObject *stock, *refill;       /* where `made` has None: see `take_stock`; or NULL */
-  PyObject* device;               /* of the launches */
-  PyObject* finish;               /* (results that were made, argument) -> what is returned; or NULL: `results` */
-  int16_t finished;               /* which argument */
-  PyObject* contents;             /* bytes that the memory of an argument has to hold; or NULL */
-  uint64_t contents_at;           /* the address of that memory, */
-  int16_t contents_of;            /* and the argument */
-  PyObject* counter;              /* as of `counter_of` */
+  Known* form;           /* of the operands that are given, if that of `known` has what is made, too; or NULL */
+  const uint64_t* pools; /* a counter that has to be what it was, or NULL, */
+  uint64_t num_pools;    /* and what it was */
+  PyObject* device;      /* of the launches */
+  PyObject* finish;      /* (results that were made, argument) -> what is returned; or NULL: `results` */
+  int16_t finished;      /* which argument */
+  PyObject* contents;    /* bytes that the memory of an argument has to hold; or NULL */
+  uint64_t contents_at;  /* the address of that memory, */
+  int16_t contents_of;   /* and the argument */
+  PyObject* counter;     /* as of `counter_of` */
   uint64_t signature;
   Py_ssize_t num_flat;
   PyObject* constants[MAX_OPERANDS]; /* NULL for a tensor */
@@ -29,6 +32,7 @@ typedef struct {
   uint8_t forms[MAX_OPERANDS];
   uint64_t repeated;           /* one bit per argument: it is the same tensor as one before it, */
   uint8_t first[MAX_OPERANDS]; /* which is this one */
+  int early;                   /* whether exactly those operands that are made are not compared: before they are made */
   int followed_by;             /* which call came after it last */
 } Call;
 
@@ -92,19 +96,21 @@ static PyObject* counter_of(PyObject* tick) {
 }
 
 static int call_init(PyObject* object, PyObject* args, PyObject* named) {
-  static char* names[] = {"known",  "sources", "results", "single", "made",        "tick",        "failed",   "stock",
-                          "refill", "finish",  "at",      "weak",   "contents_of", "contents_at", "contents", NULL};
+  static char* names[] = {"known",    "sources", "results", "single",    "made", "tick",        "failed",
+                          "stock",    "refill",  "finish",  "at",        "weak", "contents_of", "contents_at",
+                          "contents", "form",    "pools",   "num_pools", NULL};
   Call* self = (Call*)object;
   State* state = PyModule_GetState(PyType_GetModule(Py_TYPE(object)));
   PyObject *known, *sources, *results, *made, *tick, *failed, *stock = NULL, *refill = NULL, *finish = NULL;
-  PyObject* contents = NULL;
-  unsigned long long weak = 0, contents_at = 0;
+  PyObject *contents = NULL, *form = NULL;
+  unsigned long long weak = 0, contents_at = 0, pools = 0, num_pools = 0;
   Py_ssize_t at = 0, contents_of = 0;
   int single;
-  if (state == NULL || !PyArg_ParseTupleAndKeywords(args, named, "O!O!O!pO!OO|O!OOnKnKS", names, state->known_type,
-                                                    &known, &PyTuple_Type, &sources, &PyTuple_Type, &results, &single,
-                                                    &PyTuple_Type, &made, &tick, &failed, &PyDict_Type, &stock, &refill,
-                                                    &finish, &at, &weak, &contents_of, &contents_at, &contents))
+  if (state == NULL ||
+      !PyArg_ParseTupleAndKeywords(args, named, "O!O!O!pO!OO|O!OOnKnKSO!KK", names, state->known_type, &known,
+                                   &PyTuple_Type, &sources, &PyTuple_Type, &results, &single, &PyTuple_Type, &made,
+                                   &tick, &failed, &PyDict_Type, &stock, &refill, &finish, &at, &weak, &contents_of,
+                                   &contents_at, &contents, state->known_type, &form, &pools, &num_pools))
     return -1;
   if (finish == Py_None) finish = NULL;
   Known* of = (Known*)known;
@@ -122,12 +128,21 @@ static int call_init(PyObject* object, PyObject* args, PyObject* named) {
     PyErr_SetString(PyExc_ValueError, "a result of the stock, without one");
     return -1;
   }
+  const Known* compared = (Known*)form;
+  if (compared != NULL && (compared->driver != of->driver || compared->num_compared >= compared->num_tensors ||
+                           compared->num_operands != of->num_operands || compared->present != of->present)) {
+    PyErr_SetString(PyExc_ValueError, "a form is one of the known call, with fresh tensors");
+    return -1;
+  }
   if (read_indices(sources, -1, 2 * MAX_OPERANDS, self->sources) < 0 ||
       read_indices(results, -1, 2 * MAX_OPERANDS, self->results) < 0)
     return -1;
   self->num_results = single ? 0 : count;
   Py_INCREF(known), Py_INCREF(made), Py_INCREF(tick), Py_INCREF(failed), Py_INCREF(of->sequence->device);
-  Py_XINCREF(stock), Py_XINCREF(refill), Py_XINCREF(finish), Py_XINCREF(contents);
+  Py_XINCREF(stock), Py_XINCREF(refill), Py_XINCREF(finish), Py_XINCREF(contents), Py_XINCREF(form);
+  self->form = (Known*)form;
+  self->pools = (const uint64_t*)(uintptr_t)pools;
+  self->num_pools = num_pools;
   self->contents = contents;
   self->contents_at = contents_at;
   self->contents_of = (int16_t)contents_of;
@@ -150,6 +165,7 @@ static void call_dealloc(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
   for (Py_ssize_t at = 0; at < self->num_flat; at++) Py_XDECREF(self->constants[at]);
   Py_XDECREF(self->known);
+  Py_XDECREF(self->form);
   Py_XDECREF(self->made);
   Py_XDECREF(self->stock);
   Py_XDECREF(self->refill);
@@ -416,12 +432,14 @@ static PyObject* result_of(const Call* self, const Arguments* given, PyObject* c
 static PyObject* call_again(Call* self, const Arguments* given) {
   PyObject *made[MAX_RESULTS] = {NULL}, *operands[MAX_OPERANDS], *tensors[MAX_OPERANDS], *result = NULL;
   uint64_t found[MAX_OPERANDS], addresses[MAX_OPERANDS];
-  Known* known = self->known;
+  Known *known = self->known, *form = self->form ? self->form : known;
   Py_ssize_t num_made = PyTuple_Size(self->made);
-  int launched = 0;
-  if (make_results(self, made) != 1) goto done;
+  int launched = 0, early = self->early;
+  for (Py_ssize_t at = 0; early && at < known->num_operands; at++)
+    operands[at] = argument_of(given, made, self->sources[at]);
+  if ((early && form_holds(form, operands, NULL) != 1) || make_results(self, made) != 1) goto done;
   for (Py_ssize_t at = 0; at < known->num_operands; at++) operands[at] = argument_of(given, made, self->sources[at]);
-  launched = is_known(known, operands, NULL, found);
+  launched = early ? lie_apart(form, operands, found) : is_known(known, operands, NULL, found);
   Sequence* sequence = known->sequence;
   if (launched == 1 && sequence != NULL) {
     Py_ssize_t count = given_of(sequence);
@@ -462,7 +480,8 @@ static PyObject* try_call(Calls* self, int at, const Arguments* given) {
   Call* call = at < self->num_calls ? self->calls[at] : NULL;
   if (call == NULL) return NULL;
   Py_INCREF((PyObject*)call); /* another thread may forget it */
-  PyObject* result = is_call(call, given) == 1 ? call_again(call, given) : NULL;
+  int here = call->pools == NULL || *call->pools == call->num_pools;
+  PyObject* result = here && is_call(call, given) == 1 ? call_again(call, given) : NULL;
   Py_DECREF((PyObject*)call);
   if (result == NULL) return NULL;
   if (self->last < self->num_calls) self->calls[self->last]->followed_by = at;
@@ -541,6 +560,14 @@ static PyObject* calls_add(PyObject* object, PyObject* args) {
     return PyErr_Format(PyExc_ValueError, "argument %d of %zd", (int)call->finished, arguments.count);
   if (call->contents != NULL && !((arguments.tensors >> call->contents_of) & 1))
     return PyErr_Format(PyExc_ValueError, "argument %d has no memory", (int)call->contents_of);
+  const Known* form = call->form ? call->form : call->known;
+  call->early = form->num_compared < form->num_tensors;
+  for (Py_ssize_t at = 0; at < form->num_operands && call->early; at++) {
+    int compared = !(form->present & (1ULL << at)) || at < form->places[form->num_compared];
+    if (compared != (call->sources[at] < arguments.count)) call->early = 0;
+  }
+  if (call->form != NULL && !call->early)
+    return PyErr_Format(PyExc_ValueError, "a form compares the arguments, and nothing else");
   call->signature = arguments.signature;
   call->num_flat = arguments.count;
   for (Py_ssize_t at = 0; at < arguments.count; at++) {

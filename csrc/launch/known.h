@@ -54,6 +54,15 @@ static int read_pairs(PyObject* facts, int ranges, Py_ssize_t num_tensors, Gap**
   return 0;
 }
 
+static void keep_holds(Known* self, PyObject* holds) {
+  if (PyObject_TypeCheck(holds, &PyCFunction_Type) && PyCFunction_GetFlags(holds) == METH_VARARGS) {
+    self->function = PyCFunction_GetFunction(holds);
+    self->self = PyCFunction_GetSelf(holds);
+  }
+  Py_INCREF(holds);
+  self->holds = holds;
+}
+
 static int known_init(PyObject* object, PyObject* args, PyObject* named) {
   static char* names[] = {"driver", "holds", "operands", "places", "apart", "same", "checked", "fresh", NULL};
   Known* self = (Known*)object;
@@ -85,15 +94,11 @@ static int known_init(PyObject* object, PyObject* args, PyObject* named) {
   if (read_pairs(apart, 1, tensors, &self->gaps, &self->num_gaps) < 0 ||
       read_pairs(same, 0, tensors, &self->same, &self->num_same) < 0)
     return -1;
-  if (PyObject_TypeCheck(holds, &PyCFunction_Type) && PyCFunction_GetFlags(holds) == METH_VARARGS) {
-    self->function = PyCFunction_GetFunction(holds);
-    self->self = PyCFunction_GetSelf(holds);
-  }
   self->num_operands = count;
   self->num_tensors = tensors;
   self->num_compared = tensors - fresh;
-  Py_INCREF(holds), Py_INCREF(driver);
-  self->holds = holds;
+  keep_holds(self, holds);
+  Py_INCREF(driver);
   self->driver = (Driver*)driver;
   return 0;
 }
@@ -151,22 +156,17 @@ static int address_of_known(Driver* driver, PyObject* tensor, Py_ssize_t at, uin
   return 0;
 }
 
-/* Whether a call's checks would let it through again: 1, 0, or -1 with an exception.
+/* Whether the tensors that were not made for a call have the form of it: 1, 0, or -1 with an exception.
  *
- * `tensors` are the operands that are tensors, or NULL. On 1 `addresses` has that of each tensor, if it is not checked
- * before. */
-static int is_known(Known* self, PyObject* const* given, PyObject* tensors, uint64_t* addresses) {
+ * `tensors` are the operands that are tensors, or NULL. Those that are made are not looked at. */
+static int form_holds(Known* self, PyObject* const* given, PyObject* tensors) {
   Py_ssize_t fresh = self->num_compared < self->num_tensors ? self->places[self->num_compared] : self->num_operands;
   for (Py_ssize_t at = 0; at < self->num_operands && !self->checked; at++) {
-    if (self->present & (1ULL << at)) {
-      if (at >= fresh) {
-        if (Py_TYPE(given[at]) != Py_TYPE(given[self->places[0]])) return 0; /* in a mode of torch */
-        continue;
-      }
+    if (!(self->present & (1ULL << at))) {
+      if (given[at] != Py_None) return 0;
+    } else if (at < fresh) {
       int plain = is_plain(self->driver, given[at]);
       if (plain != 1) return plain;
-    } else if (given[at] != Py_None) {
-      return 0;
     }
   }
   PyObject* passed = tensors;
@@ -175,7 +175,16 @@ static int is_known(Known* self, PyObject* const* given, PyObject* tensors, uint
   if (tensors == NULL) Py_DECREF(passed);
   int holds = answer == NULL ? -1 : PyObject_IsTrue(answer);
   Py_XDECREF(answer);
-  if (holds != 1 || self->checked) return holds;
+  return holds;
+}
+
+/* Whether tensors of the form lie as those of the call did: 1, 0, or -1 with an exception. On 1 `addresses` has that of
+ * each, if it is not checked before. */
+static int lie_apart(Known* self, PyObject* const* given, uint64_t* addresses) {
+  if (self->checked) return 1;
+  for (Py_ssize_t at = self->num_compared; at < self->num_tensors; at++) {
+    if (Py_TYPE(given[self->places[at]]) != Py_TYPE(given[self->places[0]])) return 0; /* in a mode of torch */
+  }
   for (Py_ssize_t at = 0; at < self->num_tensors; at++) {
     if (address_of_known(self->driver, given[self->places[at]], at, &addresses[at]) < 0) return -1;
   }
@@ -188,6 +197,50 @@ static int is_known(Known* self, PyObject* const* given, PyObject* tensors, uint
     if (addresses[self->same[at].one] != addresses[self->same[at].other]) return 0;
   }
   return 1;
+}
+
+/* Whether a call's checks would let it through again: 1, 0, or -1 with an exception; see `form_holds`, `lie_apart`. */
+static int is_known(Known* self, PyObject* const* given, PyObject* tensors, uint64_t* addresses) {
+  int holds = form_holds(self, given, tensors);
+  return holds == 1 ? lie_apart(self, given, addresses) : holds;
+}
+
+/* Keep the pairs of tensors of which both are compared. */
+static Gap* compared_pairs(const Gap* pairs, Py_ssize_t count, Py_ssize_t num_compared, Py_ssize_t* kept) {
+  Gap* made = calloc((size_t)count + 1, sizeof(Gap));
+  *kept = 0;
+  for (Py_ssize_t at = 0; made != NULL && at < count; at++) {
+    if (pairs[at].one < num_compared && pairs[at].other < num_compared) made[(*kept)++] = pairs[at];
+  }
+  return made;
+}
+
+static PyObject* known_with_fresh(PyObject* object, PyObject* args) {
+  Known* self = (Known*)object;
+  PyObject* holds;
+  Py_ssize_t fresh;
+  if (!PyArg_ParseTuple(args, "On", &holds, &fresh)) return NULL;
+  if (self->num_compared < self->num_tensors) Py_RETURN_NONE; /* it has fresh ones of its own */
+  if (self->driver == NULL || self->checked || fresh < 1 || fresh >= self->num_compared)
+    return PyErr_Format(PyExc_ValueError, "%zd fresh tensors of %zd", fresh, self->num_compared);
+  PyObject* made = PyType_GenericAlloc(Py_TYPE(object), 0);
+  if (made == NULL) return NULL;
+  Known* other = (Known*)made;
+  other->num_operands = self->num_operands;
+  other->num_tensors = self->num_tensors;
+  other->num_compared = self->num_compared - fresh;
+  other->present = self->present;
+  memcpy(other->places, self->places, sizeof self->places);
+  other->gaps = compared_pairs(self->gaps, self->num_gaps, other->num_compared, &other->num_gaps);
+  other->same = compared_pairs(self->same, self->num_same, other->num_compared, &other->num_same);
+  if (other->gaps == NULL || other->same == NULL) {
+    Py_DECREF(made);
+    return PyErr_NoMemory();
+  }
+  keep_holds(other, holds);
+  Py_INCREF((PyObject*)self->driver);
+  other->driver = self->driver;
+  return made;
 }
 
 static PyObject* known_holds(PyObject* object, PyObject* given) {

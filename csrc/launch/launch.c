@@ -42,6 +42,8 @@ static PyMethodDef known_methods[] = {
     {"holds", known_holds, METH_O,
      "holds(operands): whether the tensors of a tuple have the form, are not nested and lie apart, and the others are "
      "None."},
+    {"with_fresh", known_with_fresh, METH_VARARGS,
+     "with_fresh(holds, fresh): the same without launches, of calls that make the last tensors; `holds` compares the others."},
     {"attach", known_attach, METH_VARARGS,
      "attach(sequence, order): what `launch` launches; the operands of the sequence are these of the tensors."},
     {"launch", known_launch, METH_O,
@@ -168,7 +170,7 @@ static int run_module(PyObject* module) {
       PyModule_AddIntConstant(module, "MAX_FORMS", MAX_FORMS) < 0 ||
       PyModule_AddIntConstant(module, "MAX_OPERANDS", MAX_OPERANDS) < 0)
     return -1;
-  return PyModule_AddIntConstant(module, "VERSION", 17);
+  return PyModule_AddIntConstant(module, "VERSION", 18);
 }
 
 static int clear_module(PyObject* module) {

@@ -100,6 +100,7 @@ class Hub:
         self.known_of: Callable[..., Any] | None = None  # compares known calls in C, once the launcher is loaded
         self.calls_of: Callable[..., tuple[Any, Callable[..., Any]]] | None = None  # makes whole calls, likewise
         self.layers_of: LayersOf | None = None  # makes calls of an engine's layers, likewise
+        self.fresh_of: Callable[..., Any] | None = None  # makes the results of whole calls, likewise
         self._on_launcher: list[Callable[[], None]] = []
         self._watched: set[Watch] = set()  # hooked libraries; they stay hooked until the process ends
         JOURNAL.caller = lambda: caller_on_stack(self.ledger.bound_of, Hub.bind.__code__)
@@ -412,10 +413,12 @@ class Hub:
         known_of: Callable[..., Any],
         calls_of: Callable[..., tuple[Any, Callable[..., Any]]],
         layers_of: LayersOf,
+        fresh_of: Callable[..., Any],
     ) -> None:
         """Let the launcher's extension recognise known calls, whole ones, and those of an engine's layers."""
         with self.lock:
             self.known_of, self.calls_of, self.layers_of = known_of, calls_of, layers_of
+            self.fresh_of = fresh_of
             for begin in self._on_launcher:
                 begin()
 

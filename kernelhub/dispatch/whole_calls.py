@@ -57,6 +57,23 @@ class Taken(NamedTuple):
     results: tuple[Tensor, ...]
 
 
+class FreshResults(NamedTuple):
+    """What makes the results of calls of an op.
+
+    Attributes:
+        form: of the extension: compares the operands of the known call that are not made.
+        stock: has the small ones, if there is one.
+        in_stock: of each result whether the stock has it; empty without one.
+        pools_at, pools: an address at which this number has to be; no address if that is 0.
+    """
+
+    form: Any
+    stock: Stock | None
+    in_stock: tuple[bool, ...]
+    pools_at: int = 0
+    pools: int = 0
+
+
 class Finished(NamedTuple):
     """What a watched call returns, as ``finish(results, argument)`` made it of what it took."""
 
@@ -192,7 +209,7 @@ def facts_of(
     groups = [arguments[at] for at in weak if not isinstance(arguments[at], Tensor)]
     if not all(isinstance(one, _group_types()) for one in groups):
         return None
-    finish, at = None, -1
+    finish, at, fresh = None, -1, None
     results = result if type(result) is tuple else (result,)
     if finished is not None and taken is not None and finished.result is result:
         finish, results = finished.finish, taken.results
@@ -210,6 +227,7 @@ def facts_of(
         makers, stock = [_maker_of(one) for one in made], None
         if None in makers:
             return None
+        fresh = HUB.fresh_of(known, operands, made) if made and HUB.fresh_of is not None else None
     places = {id(one): at for at, one in enumerate((*arguments, *made)) if isinstance(one, Tensor)} | {id(None): -1}
     sources = [places.get(id(one)) for one in operands]
     returned = [places.get(id(one)) for one in results]
@@ -218,6 +236,11 @@ def facts_of(
     single = type(result) is not tuple and finish is None
     counts, fails = bound.counter.__next__, functools.partial(_failed, bound)
     more: dict[str, Any] = {"finish": finish, "at": at, "weak": sum(1 << at for at in weak)}
+    if fresh is not None:
+        more["form"] = fresh.form
+        if fresh.stock is not None:
+            stock, more["pools"], more["num_pools"] = fresh.stock, fresh.pools_at, fresh.pools
+            makers = [None if ready else made for ready, made in zip(fresh.in_stock, makers, strict=True)]
     if kept is not None:
         memory = kept.contents
         if not memory.is_cpu or not memory.is_contiguous():

@@ -24,7 +24,7 @@ from kernelhub.dispatch.work import JOURNAL
 from kernelhub.runtime.driver import cuda, enter, failed
 
 NAME = "kernelhub._launch"
-VERSION = 17  # of the extension's interface, as `launch.c` gives it
+VERSION = 18  # of the extension's interface, as `launch.c` gives it
 # Of a kernel's `programmatic`: only where a caller captures, since it takes the host 1.7 us longer elsewhere; and the
 # launcher may make such launches a graph of its own, in which none is programmatic.
 CAPTURED_ONLY, CAPTURED_OR_GRAPH = 2, 3
@@ -47,6 +47,11 @@ GRAPH_FUNCTIONS = (
     "cuStreamGetId",
     "cuStreamGetPriority",
     "cuStreamGetGreenCtx",
+)
+# The counter `MemPool::uid_`, of c10::cuda and in later versions of torch of at::cuda.
+_POOLS = (
+    ("libc10_cuda.so", "_ZN3c104cuda7MemPool4uid_E"),
+    ("libtorch_cuda.so", "_ZN2at4cuda7MemPool4uid_E"),
 )
 _ROOT = Path(__file__).parent.parent
 _SOURCE = Path("csrc", "launch", "launch.c")
@@ -164,6 +169,8 @@ def recognise_in_c(native: Native) -> None:
     """Let the extension compare the known calls that are learned from now on, and make whole ones."""
     from torch.autograd import forward_ad  # `kernelhub doctor` asks what is here without torch
 
+    from kernelhub.ops.ready import fresh_of
+
     def known_of(holds: Any, operands: int, places: Any, apart: Any, same: Any, fresh: int) -> Any:
         if operands > native.module.MAX_OPERANDS:
             return None
@@ -173,7 +180,12 @@ def recognise_in_c(native: Native) -> None:
         made = native.module.Calls(native.driver, learn, contexts_used, HUB.contexts.get, forward_ad)
         return made, native.module.Call
 
-    HUB.recognise(known_of, calls_of, LayersOf(native.module.Layer, native.module.Layers))
+    HUB.recognise(
+        known_of,
+        calls_of,
+        LayersOf(native.module.Layer, native.module.Layers),
+        functools.partial(fresh_of, pools=_pools()),
+    )
 
 
 def native_of(module: Any, launch: int, encode: int, capturing: int = 0, **other: Any) -> Native:
@@ -318,6 +330,28 @@ def _modes_of() -> int:
     with TorchDispatchMode():
         right = function() == before + 1
     return address(function) if right and function() == before else 0
+
+
+@functools.cache
+def _pools() -> tuple[int, int]:
+    """Where torch counts the pools of memory that programs make, and what is there as long as none was made.
+
+    The address is 0 where that cannot be had. Without a pool nothing can be wanted in one (`torch.cuda.use_mem_pool`);
+    torch has no function that says whether a thread is in such a block. A graph that is captured without a pool's
+    number is counted elsewhere.
+    """
+    import torch
+
+    for library, name in _POOLS:
+        try:
+            counter = ctypes.c_uint64.in_dll(ctypes.CDLL(library, mode=os.RTLD_NOLOAD), name)
+        except (OSError, ValueError):  # no such library or counter
+            continue
+        before = counter.value
+        number = torch.cuda.graph_pool_handle()[1]  # as that of any pool
+        if before == number == 1 and counter.value == 2:
+            return ctypes.addressof(counter), 2
+    return 0, 0
 
 
 def _usual() -> tuple[type, int, int] | None:

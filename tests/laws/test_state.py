@@ -47,7 +47,7 @@ STATE: dict[str, dict[str, str]] = {
     "dispatch.shapes": {"STANDING_IN": "tensors in place of meta tensors, while an op reads them"},
     "evidence.audit.findings": {"_guard": "a lock, made anew after a fork", "_reported": "problems that were logged"},
     "evidence.audit.watching": {"PENDING": "audits whose result is awaited, of a bounded queue"},
-    "ops.comm.ready": {"_KEPT": "how many bytes are ready, of 64 MB at most; its lock is held for a moment"},
+    "ops.ready": {"_KEPT": "how many bytes are ready, of 64 MB at most; its lock is held for a moment"},
     "ops.comm.topology": {"_known": "how the ranks of a group are connected, while it lives"},
     "ops.packed": {"_BY_MEMORY": "packed weights, while their memory lives"},
     "ops.precision": {

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from kernelhub.dispatch.whole_calls import WATCHED, Taken
 from kernelhub.ops.arguments import alike, usable
-from kernelhub.ops.comm.ready import Form, Ready
 from kernelhub.ops.known_calls import KnownCalls, is_repeated
 from kernelhub.ops.operands import may_overlap, transformed
+from kernelhub.ops.ready import Form, Ready
 from kernelhub.ops.values import checks_devices
 
 _MOST_READY = 16  # keys of a group whose results are ready

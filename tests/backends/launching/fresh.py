@@ -8,7 +8,7 @@ import itertools
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from kernelhub.backends.triton.comm.experts.adapter import PushRows, PushSums
 from kernelhub.dispatch.bound import Bound
 from kernelhub.dispatch.hub import HUB
 from kernelhub.errors import InvalidArgument, NoKernel, RanksDisagree
-from kernelhub.ops.comm import ready
+from kernelhub.ops import ready
 from kernelhub.ops.comm.experts.problem import CombineProblem, DispatchProblem
 from kernelhub.ops.comm.experts.received import Dispatched
 from kernelhub.ops.comm.experts.results import Fresh, outputs_of
@@ -29,7 +29,7 @@ from kernelhub.probes.device import simulated
 from kernelhub.runtime import launch as runtime
 from tests.backends.launching.check import WHOLE, _collectives, _groups_of_two, _Workspaces, on_stub_by_function
 from tests.backends.launching.stub import OneDevice, Stub, addresses_of, perform
-from tests.backends.launching.whole import _alike, _plan_of
+from tests.backends.launching.whole import _alike, _plan_of, assert_apart
 
 FACETS = {"device": simulated("H100"), "link": "nvlink", "peers": "atomics", "world_size": 2}
 EXPERTS = {"capacity": "few", "hidden_size": 256, "top_k": 2, "num_experts": 8}
@@ -130,22 +130,6 @@ def tensors_of(results: Any) -> tuple[torch.Tensor, ...]:
     if type(results) is Dispatched:
         return outputs_of(results)
     return results if type(results) is tuple else (results,)
-
-
-def assert_apart(tensors: Iterable[torch.Tensor], inference: bool = False) -> None:
-    """No two share a byte, and each is a tensor like one of its own, perhaps one of inference mode."""
-    spans = []
-    for one in tensors:
-        assert not one._is_view()
-        assert not one.requires_grad
-        assert inference or not one.is_inference()
-        begin = one.data_ptr()
-        last = sum((size - 1) * step for size, step in zip(one.shape, one.stride(), strict=True))
-        spans.append((begin, begin + (last + 1) * one.element_size()))
-        assert begin % 16 == 0
-    spans.sort()
-    for before, after in itertools.pairwise(spans):
-        assert before[1] <= after[0], (before, after)
 
 
 def apart(stub: Stub) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import gc
 import inspect
@@ -9,7 +10,7 @@ import itertools
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -35,7 +36,7 @@ from tests.backends.launching.check import (
     counted,
     on_stub,
 )
-from tests.backends.launching.stub import Stub, addresses_of, install_launcher, perform
+from tests.backends.launching.stub import OneDevice, Stub, addresses_of, install_launcher, perform
 
 E4M3 = torch.float8_e4m3fn
 
@@ -75,6 +76,22 @@ def learned(given: dict[str, Any], op: Any = kernelhub.quantize_fp8) -> None:
 
 def pointers(stub: Stub) -> set[int]:
     return {struct.unpack("<Q", value)[0] for one in stub.take() for value in one.parameters}
+
+
+def assert_apart(tensors: Iterable[torch.Tensor], inference: bool = False) -> None:
+    """No two share a byte, and each is a tensor like one of its own, perhaps one of inference mode."""
+    spans = []
+    for one in tensors:
+        assert not one._is_view()
+        assert not one.requires_grad
+        assert inference or not one.is_inference()
+        begin = one.data_ptr()
+        last = sum((size - 1) * step for size, step in zip(one.shape, one.stride(), strict=True))
+        spans.append((begin, begin + (last + 1) * one.element_size()))
+        assert begin % 16 == 0
+    spans.sort()
+    for before, after in itertools.pairwise(spans):
+        assert before[1] <= after[0], (before, after)
 
 
 def values(stub: Stub) -> None:
@@ -175,6 +192,104 @@ def results(stub: Stub) -> None:
         addresses = {one.data_ptr() for pair in made for one in pair}
         assert len(addresses) == 10
         assert {(pair[0].dtype, pair[1].dtype) for pair in made} == {(E4M3, torch.float32)}
+
+
+def kept_results(stub: Stub) -> None:
+    """Results that are kept share memory with no other, and each begins where a tensor of its own might."""
+    for more in ({}, {"granularity": "group"}):
+        with quantising(stub) as again:
+            good = quantised(3, fresh=True, **more)
+            learned(good)
+            made = [again(**good) for _ in range(100)]
+            assert_apart(one for pair in made for one in pair)
+            assert not any((one.data_ptr() - one.untyped_storage().data_ptr()) % 256 for pair in made for one in pair)
+            for like in (again(**quantised(3, fresh=True, **more)), *made):
+                assert [(one.shape, one.stride(), one.dtype) for one in like] == [
+                    ((3, 512), (512, 1), E4M3),
+                    ((3, 4), (4, 1), torch.float32) if more else ((3, 1), (1, 1), torch.float32),
+                ]
+            large = quantised(512, 8192, True, **more)
+            learned(large)
+            codes, scales = again(**large)
+            assert codes.untyped_storage().nbytes() == codes.nbytes, "it has an allocation of its own"
+            assert scales.shape[0] == 512
+
+
+def given_and_made(stub: Stub) -> None:
+    """One result is given, and the other is made; a destination in the place of an operand is refused."""
+    with quantising(stub) as again:
+        for name in ("out", "out_scale"):
+            good = quantised(fresh=True) | {name: quantised()[name]}
+            learned(good)
+            made = [again(**good) for _ in range(20)]
+            place = name == "out_scale"
+            assert all(pair[place] is good[name] for pair in made)
+            assert_apart(pair[not place] for pair in made)
+            inside = good["x"].view(torch.uint8).flatten()[: good[name].nbytes].view(good[name].dtype)
+            assert again(**(good | {name: inside.view(good[name].shape)})) is None
+
+
+def streams_of_results(stub: Stub) -> None:
+    """Results come from memory that was allocated on the stream of the call; a captured call has memory of its own."""
+    with quantising(stub) as again:
+        good, blocks, kept = quantised(fresh=True), {}, []
+        learned(good)
+        for stream in (0, 3, 0, 5, 3, 0, 7, 9, 11, 0):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(OneDevice, "stream_of", staticmethod(lambda device, stream=stream: stream))
+                made = [again(**good) for _ in range(3)]
+            kept += made
+            blocks.setdefault(stream, set()).update(one[0].untyped_storage().data_ptr() for one in made)
+        for one, other in itertools.combinations(blocks.values(), 2):
+            assert not one & other
+        outside = {one.untyped_storage().data_ptr() for pair in kept for one in pair}
+        stub.capturing.value = 1
+        try:
+            inside = [one for _ in range(20) for one in again(**good)]
+        finally:
+            stub.capturing.value = 0
+        assert all(one.untyped_storage().nbytes() == one.nbytes for one in inside)
+        assert not outside & {one.untyped_storage().data_ptr() for one in inside}
+        kept += [again(**good) for _ in range(40)]
+        assert_apart([*inside, *(one for pair in kept for one in pair)])
+        stub.take()
+
+
+def inference(stub: Stub) -> None:
+    """A call that is learned in inference mode gives tensors that are usable outside of it, too."""
+    with quantising(stub) as again:
+        good = quantised(fresh=True)
+        with torch.inference_mode():
+            learned(good)
+            made = [again(**good) for _ in range(20)]
+            assert_apart(one for pair in made for one in pair)
+        assert again(**good) is None, "outside of it, operands have another form"
+        learned(good)
+        assert_apart([one for _ in range(20) for one in again(**good)])  # a list, which keeps them
+
+
+def pools(stub: Stub) -> None:
+    """Once a program has made a pool of memory, results come from torch's allocator, which has them in the pool."""
+    counter = ctypes.c_uint64(2)
+    with quantising(stub) as again, pytest.MonkeyPatch.context() as patch:
+        fresh_of, asked = HUB.fresh_of, []
+
+        def on_gpu(known: Any, operands: Any, made: Any) -> Any:
+            asked.append(counter.value)
+            facts = fresh_of(known, operands, made)
+            if counter.value > 2:
+                return facts._replace(stock=None, in_stock=())
+            return facts._replace(pools_at=ctypes.addressof(counter), pools=2)
+
+        patch.setattr(HUB, "fresh_of", on_gpu)
+        good = quantised(fresh=True)
+        learned(good)
+        assert any(one.untyped_storage().nbytes() > one.nbytes for one in again(**good))
+        counter.value = 3
+        assert again(**good) is None
+        learned(good)
+        assert asked == [2, 3]
+        assert all(one.untyped_storage().nbytes() == one.nbytes for _ in range(20) for one in again(**good))
 
 
 def lists(stub: Stub) -> None:
@@ -461,6 +576,11 @@ SCENARIOS = (
     counts,
     layers,
     results,
+    kept_results,
+    given_and_made,
+    streams_of_results,
+    inference,
+    pools,
     lists,
     plans,
     collectives,

@@ -14,8 +14,8 @@ from kernelhub.ops.comm.experts.received import Dispatched, Header, header_of, i
 from kernelhub.ops.comm.experts.results import forms_of, header_of_capacity, places_of
 from kernelhub.ops.comm.group import resolved
 from kernelhub.ops.comm.problem import FLOATS
-from kernelhub.ops.comm.ready import Form
 from kernelhub.ops.operands import check_count, check_destination, check_operand
+from kernelhub.ops.ready import Form
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

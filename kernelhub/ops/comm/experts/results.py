@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernelhub.ops.comm.experts.problem import CONTIGUOUS, FORMATS, MASKED, ROWS, TOKENS
 from kernelhub.ops.comm.experts.received import Dispatched, Handle, Header, handle_of, numbers_tensor
-from kernelhub.ops.comm.ready import Form, Ready
+from kernelhub.ops.ready import Form, Ready
 
 _PARTS = len(Handle._fields)
 _MOST_BYTES = 8 << 20  # of what calls with one capacity have ready

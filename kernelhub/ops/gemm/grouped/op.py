@@ -82,11 +82,14 @@ def bind(
         key: Any = None
         if not a.is_nested and (given_dtype is None or type(given_dtype) is torch.dtype):
             key = a.shape, given_dtype, out is None
-        given = (*operands, out)
+        made = out
+        if out is None and repeats and key in calls and a.numel():
+            made = a.new_empty(*a.shape[:-1], problem.n, dtype=out_dtype)
+        given = (*operands, made)
         state = recognise(key, given)
-        if state == 2 and out is not None:
+        if state == 2 and made is not None:
             tick()
-            return out
+            return made
         if state:
             if reads:
                 check_lengths(lengths_name, operands[lengths_at], b.shape[0], a, masked)
@@ -108,18 +111,21 @@ def bind(
                     check_own_memory(NAME, "out", out, _READ, operands)
                 if reads:
                     check_lengths(lengths_name, operands[lengths_at], b.shape[0], a, masked)
+            if made is None and repeats and a.numel():
+                made = a.new_empty(*a.shape[:-1], problem.n, dtype=out_dtype)
+                given = (*operands, made)
             calls.learn(key, given, 1)
         if not a.numel():
             return a.new_empty(*a.shape[:-1], b.shape[1], dtype=out_dtype) if out is None else out
         tick()
         operands = _dense(operands)
-        if out is None:
+        if made is None:
             try:
                 return compute(GroupedOperands(*operands))
             except Exception as error:
                 failed(compute, error)
                 raise
-        launched = GroupedOperands(*operands), out
+        launched = GroupedOperands(*operands), made
         try:
             launch(*launched)
         except Exception as error:
@@ -127,7 +133,7 @@ def bind(
             raise
         if state and repeats:
             calls.attach(key, given, adapter.repeated, *launched)
-        return out
+        return made
 
     return run
 
