@@ -28,7 +28,7 @@ touch "$RUN/parts.txt"
 WORKERS=${WORKERS:-$((14 * GPUS))}  # they share the GPUs
 ALL_SECONDS=${ALL_SECONDS:-520}  # of all parts, which is 9 minutes with the last table and what a killed part needs
 # Most, of the tests that a GPU decides. A call that goes on has ended other parts.
-TESTS_SECONDS=${TESTS_SECONDS:-$((CALL > 1 ? 300 : GPUS > 1 ? 230 : 135))}
+TESTS_SECONDS=${TESTS_SECONDS:-$((CALL > 1 ? 300 : GPUS > 1 ? 230 : 125))}
 FUZZ_SECONDS=${FUZZ_SECONDS:-20}  # of tests/fuzz; more find more
 # With their seconds, in which each has some cases of all kinds (--quick). On an H200 none came to its end in them with
 # all cases: name fewer benchmarks, with more seconds and CASES=, to have those whole. Others: grouped_gemm, indexer, quant.
