@@ -27,6 +27,10 @@ _H100 = (
     "3.5, 6.0 and 26.9, FlashInfer's 2.9, 3.7 and 6.2, vLLM's kernels 6.0, 6.8, 10.2 and 38.7 "
     "(benchmarks/results/comm_h200.json)"
 )
+_LARGE_OF_TWO = (
+    "64 and 256 MB on 2 H200, 2026-11-29: Triton's one-shot 195 and 778, its two-shot 207 and 829, NCCL 285 and 1023 "
+    "(benchmarks/results/comm_sums_2_ranks_h200.json)"
+)
 _H200 = (
     f"in CUDA graphs on 4 NVIDIA H200, 2026-11-26, {_VERSIONS}, 8 KB, 64 KB, 256 KB, 1 MB and 8 MB: Triton's one-shot "
     "takes 3.7, 4.3, 5.9, 13.6 and 84.2 us, its two-shot 6.2, 6.9, 7.4, 10.3 and 53.5, FlashInfer's one-shot 3.6, 4.2, "
@@ -139,9 +143,9 @@ _FIRST = {
             "1MB": _ONE_FIRST,
             "8MB": _TWO_FIRST,
             "32MB": (_PUSH_ONE, _PUSH_TWO, _TWO),
-            "more": (_NCCL,),
+            "more": (_PUSH_ONE, _PUSH_TWO, _NCCL),
         },
-        _H100,
+        f"{_H100}; {_LARGE_OF_TWO}",
     ),
     4: (
         {
