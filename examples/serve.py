@@ -15,6 +15,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
+import os
+import signal
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
@@ -136,12 +138,13 @@ def main() -> None:
         server.server_bind()  # before weights are read; clients are refused until the engine is ready
     except (OSError, OverflowError) as error:
         raise SystemExit(f"cannot serve at {given.host}:{given.port}: {error}; give --host or --port") from None
-    pipe, end = multiprocessing.Pipe()
+    pipe, far = multiprocessing.Pipe()
     texts = given.tokenizer or ("bytes" if given.model in SHAPES else given.model)
-    arguments = end, server.socket, given.model, texts
+    arguments = far, server.socket, given.model, texts
     process = multiprocessing.get_context("spawn").Process(target=serve_http.front, args=arguments, daemon=True)
     process.start()  # it imports what it needs while the weights are read
-    end.close()
+    far.close()
+    server.socket.close()
     sizes = {name: getattr(given, name) for name in ("num_pages", "max_seqs", "max_tokens", "max_len")}
     try:
         engine, _ = build(given.model, given.device, getattr(torch, given.dtype), texts, **sizes)
@@ -150,6 +153,15 @@ def main() -> None:
     for row in engine.kernels():
         print(f"layers {row['layers']}: {row['part']}: {row['kernel']} {row['runs']}")
     print(f"a KV cache of {PAGE * len(engine.free)} tokens, {engine.max_len} of a sequence")
+
+    def end(number: int, _: object) -> None:
+        """End as the signal would, but after the HTTP process: whoever waits for this one finds the port free."""
+        process.terminate()
+        process.join()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, end)
     try:
         pipe.send(engine.limits)
         pipe.recv()  # it listens

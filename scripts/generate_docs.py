@@ -617,6 +617,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "headlines of a cpu": headlines_of_a_cpu,
     "standing": standing,
     "serving throughput": lambda: serving_page.throughput(table, serving_page.ON_H200),
+    "serving by the example": lambda: serving_page.example(table, serving_page.EXAMPLE, serving_page.ON_H200),
     "serving latencies": lambda: serving_page.latencies(table, serving_page.ON_H100),
     "serving with the cuda kernel": lambda: serving_page.at_once(table, serving_page.ON_H200, machine=13),
     "serving latencies on an h200": lambda: serving_page.latencies(table, serving_page.ON_H200),

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/engines_measured.md from what `benchmarks/serving.py` measured of vLLM's server."""
+"""The tables of README.md and docs/engines_measured.md from what `benchmarks/serving.py` measured of servers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 ON_H100, ON_H200 = "serving_default_mode_h100.json", "serving_by_lengths_h200.json"
+EXAMPLE = "serving_example_h200.json"
 BACKENDS = {
     "CUSTOM": "kernelhub",
     "FLASH_ATTN": "FlashAttention-3",
@@ -18,6 +19,7 @@ BACKENDS = {
     "TRITON_ATTN": "Triton",
 }
 BESIDE = "kernelhub beside the best other"
+FIRST_AND_NEXT = ("ttft_ms_p50", "itl_ms_p50")
 WORKLOADS = ("1k/1k", "8k/1k", "1k/8k", "sharegpt")
 
 Rows = list[dict[str, Any]]
@@ -61,6 +63,29 @@ def at_once(table: Table, results: str, machine: int) -> str:
             shown = [" and ".join(mark(speed, best, digits=4) for speed in speeds.get(name, [])) for name in BACKENDS]
             rows.append((f"{load}, {clients}", *shown, f"{100 * (min(speeds['CUSTOM']) / others - 1):+.1f} %"))
     return table(("input/output tokens, clients", *BACKENDS.values(), BESIDE), rows)
+
+
+def example(table: Table, results: str, beside: str) -> str:
+    """The example server beside vLLM's servers: output tokens/s, TTFT and ITL by cell."""
+    others, rows = cells(beside), []
+    own: dict[tuple[str, int], Rows] = {}
+    for row in json.loads((RESULTS / results).read_text())["rows"]:
+        own.setdefault((row["workload"], row["concurrency"]), []).append(row)
+    for cell, backends in others.items():
+        speeds = {name: median(runs, "output_tokens_per_s") for name, runs in backends.items()}
+        mine = median(own[cell], "output_tokens_per_s")
+        two = own[cell], backends["CUSTOM"]
+        rows.append(
+            (
+                f"{cell[0]}, {cell[1]}",
+                f"{mine:.4g}",
+                *(f"{speeds[name]:.4g}" for name in BACKENDS),
+                f"{100 * (mine / speeds['CUSTOM'] - 1):+.1f} %",
+                *(" / ".join(mark(median(runs, figure), math.inf) for runs in two) for figure in FIRST_AND_NEXT),
+            )
+        )
+    header = ("input/output tokens, clients", "example", *(f"vLLM, {name}" for name in BACKENDS.values()))
+    return table((*header, "example beside vLLM with kernelhub", "TTFT p50, ms", "ITL p50, ms"), rows)
 
 
 def rows_by_backend(results: str) -> dict[str, Any]:
