@@ -6,8 +6,9 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -19,8 +20,9 @@ from kernelhub.evidence.call import OutOfMemory, Unavailable
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.checks import DeviceUnusable, Subject
 from kernelhub.evidence.here import Here
-from kernelhub.evidence.quarantine import Note, begun, changing, keep, kept_of, now
-from kernelhub.evidence.results import IN_SERVICE, Check, Result, is_of_serving
+from kernelhub.evidence.quarantine import Note, Record, begun, changing, keep, kept_of, now
+from kernelhub.evidence.results import EVERY, IN_SERVICE, Check, Result, is_of_serving
+from kernelhub.evidence.served import cases_for, names_of
 from kernelhub.ops.case import Case
 from kernelhub.probes.device import facts
 
@@ -33,6 +35,8 @@ class CaseRun:
         quick: only the quick cases, and those that failed before.
         limit_s: time limit from the first case on; cases that are left then are counted.
         label: the label of the only case, if there is but one.
+        served: for a quick run, the problems that the kernel will serve: only cases that concern them, and that have
+            not passed before. All quick cases by default.
 
     Attributes:
         was_wrong: whether a stored result has failures.
@@ -40,7 +44,9 @@ class CaseRun:
         unwritten: why the result is not on disk; empty if it is.
     """
 
-    def __init__(self, subject: Subject, quick: bool, limit_s: float, label: str | None = None) -> None:
+    def __init__(
+        self, subject: Subject, quick: bool, limit_s: float, label: str | None = None, served: Sequence[Any] = ()
+    ) -> None:
         self.subject, self.kernel = subject, subject.kernel
         self.device_lost, self.unwritten = False, ""
         self._limit_s, self._where = limit_s, facts(subject.device)
@@ -49,7 +55,18 @@ class CaseRun:
         self.was_wrong = bool(self._failed)
         known = list(subject.cases.cases())
         self._labels = {case.label for case in known}
-        self._cases = _in_order(known, quick, self._failed) if label is None else [c for c in known if c.label == label]
+        self._passed: tuple[Check, ...] = ()  # in earlier runs, and not made again
+        if label is not None:
+            self._cases, self._covers = [case for case in known if case.label == label], _covers(before)
+        elif not served or not quick:
+            self._cases, self._covers = _in_order(known, quick, self._failed), (EVERY,)
+        else:
+            self._passed = tuple(check for check in before.result.checks if check.ok) if before is not None else ()
+            passed = {check.case for check in self._passed}
+            wanted = {case.label for case in cases_for(subject, known, served) if case.label not in passed}
+            needed = [case for case in known if case.label in wanted or case.label in self._failed]
+            self._cases = _in_order(needed, False, self._failed)
+            self._covers = tuple(dict.fromkeys((*_covers(before), *names_of(subject.cases, served))))
         self._some = quick or label is not None
         self._waiting = deque(self._cases)
         self._ahead = tuple(self._cases) if self.kernel.compiles_when_made else ()  # until the first check
@@ -159,14 +176,22 @@ class CaseRun:
         standing = [check for check in unasked if check.case in stays or (some and check.case in self._labels)]
         why_not = self._why_not or ("" if checks else f"it supports none of the cases: {self._refused}")
         seconds = time.monotonic() - self._begun_s
-        result = Result(self.kernel.op, self.kernel.name, checks, self._left_out, why_not, seconds)
-        return replace(result, checks=(*checks, *standing)) if checks else result
+        result = Result(self.kernel.op, self.kernel.name, checks, self._left_out, why_not, seconds, self._covers)
+        return replace(result, checks=(*self._passed, *checks, *standing)) if checks or self._passed else result
 
 
-def quick_run(kernel: Kernel, device: torch.device) -> CaseRun:
-    """A run of the quick cases of a kernel's op. The caller resets selections afterwards: `HUB.forget_evidence`."""
+def quick_run(kernel: Kernel, device: torch.device, served: Sequence[Any] = ()) -> CaseRun:
+    """A run of the quick cases of a kernel's op. The caller resets selections afterwards: `HUB.forget_evidence`.
+
+    Args:
+        served: the problems that the kernel will serve, if only the cases that concern them are needed.
+    """
     subject = Subject(HUB.function(kernel.op), kernel, CASES[kernel.op], device)
-    return CaseRun(subject, True, QUICK_BUDGET_S)
+    return CaseRun(subject, True, QUICK_BUDGET_S, served=served)
+
+
+def _covers(before: Record | None) -> tuple[str, ...]:
+    return before.result.covers if before is not None else ()
 
 
 def _in_order(cases: list[Case], quick: bool, failed: Mapping[str, Check]) -> list[Case]:

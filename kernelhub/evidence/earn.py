@@ -165,6 +165,6 @@ def _keep(kernel: Kernel, need: Need, device: torch.device, result: Result) -> s
     others = tuple(check for check in known if not is_of_serving(check) or not check.case.startswith(mark_of(need)))
     if result.failures:
         trust.withdraw(kernel, facts(device))
-    left_out = before.result.left_out if before is not None else 0
-    kept = replace(result, checks=(*others, *result.failures), left_out=left_out)
+    earlier = before.result if before is not None else Result(kernel.op, kernel.name)
+    kept = replace(result, checks=(*others, *result.failures), left_out=earlier.left_out, covers=earlier.covers)
     return keep(kernel, facts(device), kept, before.date if before is not None and not result.failures else now())

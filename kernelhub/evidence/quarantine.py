@@ -23,7 +23,7 @@ from kernelhub.dispatch.constraint import Rejection
 from kernelhub.dispatch.hub import HUB
 from kernelhub.dispatch.kernel import Kernel
 from kernelhub.evidence import store
-from kernelhub.evidence.results import IN_SERVICE, RIGHT, Check, Result, is_of_serving
+from kernelhub.evidence.results import EVERY, IN_SERVICE, RIGHT, Check, Result, is_of_serving
 from kernelhub.evidence.validity import difference, key_of, made_for, name_of
 from kernelhub.probes.device import DeviceFacts
 from kernelhub.probes.document import difference as difference_of_form
@@ -35,6 +35,7 @@ _CHECK = {"case": str, "code": str, "problem": str, "ratio": (None, float), "fig
 _HOLDER = {"host": str, "boot": str, "container": str, "pid": int, "started": str, "token": str, "command": str}
 _RUNNING = {"at": float, "holder": _HOLDER}
 _SCHEMA = {"op": str, "kernel": str, "date": str, "left_out": int, "checks": [_CHECK], "running?": _RUNNING}
+_SCHEMA |= {"covers?": [str]}  # without it, of an older release: every problem
 _MOST_PID = 1 << 31
 _INTERRUPTED = "its verification"  # the case of a verification whose process ended
 changing = threading.RLock()  # held while a result is read and rewritten: several threads verify kernels
@@ -188,6 +189,7 @@ def _write(
         "key": key_of(kernel, device),
         "date": date,
         **{name: plain[name] for name in ("status", "code", "reason", "worst", "left_out", "seconds", "checks")},
+        "covers": list(result.covers),
         **more,
     }
     return store.write(made_for(device), name_of(kernel), document)
@@ -210,7 +212,9 @@ def _record(path: Any, document: Mapping[str, Any], key: Mapping[str, str]) -> R
         return store.Miss(path, f"is not as kernelhub writes it: {error}")
     if "running" in document:
         checks = (*checks, *_of_one_that_ended(document["running"]))
-    return Record(Result(document["op"], document["kernel"], checks, document["left_out"]), document["date"])
+    covers = tuple(document.get("covers", (EVERY,)))
+    result = Result(document["op"], document["kernel"], checks, document["left_out"], covers=covers)
+    return Record(result, document["date"])
 
 
 def _of_one_that_ended(running: Mapping[str, Any]) -> tuple[Check, ...]:

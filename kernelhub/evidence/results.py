@@ -12,6 +12,8 @@ IN_SERVICE = "wrong_in_service"  # found by an audit of real calls; a passing ve
 
 CANNOT_LAUNCH = "cannot_launch"  # a module or file that its launch needs is missing: no evidence about its numbers
 
+EVERY = "every problem"  # what all quick cases of an op cover
+
 SERVING = "serving"  # prefix of the label of a check with a serving call, see `evidence.serving`
 
 # Faults of a kernel, worst first. If there are several, the most frequent one is the code of its result.
@@ -100,6 +102,7 @@ class Result:
         left_out: cases that did not run for lack of time or memory.
         why_not: why no check ran, or why the run stopped; empty if all ran.
         seconds: its time.
+        covers: the problems for which these and earlier checks were made, as `evidence.served` names them, or `EVERY`.
     """
 
     op: str
@@ -108,6 +111,7 @@ class Result:
     left_out: int = 0
     why_not: str = ""
     seconds: float = 0.0
+    covers: tuple[str, ...] = ()
 
     @property
     def failures(self) -> list[Check]:

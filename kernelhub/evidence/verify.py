@@ -18,7 +18,7 @@ from kernelhub.dispatch.standing import OPT_IN, UNTRUSTED
 from kernelhub.errors import ConfigurationError
 from kernelhub.evidence.apart import Child, can_go_apart, goes_apart
 from kernelhub.evidence.budgets import FULL_BUDGET_S, QUICK_BUDGET_S
-from kernelhub.evidence.case_run import CaseRun
+from kernelhub.evidence.case_run import CaseRun, quick_run
 from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.checks import Subject
 from kernelhub.evidence.earn import BUDGET_S, earn
@@ -124,6 +124,16 @@ def verify(
         here.close()
         HUB.forget_evidence()
     return Verification(str(facts(where)), tuple(results), tuple(lifted), unwritten)
+
+
+def verify_served(kernel: Kernel, device: torch.device, problems: Sequence[Any]) -> Result | None:
+    """Check a kernel by the quick cases that concern the problems that it will serve, and store the result."""
+    asked_in = Child() if goes_apart(kernel) else Here()
+    try:
+        return quick_run(kernel, device, problems).ask(asked_in)
+    finally:
+        asked_in.close()
+        HUB.forget_evidence()
 
 
 def _verify_class(

@@ -90,12 +90,16 @@ class OpCases(abc.ABC):
         exact: whether results must be the reference's to the bit, NaN and infinities among them.
         written: arguments that a call writes to.
         whole: arguments and destinations that the op takes in memory of their own only, not as part of a wider tensor.
+        formats: facets that a case should have as the problem that is served, if the op has such a case.
+        read: all facets that `concerns` reads of the problem that is served.
     """
 
     op: str
     exact: ClassVar[bool] = False
     written: ClassVar[tuple[str, ...]] = ()
     whole: ClassVar[tuple[str, ...]] = ()
+    formats: ClassVar[tuple[str, ...]] = ()
+    read: ClassVar[tuple[str, ...]] = ()
 
     @property
     def reference(self) -> Any:
@@ -117,6 +121,13 @@ class OpCases(abc.ABC):
     @abc.abstractmethod
     def compare(self, results: Mapping[str, Tensor], arguments: Arguments, expected: Any) -> Judgement:
         """Compare results with what `expect` returned, without changing it."""
+
+    def concerns(self, of_case: Any, served: Any) -> bool:
+        """Whether a case with a problem shows something about the kernel that serves another problem.
+
+        A warm-up runs the quick cases that concern what its kernels will serve. By default all of them do.
+        """
+        return True
 
     def judge(self, results: Mapping[str, Tensor], arguments: Arguments) -> Judgement:
         """Compare results with the reference."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +14,12 @@ from kernelhub.dispatch.kernel import Kernel
 from kernelhub.dispatch.problem_class import unpacked_facets
 from kernelhub.evidence.apart import Child, can_go_apart
 from kernelhub.evidence.case_run import CaseRun, quick_run
+from kernelhub.evidence.cases import CASES
 from kernelhub.evidence.quarantine import kept_of, was_interrupted
 from kernelhub.evidence.results import NOT_RUN, WRONG, Result
+from kernelhub.evidence.served import is_covered, names_of
 from kernelhub.evidence.trust import covered
-from kernelhub.evidence.verify import verify
+from kernelhub.evidence.verify import verify_served
 from kernelhub.probes.device import facts
 from kernelhub.runtime.progress import Heart
 from kernelhub.warming.crew import Crew, room_for_children
@@ -31,36 +33,38 @@ class Proof:
     """The kernels that were checked, and the results.
 
     Attributes:
-        asked: kernels that need no further check, as (op, kernel).
+        asked: kernels that need no further check for a problem, as (op, kernel, name of the problem in evidence).
         verified: kernels that were verified in this warm-up.
         quarantined: kernels that are wrong, each with the reason.
         unverified: kernels that could not be verified, each with the reason.
         repeated: kernels whose interrupted verification was repeated, as (op, kernel).
     """
 
-    asked: set[tuple[str, str]] = field(default_factory=set)
+    asked: set[tuple[str, str, str]] = field(default_factory=set)
     verified: list[tuple[str, str]] = field(default_factory=list)
     quarantined: list[tuple[str, str, str]] = field(default_factory=list)
     unverified: list[tuple[str, str, str]] = field(default_factory=list)
     repeated: set[tuple[str, str]] = field(default_factory=set)
 
-    def unknown(self, items: Sequence[Item], device: torch.device) -> list[Kernel]:
-        """The currently selected kernels without stored evidence, each once.
+    def unknown(self, items: Sequence[Item], device: torch.device) -> dict[Kernel, list[Any]]:
+        """The currently selected kernels without stored evidence for what they serve, and these problems.
 
         A kernel that `trusting` verified for exactly the class that selects it has evidence there.
         """
-        found: dict[tuple[str, str], Kernel] = {}
+        found: dict[Kernel, list[Any]] = {}
         earned = {key: {one.facets for one in ones} for key, ones in covered(facts(device)).items()}
         for kernel, problem in chosen(items, device):
-            key = (kernel.op, kernel.name)
-            if key in self.asked or key in found or unpacked_facets(problem) in earned.get(key, ()):
+            if unpacked_facets(problem) in earned.get((kernel.op, kernel.name), ()):
+                continue
+            asked = _asked(kernel, [problem])
+            if asked <= self.asked:
                 continue
             kept = kept_of(kernel, facts(device))
-            if kept is not None and not kept.result.failures:
-                self.asked.add(key)
+            if kept is not None and not kept.result.failures and is_covered(kept.result, {name for *_, name in asked}):
+                self.asked |= asked
             else:
-                found[key] = kernel
-        return list(found.values())
+                found.setdefault(kernel, []).append(problem)
+        return found
 
     def settle(self, items: Sequence[Item], device: torch.device, heart: Heart, jobs: int | None = None) -> bool:
         """Verify selected kernels until all have evidence; return whether there was anything to verify.
@@ -77,9 +81,8 @@ class Proof:
             for place, kernel in enumerate(todo):
                 if kernel not in results:
                     heart.step(f"{kernel.op} {kernel.name}", place)
-                    found = verify(kernel.op, backend=kernel.name, device=device, quick=True)
-                    results[kernel] = next((item for item in found.results if item.kernel == kernel.name), None)
-                self._note(kernel, results[kernel])
+                    results[kernel] = verify_served(kernel, device, todo[kernel])
+                self._note(kernel, results[kernel], todo[kernel])
         return any_asked
 
     def _again(self, items: Sequence[Item], device: torch.device, heart: Heart) -> bool:
@@ -95,16 +98,17 @@ class Proof:
             with Child() as child:
                 for place, kernel in enumerate(todo):
                     heart.step(f"{kernel.op} {kernel.name}, whose verification was interrupted", place)
-                    self._note(kernel, quick_run(kernel, device).ask(child))
+                    served = [item.selection(device).problem for item in items if item.need and item.op == kernel.op]
+                    self._note(kernel, quick_run(kernel, device, served).ask(child), served)
             HUB.forget_evidence()
         return bool(todo)
 
     def _in_children(
-        self, todo: Sequence[Kernel], device: torch.device, heart: Heart, crew: Crew
+        self, todo: Mapping[Kernel, list[Any]], device: torch.device, heart: Heart, crew: Crew
     ) -> dict[Kernel, Result | None]:
         """Results of verifying with several children, without kernels that cannot run in one."""
         results: dict[Kernel, Result | None] = {}
-        runs = [quick_run(kernel, device) for kernel in todo if can_go_apart(kernel)]
+        runs = [quick_run(kernel, device, served) for kernel, served in todo.items() if can_go_apart(kernel)]
         shares, begun = _shares(runs), itertools.count()
         if crew.processes < 2 or len(shares) < 2:
             return results
@@ -122,15 +126,20 @@ class Proof:
         HUB.forget_evidence()
         return results
 
-    def _note(self, kernel: Kernel, result: Result | None) -> None:
+    def _note(self, kernel: Kernel, result: Result | None, served: Sequence[Any]) -> None:
         key = (kernel.op, kernel.name)
-        self.asked.add(key)
+        self.asked |= _asked(kernel, served)
         if result is None or result.status == NOT_RUN:
             self.unverified.append((*key, result.why_not if result is not None else "its record supports no case here"))
             return
         self.verified.append(key)
         if result.status == WRONG:
             self.quarantined.append((*key, result.reason))
+
+
+def _asked(kernel: Kernel, problems: Sequence[Any]) -> set[tuple[str, str, str]]:
+    """A kernel with each name of the problems."""
+    return {(kernel.op, kernel.name, name) for name in names_of(CASES[kernel.op], problems)}
 
 
 def _shares(runs: Sequence[CaseRun]) -> list[CaseRun]:

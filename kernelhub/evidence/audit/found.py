@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -59,8 +59,8 @@ def quarantine(found: WrongCall) -> str:
     known = before.result.checks if before is not None else ()
     check = Check(label, IN_SERVICE, found.problem_class, found.comparison.ratio, found.figures)
     checks = (*(one for one in known if one.case != label), check)
-    left_out = before.result.left_out if before is not None else 0
-    return keep(kernel, device, Result(kernel.op, kernel.name, checks, left_out), now())
+    result = before.result if before is not None else Result(kernel.op, kernel.name)
+    return keep(kernel, device, replace(result, checks=checks), now())
 
 
 def lift(kernel: Kernel, device: DeviceFacts, problem_class: str) -> bool:
@@ -69,7 +69,7 @@ def lift(kernel: Kernel, device: DeviceFacts, problem_class: str) -> bool:
     if before is None or not any(check.case == label for check in before.result.checks):
         return False
     checks = tuple(check for check in before.result.checks if check.case != label)
-    keep(kernel, device, Result(kernel.op, kernel.name, checks, before.result.left_out), now())
+    keep(kernel, device, replace(before.result, checks=checks), now())
     HUB.forget_evidence()
     return True
 

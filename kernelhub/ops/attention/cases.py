@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kernelhub.ops.attention.inputs import attention_inputs, paged_attention_inputs
+from kernelhub.ops.attention.problem import ONE, QUANTISED
 from kernelhub.ops.attention.softmax_cases import AttendingCases, padded
 from kernelhub.ops.case import Arguments, Case, Make
 from kernelhub.ops.models.shapes import AttentionModel
@@ -36,6 +37,7 @@ FEATURES: dict[str, tuple[Arguments, Arguments]] = {
     "scale, causal": ({"scale": 0.3}, {"causal": True}),
 }
 KV_SCALES = ("value", "tensor", "head")
+OFF = ("ragged", "causal", "window_left", "window_right", "softcap", "sinks", "lse")  # facets that are off or on
 NEUTRAL: Arguments = {"causal": False, "window": None, "softcap": None, "sinks": None}
 # Sets of features for every form of a batch: of both models, and the larger sets of the first one.
 ALONE: dict[str, Arguments] = {
@@ -255,11 +257,29 @@ class PagedAttentionCases(_Attention):
     decode: ClassVar[Arguments] = {"seq_lens": (40, 1, 77)}
     mixed: ClassVar[Arguments] = {"seq_lens": (40, 9, 77, 0, 3), "q_lens": (1, 9, 20, 0, 5)}
     forms: ClassVar[dict[str, Arguments]] = {"decode": decode, "mixed": mixed}
+    formats = ("q_dtype", "kv_dtype", "head_dim_qk", "head_dim_vo")
+    read = (*formats, "kv_scale", "q_len", *OFF, "kv_layout")
     # Ragged steps whose bound allows kernels for few queries: sequences without queries, or without keys.
     bounded: ClassVar[dict[str, tuple[Arguments, int]]] = {
         "one query each": ({"seq_lens": (40, 9, 177, 0, 3), "q_lens": (1, 1, 0, 1, 1)}, 1),
         "few queries each": ({"seq_lens": (40, 9, 177, 30, 3, 0), "q_lens": (1, 4, 0, 2, 5, 1)}, 6),
     }
+
+    def concerns(self, of_case: Any, served: Any) -> bool:
+        """Whether a case has no feature that is not served, and its formats, as far as quick cases have them.
+
+        Of quantised keys the cases in 16 bits count, too: empty sequences, strides and counts of them have no others.
+        """
+        width, own = ((each.head_dim_qk, each.head_dim_vo) for each in (served, of_case))
+        if width != own and width in {(model.head_dim_qk, model.head_dim_vo) for model in self.models}:
+            return False
+        if of_case.q_dtype not in (served.q_dtype, "bfloat16") or (of_case.q_len == ONE) != (served.q_len == ONE):
+            return False
+        stored = of_case.kv_dtype, of_case.kv_scale
+        if of_case.kv_dtype in QUANTISED and stored != (served.kv_dtype, served.kv_scale):
+            return False
+        asked = [name for name in OFF if getattr(of_case, name)]
+        return all(getattr(served, name) for name in asked) and of_case.kv_layout in ("NHD", served.kv_layout)
 
     def cases(self) -> Iterator[Case]:
         yield from self.in_common()

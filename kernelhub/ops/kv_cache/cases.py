@@ -11,7 +11,7 @@ from torch import Tensor
 from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, joined, same_bits
 from kernelhub.ops.formats import E4M3, E5M2
 from kernelhub.ops.kv_cache.inputs import write_kv_cache_inputs
-from kernelhub.ops.kv_cache.problem import HND
+from kernelhub.ops.kv_cache.problem import HND, NHD
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 SPECIAL = (0.0, -0.0, 1e-40, 2.0**-17, 1.5 * 2.0**-16, 448.0, 464.0, 57344.0, 61440.0, -3e38, torch.inf, torch.nan)
@@ -23,6 +23,18 @@ class KvCacheCases(OpCases):
     op = "write_kv_cache"
     exact = True
     written = ("k_cache", "v_cache", "q")
+    formats = ("dtype", "kv_dtype")
+    read = (*formats, "kv_scale", "kv_layout", "rope", "q")
+
+    def concerns(self, of_case: Any, served: Any) -> bool:
+        """Whether a case writes the dtype that is served, with no rope or layout that is not.
+
+        Of float8 every case counts that writes it, from any dtype and with any scales: special values have but one.
+        """
+        kept = of_case.kv_dtype == of_case.dtype == served.dtype
+        quantised = of_case.kv_dtype == served.kv_dtype != served.dtype
+        optional = of_case.kv_layout in (NHD, served.kv_layout) and of_case.rope in (None, served.rope)
+        return (kept or quantised) and optional and of_case.q <= served.q
 
     def cases(self) -> Iterator[Case]:
         for dtype in DTYPES:

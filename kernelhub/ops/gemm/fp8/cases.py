@@ -60,6 +60,13 @@ class Fp8GemmCases(OpCases):
     """Every scaling, at a shape of whole blocks and at awkward ones."""
 
     op = "fp8_gemm"
+    formats = ("scaling", "a_scale_dtype", "b_scale_dtype", "weight_only", "e5m2")
+    read = (*formats, "out_dtype", "bias")
+
+    def concerns(self, of_case: Any, served: Any) -> bool:
+        """Whether a case has the formats and scales that are served, and no bias that is not."""
+        same = all(getattr(of_case, name) == getattr(served, name) for name in self.formats)
+        return same and of_case.out_dtype in ("bfloat16", served.out_dtype) and of_case.bias <= served.bias
 
     def cases(self) -> Iterator[Case]:
         for name, scaling in SCALINGS.items():
