@@ -1,4 +1,4 @@
-"""Weights with which a Llama, Qwen3, gpt-oss or DeepSeek model repeats its context; greedy tokens need attention.
+"""Weights with which a Llama, Qwen3, gpt-oss, Gemma 2 or DeepSeek model repeats its context, by attention.
 
 With weights of normal(0, 0.02), the two best tokens are so close that rounding alone changes the best one in a tenth of
 the positions. With these weights each layer's heads attend to the token a fixed distance back (`DISTANCES`, in turn),
@@ -10,9 +10,10 @@ it, and the queries' direction is turned back by the distance, so that the score
 directions, experts and MLPs add noise. Parameters have the names and the fused shapes of vLLM's and SGLang's models:
 qkv_proj, o_proj, gate_up_proj, down_proj; w13_weight and w2_weight of experts. Layers of gpt-oss with a window attend
 to the distances within it (`WINDOWED`); its sinks take a part of each head's weights, so that a sink that is lost shows
-in the log-probabilities; its biases are 0, and all tokens have the same experts. DeepSeek's direction is in the part of
-queries and keys that RoPE turns, and its values are the latents (fused_qkv_a_proj or q_proj and kv_a_proj_with_mqa;
-q_b_proj, kv_b_proj).
+in the log-probabilities; its biases are 0, and all tokens have the same experts. Gemma 2 has no lm_head: what a layer
+copies stays in place, and the norms after attention make it larger than the token's own embedding; its scores are
+lower, so that the softcap leaves a margin. DeepSeek's direction is in the part of queries and keys that RoPE turns, and
+its values are the latents (fused_qkv_a_proj or q_proj and kv_a_proj_with_mqa; q_b_proj, kv_b_proj).
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ DISTANCES = (400, 37, 1100, 5)
 STRENGTHS = (1.0, 0.85, 0.8, 0.75)
 WINDOWED = (37, 400, 5, 1100)  # of gpt-oss, whose even layers see 128 tokens
 PAIRS = 16  # of RoPE, for queries and keys: wavelengths up to 140 tokens, unchanged by scaling for long contexts
+OF_GEMMA = (400, 1100, 37, 5)  # of Gemma 2, whose even layers have a window
+ADDED = (2.0, 1.0, 1.0, 1.0, 0.7)  # by Gemma 2's layers, the last value by all later ones, to an embedding of 1
 UNEQUAL = (0.7, 1.0, 0.45, 0.35)  # of gpt-oss, whose values are of low rank: nearer ones would leave no margin
 SUNK = 2.0  # by how much a sink is below the score of the distance
 MARGIN = 16.0  # between the score of the distance and the next best one, before the softmax
+CAPPED_MARGIN = 9.0  # of Gemma 2, before its softcap of 50, which leaves 5
 COPIED, MIXED = 0.3, 0.1  # standard deviation that a layer's attention and its MLP add to a residual stream of 1
 TOP_LOGIT = 18.0
 
@@ -39,8 +43,9 @@ class Shape:
     """Sizes of a model, and what its weights need of them.
 
     Args:
-        config: with the names of transformers' LlamaConfig, Qwen3MoeConfig, GptOssConfig or DeepseekV3Config.
-        distances: tokens back, of the layers in turn; `DISTANCES` or `WINDOWED`.
+        config: with the names of transformers' LlamaConfig, Qwen3MoeConfig, GptOssConfig, Gemma2Config or
+            DeepseekV3Config.
+        distances: tokens back, of the layers in turn; `DISTANCES`, `WINDOWED` or `OF_GEMMA`.
     """
 
     def __init__(self, config: Any, distances: tuple[int, ...] = ()) -> None:
@@ -63,7 +68,9 @@ class Shape:
             self.turn = 1 + 0.1 * math.log(rope["factor"])
         self.frequencies, self.pairs = frequencies, len(frequencies)
         sunk = any("GptOss" in name for name in getattr(config, "architectures", None) or ())
-        self.distances = distances or (WINDOWED if sunk else DISTANCES)
+        self.gemma = any("Gemma2" in name for name in getattr(config, "architectures", None) or ())
+        self.margin = CAPPED_MARGIN if self.gemma else MARGIN
+        self.distances = distances or (WINDOWED if sunk else OF_GEMMA if self.gemma else DISTANCES)
         self.strengths = UNEQUAL if sunk else STRENGTHS
         self.noise = 0.1 if sunk else 0.3  # of queries and keys; more would let sinks take all of some heads
         self.constant = math.sqrt(self.hidden) / 4
@@ -71,9 +78,9 @@ class Shape:
 
     @property
     def amplitude(self) -> float:
-        """Of each used pair of queries and keys, for a margin of `MARGIN` to the neighbouring token."""
+        """Of each used pair of queries and keys, for the margin to the neighbouring token."""
         nearest = self.pairs - float(torch.cos(self.frequencies).sum())
-        return math.sqrt(MARGIN * math.sqrt(self.width) / nearest)
+        return math.sqrt(self.margin * math.sqrt(self.width) / nearest)
 
     @property
     def best_score(self) -> float:
@@ -82,7 +89,12 @@ class Shape:
 
     def spread(self, layer: int) -> float:
         """Root mean square of the residual stream before a layer."""
-        return math.sqrt(1 + 1 / 16 + layer * (COPIED**2 + MIXED**2))
+        copied = sum(self.added(before) ** 2 for before in range(layer)) if self.gemma else layer * COPIED**2
+        return math.sqrt(1 + 1 / 16 + copied + layer * MIXED**2)
+
+    def added(self, layer: int) -> float:
+        """Root mean square of what the attention of Gemma 2's layer adds to the residual stream."""
+        return ADDED[min(layer, len(ADDED) - 1)]
 
     @property
     def head_scale(self) -> float:
@@ -142,12 +154,15 @@ def parameter(name: str, weight: Tensor, shape: Shape) -> Tensor:
         return torch.full_like(weight, shape.best_score - SUNK, dtype=torch.float32)
     if kind in ("q_norm", "k_norm"):
         return torch.full_like(weight, shape.amplitude / math.sqrt(shape.width / shape.pairs), dtype=torch.float32)
+    if kind.endswith("norm") and shape.gemma:  # which multiplies by 1 and the weight
+        factors = {"post_attention_layernorm": shape.added(layer), "post_feedforward_layernorm": MIXED}
+        return torch.full_like(weight, factors.get(kind, 1.0) - 1, dtype=torch.float32)
     if kind.endswith("norm"):
         return torch.ones_like(weight, dtype=torch.float32)
     if kind in ("embed_tokens", "embedding"):
         drawn = draw("embedding", weight.shape, 1.0, weight.device)
         drawn[:, 0] = shape.constant
-        return drawn
+        return drawn / math.sqrt(shape.hidden) if shape.gemma else drawn  # which Gemma 2 multiplies by
     if kind == "lm_head":
         drawn = draw("embedding", weight.shape, 1.0, weight.device)
         drawn[:, 0] = 0
@@ -163,6 +178,8 @@ def parameter(name: str, weight: Tensor, shape: Shape) -> Tensor:
             values = value_projection(layer, shape, weight.device).view(shape.kv_heads, 1, shape.width, shape.hidden)
             group = shape.heads // shape.kv_heads
             back = values.expand(-1, group, -1, -1).reshape(shape.heads * shape.width, shape.hidden) / group
+        if shape.gemma:
+            return back.T
         return (back * shape.gain(layer))[:, order_of(shape.hidden, weight.device)].T
     if kind in ("gate_up_proj", "gate", "w13_weight"):
         return draw(name, weight.shape, 1 / math.sqrt(shape.hidden), weight.device)
@@ -171,7 +188,7 @@ def parameter(name: str, weight: Tensor, shape: Shape) -> Tensor:
         drawn[..., 0, :] = 0
         return drawn
     raise ValueError(
-        f"no rule for the parameter {name}: copying weights exist for Llama, Qwen3, gpt-oss and DeepSeek V3 models"
+        f"no rule for the parameter {name}: copying weights exist for Llama, Qwen3, gpt-oss, Gemma 2, DeepSeek V3"
     )
 
 

@@ -20,7 +20,7 @@ tokens. `watch`: what kernelhub's own calls did under mixed traffic, of which --
 Python for a layer and for a step's metadata, waits for the GPU, and Triton kernels compiled in them. `hosts`: the same
 with the KV cache written by kernelhub's kernel, by vLLM's, and by kernelhub's again. `writes`: the KV cache written by
 vLLM's kernel and by kernelhub's in turn: whether the bytes are the same, microseconds of Python and of a graph of all
-layers, and, with --eager, greedy tokens and steps.
+layers, and, with --eager, greedy tokens and steps. `bytes`: of that, the writes alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from copying_weights import Shape, parameter
 from float4_weights import CONFIGS, fill
 from torch import Tensor
 
-PARTS = ("speed", "numbers", "tokens", "stress", "watch", "hosts", "writes")
+PARTS = ("speed", "numbers", "tokens", "stress", "watch", "hosts", "writes", "bytes")
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine runs in this process, where its steps can be timed
     "VLLM_NO_USAGE_STATS": "1",
@@ -70,6 +70,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--backend", default="CUSTOM", help="of vLLM's attention; CUSTOM is kernelhub's")
     parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
     parser.add_argument("--parts", default="speed,tokens", help=", ".join(PARTS))
+    parser.add_argument("--early", default="", help="parts before the turn of --turns, as other commands do no harm")
     parser.add_argument("--points", default="1x1024,16x1024,64x1024,256x512,16x8192", help="batch x tokens, of decode")
     parser.add_argument("--prefill", default="8x2048,2x8192", help="batch x tokens, of prompts alone")
     parser.add_argument("--steps", type=int, default=96, help="decode steps of a point")
@@ -308,6 +309,7 @@ def numbers(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]
                 window=windows[id(self)],
                 softcap=getattr(self, "_softcap", None) or getattr(self, "logits_soft_cap", None),
                 sinks=self.sinks,
+                cache_scales=cache_scales(layer, cache),
             )
             got = result[: want.shape[0]].view_as(want)
             longest = step.max_query_len
@@ -345,6 +347,11 @@ def numbers(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]
     return result
 
 
+def cache_scales(layer: Any, cache: Tensor) -> tuple[float, float] | None:
+    """Factors of the keys and values of a cache in float8 e4m3; None for another cache."""
+    return (float(layer._k_scale), float(layer._v_scale)) if cache.dtype.itemsize == 1 else None
+
+
 def _halves(cache: Tensor, width: int) -> tuple[Tensor, ...]:
     """Keys and values ``[B, N, H, D]`` of vLLM's cache in either form."""
     return cache.unbind(1) if cache.ndim == 5 else cache.transpose(1, 2).split(width, dim=-1)
@@ -362,16 +369,28 @@ def float64_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    cache_scales: tuple[float, float] | None = None,
 ) -> Tensor:
-    """Causal attention of ragged queries ``[T, H, D]`` over pages in float64; `window` is in tokens."""
+    """Causal attention of ragged queries ``[T, H, D]`` over pages in float64; `window` is in tokens.
+
+    Args:
+        cache_scales: of keys and values, if the caches' bytes are those of float8 e4m3.
+    """
+
+    def gathered(cache: Tensor, pages: Tensor, factor: float | None) -> Tensor:
+        if factor is None:
+            return cache[pages].flatten(0, 1).double()
+        return cache.view(torch.uint8)[pages].flatten(0, 1).view(torch.float8_e4m3fn).double() * factor
+
+    factors = cache_scales or (None, None)
     out = torch.zeros(*q.shape[:-1], v_cache.shape[-1], dtype=torch.float64, device=q.device)
     heads = k_cache.shape[2]
     for sequence, length in enumerate(seq_lens):
         first, last = starts[sequence : sequence + 2]
         pages = block_table[sequence, : -(-length // k_cache.shape[1])].long()
         keys, values = (
-            cache[pages].flatten(0, 1)[:length].double().repeat_interleave(q.shape[1] // heads, dim=1)
-            for cache in (k_cache, v_cache)
+            gathered(cache, pages, factor)[:length].repeat_interleave(q.shape[1] // heads, dim=1)
+            for cache, factor in zip((k_cache, v_cache), factors, strict=True)
         )
         scores = torch.einsum("qhd,khd->hqk", q[first:last].double(), keys) * scale
         if softcap:
@@ -521,8 +540,7 @@ def watch(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
 
 def writes(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
     """The cache written by vLLM's kernel and by kernelhub's, alone and, in eager steps, while the engine serves."""
-    with torch.inference_mode():
-        found: dict[str, Any] = {"alone": [_writes_of(engine, tokens) for tokens in WRITTEN]}
+    found: dict[str, Any] = {"alone": written_bytes(engine, options)}
     if not options.eager:
         return found
     prompts = [engine.prompt(length, 3000 + i) for i, length in enumerate(CONTINUED)]
@@ -572,6 +590,12 @@ def hosts(engine: Engine, options: argparse.Namespace) -> dict[str, Any]:
         found[f"{writer} writes" + " again" * (turn > 1)] = watch(engine, options)
         print(json.dumps(found), flush=True)
     return found
+
+
+def written_bytes(engine: Engine, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Writes of a few sizes by both, without anything else."""
+    with torch.inference_mode():
+        return [_writes_of(engine, tokens) for tokens in WRITTEN]
 
 
 def _write_by(engine: Engine, writer: str) -> None:
@@ -682,9 +706,11 @@ def facts_of(engine: Engine) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> dict[str, Any]:
     engine = Engine(options)
     calls: dict[str, Callable[..., Any]] = {"speed": speed, "numbers": numbers, "tokens": tokens, "stress": stress}
-    calls |= {"watch": watch, "hosts": hosts, "writes": writes}
+    calls |= {"watch": watch, "hosts": hosts, "writes": writes, "bytes": written_bytes}
     result: dict[str, Any] = {"date": time.strftime("%Y-%m-%d", time.gmtime()), "start_s": round(engine.start_s, 2)}
     result["options"] = {name: str(value) for name, value in vars(options).items() if name not in ("out", "show")}
+    for part in filter(None, options.early.split(",")):
+        result[part] = calls[part](engine, options)
     with turn(options.turns):
         for part in options.parts.split(","):
             result[part] = calls[part](engine, options)
@@ -708,7 +734,7 @@ def show(runs: dict[str, Any]) -> str:
         ]
         if "copied_share" in row.get("tokens", {}):
             lines.append(f"    greedy tokens that are in the prompt: {row['tokens']['copied_share']}")
-        lines += [f"    {found}" for part in ("numbers", "stress") for found in row.get(part, [])]
+        lines += [f"    {found}" for part in ("numbers", "stress", "bytes") for found in row.get(part, [])]
         of_parts = [item for part in ("watch", "hosts", "writes") for item in row.get(part, {}).items()]
         lines += [f"    {name}: {value}" for name, value in of_parts]
         lines += [f"    {name}: {row[name]}" for name in ("linear", "calls") if row.get(name)]

@@ -204,6 +204,51 @@ def test_gpt_oss_repeats_its_context_by_windows_full_layers_and_sinks(bench) -> 
     assert (lost.log_softmax(-1).max(-1).values - right.log_softmax(-1).max(-1).values).abs().mean() > 0.02
 
 
+@torch.inference_mode()
+def test_gemma_2_repeats_its_context_by_windows_full_layers_and_a_softcap(bench) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {name: CONFIG[name] for name in ("hidden_size", "num_attention_heads", "num_key_value_heads")}
+    config = transformers.Gemma2Config(
+        **sizes,
+        head_dim=128,
+        num_hidden_layers=8,
+        intermediate_size=WIDE,
+        vocab_size=VOCABULARY,
+        query_pre_attn_scalar=128,
+        sliding_window=40,
+        layer_types=["sliding_attention", "full_attention"] * 4,
+        architectures=["Gemma2ForCausalLM"],
+        attn_implementation="eager",
+    )
+    model, distances = transformers.Gemma2ForCausalLM(config).eval(), (33, 60, 3, 7)
+    shape = bench.Shape(config, distances)
+    rows = [shape.heads * shape.width, shape.kv_heads * shape.width, shape.kv_heads * shape.width]
+    for name, weight in model.named_parameters():
+        at, _, kind = name.removesuffix(".weight").rpartition(".")
+        layer = next((int(part) for part in name.split(".") if part.isdigit()), 0)
+        if kind in ("q_proj", "k_proj", "v_proj"):
+            made = bench.qkv(layer, shape, weight.device).split(rows)["qkv".index(kind[0])]
+        elif kind in ("gate_proj", "up_proj"):
+            whole = bench.parameter(f"{at}.gate_up_proj.weight", torch.empty(2 * WIDE, shape.hidden), shape)
+            made = whole[:WIDE] if kind == "gate_proj" else whole[WIDE:]
+        else:
+            made = bench.parameter(name, weight, shape)
+        weight.copy_(made)
+    ids = torch.randint(VOCABULARY, (TOKENS,), generator=torch.Generator().manual_seed(1))
+
+    def logits() -> Tensor:
+        return model(ids[None]).logits[0, 80:].float()
+
+    right = logits()
+    best, at = right.argmax(-1), torch.arange(80, TOKENS)
+    assert (best == ids[at - distances[0]]).float().mean() > 0.9
+    for each in model.model.layers:
+        each.self_attn.attn_logit_softcapping = None
+    lost = logits()
+    assert (lost.argmax(-1) == best).float().mean() > 0.9, "the softcap leaves a margin"
+    assert (lost.log_softmax(-1).max(-1).values - right.log_softmax(-1).max(-1).values).abs().mean() > 1e-3
+
+
 DEEPSEEK = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "hidden_size": 512,

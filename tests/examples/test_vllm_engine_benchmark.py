@@ -48,6 +48,19 @@ def test_its_reference_is_the_op_s(bench, options, packed) -> None:
     torch.testing.assert_close(got, want.double(), rtol=1e-4, atol=1e-5)
 
 
+def test_its_reference_of_a_float8_cache_is_the_op_s(bench) -> None:
+    torch.manual_seed(0)
+    parts = torch.randn(2, 9, 8, 2, 32).to(torch.float8_e4m3fn)
+    table, lens = torch.tensor([[1, 2, 3], [4, 5, 0]], dtype=torch.int32), torch.tensor([20, 9], dtype=torch.int32)
+    q, layer = torch.randn(2, 4, 32), SimpleNamespace(_k_scale=torch.tensor(0.3), _v_scale=torch.tensor(0.7))
+    stored = parts.view(torch.uint8)  # as vLLM has it
+    scales = bench.cache_scales(layer, stored)
+    got = bench.float64_attention(q, *stored, table, [20, 9], [0, 1, 2], scale=0.2, cache_scales=scales)
+    want = kernelhub.paged_attention.reference(q[:, None], *parts, table, lens, scale=0.2, k_scale=0.3, v_scale=0.7)
+    torch.testing.assert_close(got, want[:, 0].double(), rtol=1e-4, atol=1e-5)
+    assert bench.cache_scales(layer, parts.bfloat16()) is None
+
+
 def test_its_reference_of_latents_is_the_op_s(bench) -> None:
     torch.manual_seed(0)
     q, cache = torch.randn(3, 4, 576), torch.randn(5, 16, 576)
