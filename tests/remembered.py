@@ -66,10 +66,10 @@ class Remembered:
 
     def _check_records_once(self) -> None:
         """Records are constants, and checking 400 takes 12 ms."""
-        from kernelhub.dispatch import registry
+        from kernelhub.dispatch import records as module_of_records
         from kernelhub.dispatch.kernel import Backend
 
-        check = registry.records_of
+        check = module_of_records.records_of
         seen: dict[tuple[str, bool], tuple[tuple[Any, ...], Any]] = {}
 
         def records_of(module: Any, contracts: Mapping[str, Any], *, builtin: bool) -> Any:
@@ -86,7 +86,7 @@ class Remembered:
                 seen[name, builtin] = made_of, records
             return records
 
-        self._patch.setattr(registry, "records_of", records_of)
+        self._patch.setattr(module_of_records, "records_of", records_of)
 
     def _look_for_plugins_once(self) -> None:
         """Reading all metadata takes 2 ms."""

@@ -11,14 +11,17 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.problem import Problem
+from kernelhub.probes.finding import Finding
 from kernelhub.probes.finding import Rejection as Rejection
 from kernelhub.probes.package import Library, Wanted, find_library, fits
-from kernelhub.probes.signature import Call, takes
 from kernelhub.probes.torch_build import TorchBuild
+
+if TYPE_CHECKING:
+    from kernelhub.probes.signature import Call
 
 # Code of a kernel that must first be compiled for minutes. It does not reject a kernel that a user requests or prefers,
 # since that user accepts the wait.
@@ -272,7 +275,12 @@ class Takes:
     fields = ()
 
     def reject(self, problem: Problem, machine: Machine) -> Rejection | None:
-        return machine.ask(self, lambda: takes(self.call, remedy=self.remedy)).rejection
+        return machine.ask(self, self._asked).rejection
+
+    def _asked(self) -> Finding:
+        from kernelhub.probes.signature import takes  # which the records bring; to import an op takes less without
+
+        return takes(self.call, remedy=self.remedy)
 
 
 @dataclass(frozen=True)

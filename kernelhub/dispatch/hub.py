@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kernelhub.dispatch.audits import AUDITS, OFF, AuditSettings
 from kernelhub.dispatch.bound import Bound, configure, make_adapter, watch_imported
@@ -31,19 +31,20 @@ from kernelhub.dispatch.gate import GATE
 from kernelhub.dispatch.kernel import Kernel, Watch
 from kernelhub.dispatch.ledger import Ledger, caller_on_stack
 from kernelhub.dispatch.load import LoadFailure, is_imported, load_attribute
-from kernelhub.dispatch.lock_file import check_lock
 from kernelhub.dispatch.machine import Machine
 from kernelhub.dispatch.making import Making, at_fork, check_not_importing, drop_half_imported, loading_registry
 from kernelhub.dispatch.policy import Agreed, Layer, Layers, Names, Pins, Policy, combine, requested_names
 from kernelhub.dispatch.reasons import kernels_on
 from kernelhub.dispatch.registry import Registered, Registry
-from kernelhub.dispatch.report import Report
 from kernelhub.dispatch.select import as_preferred, no_kernel, select, unavailable
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.settings import Settings, did_you_mean, read_settings
 from kernelhub.dispatch.work import JOURNAL
 from kernelhub.errors import ConfigurationError
 from kernelhub.homes import PARTS
+
+if TYPE_CHECKING:
+    from kernelhub.dispatch.report import Report
 
 _KEPT = 2048  # entries of a table that grows with the requests that users write, not with their problems
 _Key = TypeVar("_Key", bound=Hashable)
@@ -474,6 +475,8 @@ class Hub:
         for layer in (settings.force, settings.environment, settings.file):
             registry.check_layer(layer)
         if settings.lock is not None:
+            from kernelhub.dispatch.lock_file import check_lock
+
             check_lock(settings.lock, registry.contracts)
         print_events(settings["KERNELHUB_LOG"])
         if not settings["KERNELHUB_IGNORE_VLLM_ENV"]:

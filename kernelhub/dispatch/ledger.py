@@ -13,16 +13,18 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.audits import AUDITS
 from kernelhub.dispatch.bound import Bound, calls_of
 from kernelhub.dispatch.gate import GATE, Caller
 from kernelhub.dispatch.load import LoadFailure
 from kernelhub.dispatch.problem import as_dict
-from kernelhub.dispatch.report import Fallback, Report, Row
 from kernelhub.dispatch.selection import Selection
 from kernelhub.dispatch.work import JOURNAL
+
+if TYPE_CHECKING:
+    from kernelhub.dispatch.report import Fallback, Report
 
 _REASONS = 64  # rows of one problem; calls of further reasons share a row
 _MORE = "requested in many other ways, counted together"
@@ -137,6 +139,8 @@ class Ledger:
 
     def add_fallback(self, op: str, kernel: str, failure: LoadFailure) -> bool:
         """Count a fallback from a selected kernel; True if it is the first of its kind."""
+        from kernelhub.dispatch.report import Fallback
+
         key = (op, kernel, failure.code)
         with self._guard:
             known = self._fallbacks.get(key)
@@ -162,6 +166,8 @@ class Ledger:
 
     def report(self) -> Report:
         """The report. Repeated selections of the same problem with the same result share a row."""
+        from kernelhub.dispatch.report import Report, Row
+
         met = self._all_met()
         rows = [
             (first, Row(op, kernel, calls, source, because, as_dict(problem)))

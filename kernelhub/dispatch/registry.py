@@ -19,7 +19,6 @@ from kernelhub.dispatch.kernel import Backend, Kernel, KnownBad, Watch
 from kernelhub.dispatch.load import LoadFailure, load_module
 from kernelhub.dispatch.order import Candidates, Line
 from kernelhub.dispatch.policy import Layer, Override
-from kernelhub.dispatch.records import records_of
 from kernelhub.dispatch.settings import did_you_mean
 from kernelhub.errors import ConfigurationError, RegistrationError
 from kernelhub.probes.distributions import EntryPoint, entry_points
@@ -110,6 +109,8 @@ class Registry:
         Raises:
             RegistrationError: a record contradicts the schema of its op, or a name is taken.
         """
+        from kernelhub.dispatch.records import records_of  # to import an op takes less without
+
         records = records_of(module, self.contracts, builtin=builtin)
         name, origin = records.backend.name, str(getattr(module, "__name__", repr(module)))
         if name in self.backends and not self.backends[name].error:

@@ -14,14 +14,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernelhub.dispatch.audits import ACTIONS, OFF
-from kernelhub.dispatch.lock_file import Lock, read_lock
 from kernelhub.dispatch.policy import Layer, Names, Override
 from kernelhub.dispatch.standing import TRUSTS
 from kernelhub.errors import ConfigurationError
 from kernelhub.probes import document
+
+if TYPE_CHECKING:
+    from kernelhub.dispatch.lock_file import Lock
 
 PREFIX = "KERNELHUB_"
 _MOST_BYTES = 1 << 20  # of a config file
@@ -443,6 +445,8 @@ def _meant(name: str) -> str:
 
 
 def _lock_of(path: Path) -> Lock:
+    from kernelhub.dispatch.lock_file import read_lock
+
     try:
         return read_lock(path)
     except ConfigurationError as error:
