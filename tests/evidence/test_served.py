@@ -215,6 +215,32 @@ def of_cases(op: str) -> Iterator[tuple[Any, Any]]:
             yield case, HUB.function(op).explain(**case.make(CPU)).problem
 
 
+def chosen(op: str, **facets: Any) -> list[str]:
+    served = problem_from(HUB.function(op).op.contract, facts(CPU), facets)
+    return [case.label for case, problem in of_cases(op) if CASES[op].concerns(problem, served)]
+
+
+class TestExpertsAndLatents:
+    def test_experts_of_a_quantised_format_have_cases_of_their_activation(self) -> None:
+        kept = chosen("fused_moe", weights="mxfp4", activation="swiglu_oai", w13_bias=True, w2_bias=True)
+        assert {"mxfp4, 5 experts", "limit of swiglu_oai, 5 experts", "ids: some nowhere, 5 experts"} <= set(kept)
+        assert not any("fp8" in label or "gelu" in label or "expert_map" in label for label in kept)
+        assert len(kept) < 20
+
+    def test_experts_in_float8_have_those_of_blocks(self) -> None:
+        kept = chosen("fused_moe", weights="fp8_block", activation_dtype="float8_e4m3fn")
+        assert {"fp8_block, 5 experts", "0 tokens, fp8_block, 5 experts", "tiny scales, fp8_block, 5 experts"} <= set(
+            kept
+        )
+        assert not any("channel" in label or "mxfp4" in label for label in kept)
+
+    def test_latents_have_their_width_and_steps(self) -> None:
+        kept = chosen("mla_attention", q_len="one")
+        assert {"decode, deepseek, pages of 64", "0 sequences, deepseek, pages of 64"} <= set(kept)
+        assert not any("small" in label or "sparse" in label or "sinks" in label or "fp8" in label for label in kept)
+        assert set(chosen("mla_attention", q_len="one", sparse=True)) > set(kept)
+
+
 @pytest.mark.parametrize("op", NARROWED)
 class TestEveryOp:
     def test_a_case_concerns_its_own_problem(self, op) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from kernelhub.ops.attention.problem import ONE
 from kernelhub.ops.attention.softmax_cases import AttendingCases, padded
 from kernelhub.ops.case import Arguments, Case, Make
 from kernelhub.ops.mla.attention.inputs import mla_attention_inputs
@@ -17,12 +18,31 @@ from kernelhub.ops.models.shapes import MlaModel
 FP8 = torch.float8_e4m3fn
 SMALL, REAL = MlaModel("small", 5, 64, 16), MlaModel("deepseek", 16, 512, 64)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+OFF = ("ragged", "causal", "sparse", "sinks", "lse")  # facets that are off or on
 
 
 class MlaAttentionCases(AttendingCases):
     """Decode, several queries, ragged batches and listed tokens; a small latent and DeepSeek's own."""
 
     op = "mla_attention"
+    formats = ("q_dtype", "kv_dtype", "head_dim", "value_dim")
+    read = (*formats, "kv_scale", "q_len", *OFF)
+
+    def concerns(self, of_case: Any, served: Any) -> bool:
+        """Whether a case has no feature that is not served, and its formats, as far as quick cases have them.
+
+        Of a float8 cache the cases in 16 bits count, too, which alone have empty sequences and lengths.
+        """
+        rank, own = served.value_dim, of_case.value_dim
+        if rank != own and rank in (SMALL.kv_lora_rank, REAL.kv_lora_rank):
+            return False
+        if of_case.q_dtype not in (served.q_dtype, "bfloat16") or (of_case.q_len == ONE) != (served.q_len == ONE):
+            return False
+        stored = of_case.kv_dtype, of_case.kv_scale
+        if of_case.kv_dtype != of_case.q_dtype and stored != (served.kv_dtype, served.kv_scale):
+            return False
+        return all(getattr(of_case, name) <= getattr(served, name) for name in OFF)
+
     decode: ClassVar[Arguments] = {"seq_lens": (40, 1, 77)}
     uniform: ClassVar[Arguments] = {"seq_lens": (40, 5, 77), "q_lens": 4}
     ragged: ClassVar[Arguments] = {"seq_lens": (40, 9, 77, 0, 3), "q_lens": (1, 9, 20, 0, 5)}

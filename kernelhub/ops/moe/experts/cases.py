@@ -12,7 +12,8 @@ from torch import Tensor
 from kernelhub.ops.case import Arguments, Case, Judgement, Make, OpCases, Packing
 from kernelhub.ops.models.shapes import MoeModel
 from kernelhub.ops.moe.experts.inputs import moe_inputs
-from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FORMATS
+from kernelhub.ops.moe.experts.problem import ASKED_FORMATS, FORMATS, SILU
+from kernelhub.ops.moe.experts.problem import PLAIN as NOT_QUANTISED
 from kernelhub.ops.moe.experts.tolerance import Expected, compare, expected_of
 
 TOKENS = (0, 1, 2, 3, 16, 17, 64, 65, 90)
@@ -35,11 +36,26 @@ FEATURES: dict[str, Arguments] = {
     "topk_weights": {"topk_weights": "flipped"},
 }
 
+OFF = ("static_scales", "apply_router_weight_on_input", "expert_map", "residual")  # facets that are off or on
+
 
 class ExpertsCases(OpCases):
     """Every format of weights and every feature, at an awkward shape and at one of whole blocks."""
 
     op = "fused_moe"
+    formats = ("dtype", "weights", "activation_dtype")
+    read = (*formats, "activation", *OFF)
+
+    def concerns(self, of_case: Any, served: Any) -> bool:
+        """Whether a case has weights and activations that are served, and no feature that is not, but biases.
+
+        Weights that are not quantised count always: only with them there is a case of each activation and feature.
+        """
+        own = of_case.weights, of_case.activation_dtype
+        if own != (served.weights, served.activation_dtype) and own != (NOT_QUANTISED, of_case.dtype):
+            return False
+        known = of_case.activation in (SILU, served.activation) and of_case.dtype in ("bfloat16", served.dtype)
+        return known and all(getattr(of_case, name) <= getattr(served, name) for name in OFF)
 
     def cases(self) -> Iterator[Case]:
         for model in (PLAIN, WHOLE):
