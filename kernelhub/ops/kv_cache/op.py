@@ -269,11 +269,12 @@ def bind(
             if state == 2:
                 tick()
                 return results
+        operands = (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, layout, q, positions, cos_sin_cache)
+        checked = not state and _checked.holds(operands)
         try:
-            right = state == 1 or known(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+            right = state == 1 or (not checked and known(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale))
         except (AttributeError, RuntimeError):  # what has no shape or no memory
             right = False
-        operands = (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, layout, q, positions, cos_sin_cache)
         if right:
             if rotates and not rope_form[0]:
                 check(*operands, is_neox)
@@ -283,7 +284,7 @@ def bind(
                 if positions is not None and cos_sin_cache is not None:
                     check_positions(positions, cos_sin_cache, slot_mapping)
         else:
-            if not _checked.holds(operands):
+            if not checked:
                 check(*operands, is_neox)
             check_form(k, v, k_cache, k_scale, v_scale)
             check_rope_form(cos_sin_cache, q)

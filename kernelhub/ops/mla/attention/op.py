@@ -437,5 +437,8 @@ def mla_attention(
         repeat = getattr(run, "repeat", None)
         if repeat is not None and not (_contexts_used and _contexts()):
             _op.before = Before(generation, backend, repeat)
+        if not isinstance(backend, DryRun):
+            metadata = block_table, seq_lens, cu_seqlens_q, max_seqlen_q
+            return run(q, kv_cache, *metadata, topk_indices, MlaValues(scale, sinks, kv_scale), out, True)
     values = MlaValues(scale, sinks, kv_scale)
     return run(q, kv_cache, block_table, seq_lens, cu_seqlens_q, max_seqlen_q, topk_indices, values, out)
