@@ -12,6 +12,7 @@ What is used lives until the end of the launch. `tests/gluon/ahead.py` reports b
 
 from __future__ import annotations
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -30,9 +31,10 @@ tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_s
 copy_rows = async_copy.async_load if hasattr(async_copy, "async_load") else async_copy.async_copy_global_to_shared
 copy_arrive = async_copy.mbarrier_arrive
 
-FROM_3_9 = hasattr(gl.shared_memory_descriptor, "reinterpret")
+# Of Triton: its assembler spills in other forms of a kernel from release to release.
+VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
-if FROM_3_9:
+if hasattr(gl.shared_memory_descriptor, "reinterpret"):
 
     @gluon.jit
     def reinterpreted(buf, dtype: gl.constexpr, like):

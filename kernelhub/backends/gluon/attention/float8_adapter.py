@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernelhub.backends.gluon.attention.adapter import Prefill
 from kernelhub.backends.gluon.attention.prefill import prefill_kernel
-from kernelhub.backends.gluon.language import FROM_3_9
+from kernelhub.backends.gluon.language import VERSION
 from kernelhub.ops.attention.problem import AttentionProblem
 
 _SCALES = {"value": 1, "tensor": 2, "head": 3}
@@ -32,11 +32,14 @@ class PrefillOfFloat8(Prefill):
             "Q_STAGES": 2 if own else 1,
             "PINGPONG": False,
             # Of heads of 64, 2 x 4096 tokens take 0.748 ms without and 0.793 with (gluon_tiles_h200.json): the contract
-            # has to run on a GPU so before all calls with such heads go without. The assembler of Triton 3.9 would keep
-            # 24 words in memory that a loop of 708 instructions reads, with a softcap 32, and write 3 of them.
-            "LATE": not own and not FROM_3_9,
+            # has to run on a GPU so before all calls with such heads go without.
+            "LATE": not own and VERSION < (3, 9),
             "OWN": own,
             "PACK": 1,
+            # Registers of a thread of the second warpgroup and of one that converts; the first has what is left. With
+            # 3.9.0, LATE, 216 and 56 a loop of 708 instructions reads 24 words, one with a softcap 32 and spills 3.
+            "MULTIPLY_WITH": 224 if VERSION >= (3, 9) and not problem.window_left else 216,
+            "CONVERT_WITH": 48 if VERSION >= (3, 9) else 56,
         }
 
     def scales(self, k_scale: Tensor | None, v_scale: Tensor | None, nothing: Tensor) -> tuple[Tensor, ...]:

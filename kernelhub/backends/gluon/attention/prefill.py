@@ -453,6 +453,7 @@ def prefill_kernel(
     HAS_RIGHT: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_SINKS: gl.constexpr, HAS_LSE: gl.constexpr,
     SCALED: gl.constexpr, SCALES: gl.constexpr, NARROW: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr, PINGPONG: gl.constexpr, LATE: gl.constexpr, OWN: gl.constexpr, PACK: gl.constexpr,
+    MULTIPLY_WITH: gl.constexpr, CONVERT_WITH: gl.constexpr,
 ):  # fmt: skip
     """Programs take tiles in turns.
 
@@ -556,4 +557,4 @@ def prefill_kernel(
             total, window_left, window_right, HEADS, GROUP, RAGGED, PAGE, D1, HAS_LEFT, HAS_RIGHT, SCALES, BLOCK_N,
             STAGES, RAW_STAGES, PACK,
         )),
-    ], [4, 1, 4], [216, 24, 56])  # fmt: skip
+    ], [4, 1, 4], [MULTIPLY_WITH, 24, CONVERT_WITH])  # fmt: skip

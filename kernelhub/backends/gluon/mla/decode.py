@@ -561,7 +561,7 @@ def decode_kernel(
     q_half, q_rope_desc, kv_piece, out, lse, part_out, part_lse, sinks, block_table, seq_lens, scale, num_seqs,
     tokens, q_rows, stride_table, page_rows, num_rows, last_page, room, tiles, stride_ob, stride_ot, stride_oh,
     stride_lb, stride_lh, stride_lt, HEADS: gl.constexpr, CAUSAL: gl.constexpr, HAS_SINKS: gl.constexpr,
-    HAS_LSE: gl.constexpr,
+    HAS_LSE: gl.constexpr, MULTIPLY_WITH: gl.constexpr,
 ):  # fmt: skip
     """One program per part of the work on a tile of 64 rows; the tiles of a part run together and share pages in L2.
 
@@ -617,4 +617,4 @@ def decode_kernel(
             empty_q, full_r1, empty_r.index(1), block_table, seq_lens, row, q_rows, stride_table, page_rows,
             num_rows, last_page, room, begin, end, first, last, first_at, 1, True,
         )),
-    ], [4, 1, 1, 1, 1], [240, 24, 24, 24, 24])  # fmt: skip
+    ], [4, 1, 1, 1, 1], [MULTIPLY_WITH, 24, 24, 24, 24])  # fmt: skip

@@ -6,9 +6,9 @@ import math
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
+from kernelhub.backends.gluon.language import VERSION
 from kernelhub.backends.gluon.launch import Launcher, descriptor
 from kernelhub.backends.gluon.mla.listed import listed_kernel
 from kernelhub.backends.gluon.mla.listed_float8 import listed_float8_kernel
@@ -22,7 +22,6 @@ from kernelhub.ops.mla.attention.problem import MlaProblem
 _LOG2E = math.log2(math.e)
 _ROWS = 64  # of a tile
 _LATENT, _WIDTH = 512, 576
-_VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 
 
 class Listed(MlaAdapter):
@@ -150,7 +149,7 @@ class ListedFloat8(Listed):
 
     # Of a thread of the second warpgroup and of one that converts; what three groups leave of 504 is the first's, 216.
     # So neither warpgroup spills in its loop; with 3.9.0 and 208 the second spills 5 to 9 words.
-    registers = (216, 72) if _VERSION >= (3, 9) else (208, 80)
+    registers = (216, 72) if VERSION >= (3, 9) else (208, 80)
 
     def _launcher(self, static: dict[str, Any]) -> Launcher:
         multiply, convert = self.registers
