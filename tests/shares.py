@@ -43,6 +43,8 @@ ONE_OF: dict[str, int] = {
     "tests/evidence/test_audit.py::test_one_wrong_element_is_found_in_any_op": 4,
     "tests/evidence/test_cases.py::TestOfAnOp::test_the_reference_hears_every_feature": 4,
     "tests/evidence/test_liars.py::TestOfAttention::test_is_caught_by_its_code_and_the_next_kernel_is_chosen": 4,
+    "tests/evidence/test_served.py::TestFaults::test_of_what_is_not_served_are_found_once_it_is": 3,
+    "tests/evidence/test_served.py::TestFaults::test_of_what_is_served_are_found": 4,
     "tests/evidence/test_trust.py::TestWrongKernels::"
     "test_is_quarantined_and_not_selected_even_if_the_vendor_is_trusted": 4,
     "tests/examples/test_copying_weights.py::test_the_best_token_is_one_of_the_context_and_a_fault_changes_it": 2,

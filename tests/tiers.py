@@ -198,6 +198,8 @@ NAMED = {
         "tests/cli/test_demo.py::TestChecks::test_a_prefill_that_is_checked_in_parts_is_checked_exactly",
         "tests/evidence/test_liars.py::TestQuarantine::test_a_quick_run_repeats_what_failed_before",
         "tests/evidence/test_liars.py::TestQuarantine::test_what_there_was_no_time_for_still_stands",
+        "tests/evidence/test_served.py::TestFaults::test_of_what_is_not_served_are_found_by_a_whole_run",
+        "tests/evidence/test_served.py::TestFaults::test_that_were_found_are_tried_again_first",
         "tests/evidence/test_tuned_sizes.py::TestTrying::test_measuring_again_begins_with_the_kernels_own",
         "tests/cli/test_main.py::TestHelp::test_every_example_runs",
         "tests/cli/test_schemas.py::TestPrinted::test_it_is_of_its_schema_where_much_runs",
