@@ -58,30 +58,24 @@ PLAIN = {
 }
 
 
+@pytest.fixture(scope="module")
+def triton_cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of Triton's for all children, which launch the same small kernels."""
+    return str(tmp_path_factory.mktemp("compiled"))
+
+
+@pytest.mark.xdist_group("launching")  # one process of tests, so that one child compiles for the next
 @pytest.mark.parametrize("as_graphs_after", [0, 1])
-def test_what_the_driver_receives(as_graphs_after) -> None:
-    """The scenarios of `launching.check`: one child, which compiles a few small kernels."""
-    _passes("check", SEQUENCES_AS_GRAPHS=str(as_graphs_after))
+def test_what_the_driver_receives(as_graphs_after, triton_cache) -> None:
+    """The scenarios of `launching.check`."""
+    _passes("check", SEQUENCES_AS_GRAPHS=str(as_graphs_after), TRITON_CACHE_DIR=triton_cache)
 
 
-def test_sequences_as_graphs() -> None:
-    """The scenarios of `launching.graphs`."""
-    _passes("graphs")
-
-
-def test_whole_calls() -> None:
-    """The scenarios of `launching.whole`."""
-    _passes("whole")
-
-
-def test_collectives_without_given_results() -> None:
-    """The scenarios of `launching.fresh`."""
-    _passes("fresh")
-
-
-def test_calls_of_layers() -> None:
-    """The scenarios of `launching.layers`."""
-    _passes("layers")
+@pytest.mark.xdist_group("launching")
+@pytest.mark.parametrize("module", ["graphs", "whole", "fresh", "layers"])
+def test_launches_on_a_stub(module, triton_cache) -> None:
+    """The scenarios of `launching.graphs`, of whole calls, of results that calls make, of an engine's layers."""
+    _passes(module, TRITON_CACHE_DIR=triton_cache)
 
 
 def _passes(module: str, **variables: str) -> None:
